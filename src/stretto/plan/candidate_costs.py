@@ -207,7 +207,7 @@ class Prices:
         sides = (*self.sides, *[0] * (len(whole.layers) - len(self.sides)))
         shared = None if counted is None else counted.layers
         parts = layer_parts(whole.layers, form.tensor, form.space, sides, shared)
-        return tuple(map(keeping_inputs, parts) if form.recompute == "full" else parts)
+        return tuple(all_keeping_inputs(parts) if form.recompute == "full" else parts)
 
     def seconds(
         self, layers: Sequence[LayerCost], kinds: Sequence[DeviceKind], examples: float, *, on_chip: bool = False
@@ -226,9 +226,10 @@ class Prices:
 
     def _distinct(self, form: Form) -> tuple[list[LayerCost], NDArray[np.intp]]:
         # The layers that differ in more than their names, and for each layer which of them it is.
-        places: dict[LayerCost, int] = {}
-        indices = [places.setdefault(replace(layer, name=""), len(places)) for layer in self.layers(form)]
-        return list(places), np.array(indices)
+        layers, places = self.layers(form), dict[Hashable, int]()
+        indices = [places.setdefault(unnamed(layer), len(places)) for layer in layers]
+        firsts = [indices.index(place) for place in range(len(places))]
+        return [replace(layers[first], name="") for first in firsts], np.array(indices)
 
     def _layer_rows(self, kind: DeviceKind, form: Form, examples: float) -> Table:
         layers, indices = self.distinct(form)
@@ -529,6 +530,7 @@ class Prices:
         planning, last = method.planning, c.stages - 1
         losses = self.loss_seconds(c.mesh, c.pipeline, c.placement, c.worker_of(last))
         known: dict[Hashable, tuple[StageTable, Table, Table, Table]] = {}
+        of_stage: dict[Hashable, Row] = {}
         for s in range(c.stages):
             worker, stage_at = c.worker_of(s), c.stage_at(s)
             key = (
@@ -544,11 +546,13 @@ class Prices:
                 fill, load, busy = (np.where(self.valid, table, inf) for table in (fill, load, busy))
                 known[key] = stage, fill, load, busy
             stage, fill, load, busy = known[key]
-            stage_bytes = stage.static_bytes + planning.held(stage_at) * stage.microbatch_bytes + stage.recompute_bytes
-            memory = place.memory[worker] / planning.stages_per_worker
-            wait = wait_terms(c, s, stage) if planning.waits else (None, None)
-            fits = (stage_bytes <= memory) & np.isfinite(stage_bytes)
-            rows.append(Row(fill, np.where(fits, load, inf), stage_bytes, busy, *wait))
+            held, memory = planning.held(stage_at), place.memory[worker] / planning.stages_per_worker
+            if (key, held, memory) not in of_stage:
+                stage_bytes = stage.static_bytes + held * stage.microbatch_bytes + stage.recompute_bytes
+                wait = wait_terms(c, s, stage) if planning.waits else (None, None)
+                fits = (stage_bytes <= memory) & np.isfinite(stage_bytes)
+                of_stage[key, held, memory] = Row(fill, np.where(fits, load, inf), stage_bytes, busy, *wait)
+            rows.append(of_stage[key, held, memory])
         return rows
 
     def cut(self, c: Candidate, rows: Sequence[Row], rates: Rates) -> Partition | None:
@@ -616,6 +620,25 @@ class Prices:
         parts["bubble"] = total - sum(parts.values())
         parts["correction"] = total * (self.correction(c) - 1)
         return {name: float(value) for name, value in parts.items()}
+
+
+def unnamed(layer: LayerCost) -> Hashable:
+    """Equal for layers that differ in their names alone, if they share the objects of their work."""
+    return tuple(
+        id(value) if isinstance(value, tuple) else value for key, value in vars(layer).items() if key != "name"
+    )
+
+
+def all_keeping_inputs(layers: Sequence[LayerCost]) -> list[LayerCost]:
+    """`keeping_inputs` of each; works of layers that are alike stay one object."""
+    known: dict[Hashable, LayerCost] = {}
+    kept = []
+    for layer in layers:
+        key = unnamed(layer)
+        if key not in known:
+            known[key] = keeping_inputs(layer)
+        kept.append(replace(known[key], name=layer.name))
+    return kept
 
 
 def times(factor: float, table: Table) -> Table:
