@@ -132,6 +132,7 @@ def trainable(requested: "TrainSettings", heads: Sequence[str], forms: Forms) ->
     Also to each process of several that share its weights, for each number of them that can, and of layers of which
     parts are recomputed.
     """
+    from stretto.measure.counting import Counting
     from stretto.measure.layer_flops import layer_costs
     from stretto.measure.tensor_costs import tensor_costs
     from stretto.nn.batch import inputs_of
@@ -141,20 +142,21 @@ def trainable(requested: "TrainSettings", heads: Sequence[str], forms: Forms) ->
     x, y = loaded.train.first(EXAMPLES)
     inputs = inputs_of(x)
     layers = model.layers if cut is None else cut
-    costs = layer_costs(layers, inputs, loss=model.loss, target=y)
-    parts, unshared = shared_costs(layers, inputs, model.loss, y, forms.sharing)
+    counting = Counting()
+    costs = layer_costs(layers, inputs, loss=model.loss, target=y, counting=counting)
+    parts, unshared = shared_costs(layers, inputs, model.loss, y, forms.sharing, counting)
 
     def count(number: int, _: bool, how: str) -> ModelCosts:
         if number == 1:
-            return layer_costs(layers, inputs, loss=model.loss, target=y, recompute=how)
-        return tensor_costs(layers, inputs, number, loss=model.loss, target=y, recompute=how)
+            return layer_costs(layers, inputs, loss=model.loss, target=y, recompute=how, counting=counting)
+        return tensor_costs(layers, inputs, number, loss=model.loss, target=y, recompute=how, counting=counting)
 
     formed, unformed = counted_forms(layers, replace(forms, sequence=False), count, {1: costs, **parts})
     features = outputs(layers, *inputs)
     chosen = ("model", "model_options", "data", "data_options", "loss", "metric", "optimizer")
     wanted = as_lists({key: getattr(requested, key) for key in chosen})
     return Costed(
-        requested.model, costs, *heads_of(heads, features, model.loss, y), sides([inputs, *features[:-1]]),
+        requested.model, costs, *heads_of(heads, features, model.loss, y, counting), sides([inputs, *features[:-1]]),
         known(settings.batch_size), planned_optimizer(settings.optimizer),
         {key: value for key, value in wanted.items() if value not in ({}, [], "auto", None)},
         tuple(map(str, range(len(layers)) if cut is None else cut.bounds[:-1])),
@@ -175,7 +177,12 @@ def built(requested: "TrainSettings") -> "tuple[TrainSettings, Any, Model, Stage
 
 
 def shared_costs(
-    layers: "Sequence[nn.Module]", inputs: "tuple[Tensor, ...]", loss: Any, target: Any, sharing: Sequence[int]
+    layers: "Sequence[nn.Module]",
+    inputs: "tuple[Tensor, ...]",
+    loss: Any,
+    target: Any,
+    sharing: Sequence[int],
+    counting: "Counting",
 ) -> tuple[dict[int, ModelCosts], dict[int, str]]:
     """The costs to each of several processes that share weights, and why other numbers of processes cannot."""
     from stretto.measure.tensor_costs import tensor_costs
@@ -183,7 +190,7 @@ def shared_costs(
     found, reasons = {}, {}
     for parts in sharing:
         try:
-            found[parts] = tensor_costs(layers, inputs, parts, loss=loss, target=target)
+            found[parts] = tensor_costs(layers, inputs, parts, loss=loss, target=target, counting=counting)
         except UsageError as error:  # too few heads for so many processes, say
             reasons[parts] = str(error)
     return found, reasons
@@ -287,7 +294,7 @@ def of_paper(
 
     formed, unformed = counted_forms(layers, forms, count, {1: costs, **parts})
     return Costed(
-        name, costs.spread(places), *heads_of(heads, features, network.loss, y),
+        name, costs.spread(places), *heads_of(heads, features, network.loss, y, counting),
         sides([(x,), *features[:-1]] if features else []), network.batch_size,
         network.optimizer if optimizer == "auto" else optimizer, None, tuple(map(str, range(len(places)))),
         tensors=tuple(map(len, features)), tensor_costs={key: each.spread(places) for key, each in parts.items()},
@@ -365,12 +372,12 @@ Heads = Mapping[str, tuple[LayerCost | None, ...]]
 
 
 def heads_of(
-    names: Sequence[str], features: "list[tuple[Tensor, ...]]", loss: Any, target: "Tensor"
+    names: Sequence[str], features: "list[tuple[Tensor, ...]]", loss: Any, target: "Tensor", counting: "Counting"
 ) -> tuple[Heads, Mapping[str, str]]:
     """The costs of heads behind each layer by name, and by name why some cannot be priced."""
     known, reasons = {}, {}
     for name in names:
-        rows, reason = head_costs(name, features, loss, target)
+        rows, reason = head_costs(name, features, loss, target, counting)
         if any(row is not None for row in rows):
             known[name] = (*rows, rows[-1])
         else:
@@ -379,7 +386,7 @@ def heads_of(
 
 
 def head_costs(
-    name: str, features: "list[tuple[Tensor, ...]]", loss: Any, target: "Tensor"
+    name: str, features: "list[tuple[Tensor, ...]]", loss: Any, target: "Tensor", counting: "Counting"
 ) -> tuple[list[LayerCost | None], str]:
     """The costs of a head, with its loss, behind each layer but the last, None where there can be none; and why not.
 
@@ -407,7 +414,7 @@ def head_costs(
             rows.append(None)
             reason = str(error)
             continue
-        costs = layer_costs([head], feature, loss=loss, target=target)
+        costs = layer_costs([head], feature, loss=loss, target=target, counting=counting)
         rows.append(costs.layers[0].then(costs.layers[1]))
     return rows, reason
 
