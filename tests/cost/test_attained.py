@@ -223,3 +223,20 @@ def test_figures_on_chips_are_read_back_and_checked():
     assert parse(to_toml(chips()), "here") == chips()
     with pytest.raises(UsageError, match=r"on_chip_memory = 1000.0, on_chip_bandwidth = None: give both"):
         replace(CHIP, on_chip_bandwidth=None)
+
+
+def test_transposes_take_time_on_tensor_cores_and_none_without():
+    def seconds(dtype, transposed):
+        kernels = (Kernels(2, Affine(0, 1e9), Affine(0, 5e6), None, Affine(), Affine(0, transposed), 3),)
+        row = replace(ROWS[0], forward=(Work("convolution", 2, Affine(0, 2e9), Affine(0, 1e7), kernels),))
+        return layer_seconds(row, "F", Machine(A100, dtype), 100)
+
+    assert seconds("float32", 1e6) == seconds("float32", 0)
+    for dtype in ("tfloat32", "bfloat16", "float16-autocast"):
+        longer = seconds(dtype, 1e6) - seconds(dtype, 0)
+        assert longer == pytest.approx(2 * 1e8 / (2.039e12 * 0.81))
+    channels_last = (Kernels(2, Affine(0, 1e9), Affine(0, 5e6)),)
+    row = replace(ROWS[0], forward=(Work("convolution", 2, Affine(0, 2e9), Affine(0, 1e7), channels_last),))
+    least = layer_seconds(row, "F", Machine(A100, "tfloat32"), 100)
+    assert seconds("tfloat32", 0) == pytest.approx(least + 2 * 3 * 1.4e-6)
+    assert seconds("float16-autocast", 0) == seconds("float16", 0)

@@ -23,7 +23,7 @@ CASES = [  # kind, what the stage gives, what the model gives, also what auto ta
     ("two-layer", (4, 5, 6, 6), (4, 3), False),
     ("two-layer(width=9)", (4, 5, 6), (4, 5, 11), False),
 ]
-OF_NETWORKS = {"auglocal", "infopro", "solo"}  # with tests of their own
+OF_NETWORKS = {"auglocal", "blocks", "infopro", "solo"}  # with tests of their own
 
 
 @pytest.mark.parametrize(("kind", "given", "output", "alone"), CASES)
@@ -76,7 +76,7 @@ def test_of_several_tensors_the_first_is_read():
     ("linear", (4, 5, 6), (4, 3), ["head 'linear' goes [N, d] -> [N, K]", "stage 2 gives [4, 5, 6]"]),
     ("language", (4, 5, 6), (4, 3), ["head 'language' goes [N, T, d] -> [N, T, V]", "the model gives [4, 3]"]),
     ("pooled", (4, 5), (4, 3), ["head 'pooled' goes [N, C, ...] -> [N, K]"]),
-    ("linaer", (4, 5), (4, 3), ["unknown head 'linaer': did you mean 'linear'? Choose from auglocal, auto, infopro"]),
+    ("linaer", (4, 5), (4, 3), ["unknown head 'linaer': did you mean 'linear'? Choose from auglocal, auto, blocks"]),
     ("two-layer(width=0)", (4, 5), (4, 3), ["head 'two-layer': width=0 must be a whole number of at least 1"]),
     ("two-layer(widht=8)", (4, 5), (4, 3), ["head 'two-layer' has no option 'widht'; did you mean 'width'?"]),
     ("linear(width=8)", (4, 5), (4, 3), ["head 'linear' has no option 'width'"]),

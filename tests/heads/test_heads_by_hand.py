@@ -195,6 +195,11 @@ def tokens():
     return [nn.Embedding(7, 4), nn.Linear(4, 7)], torch.zeros(3, 5, dtype=torch.int64)
 
 
+def classified_tokens():
+    stages, x = tokens()
+    return [stages[0], nn.Sequential(nn.Flatten(), nn.Linear(20, 3))], x
+
+
 @pytest.mark.parametrize(("head", "parts"), [
     ("infopro", ["reconstructs the model's input, but that is torch.int64"]),
     ("infopro(first=-1)", ["head 'infopro': first=-1 must be a number of at least 0"]),
@@ -202,7 +207,7 @@ def tokens():
     ("auglocal(coefficient=2)", ["head 'auglocal': coefficient=2 must be a number from 0 to 1"]),
 ])  # fmt: skip
 def test_refusals(head, parts):
-    stages, x = tokens()
+    stages, x = classified_tokens() if head == "infopro" else tokens()
     with pytest.raises(UsageError) as error:
         stretto.Trainer(stages, cross_entropy, SGD, f"greedy(head={head})", example=x)
     for part in parts:

@@ -9,8 +9,8 @@ ANY = [
     "pb(recompute=True)", "pipedream(recompute=2)",
 ]  # fmt: skip
 CUT = [
-    "gpipe", "1f1b", "interleaved", "looped-bfs", "zb-h1", "zb-v", "pipedream-2bw", "1f1b(recompute=True)",
-    "gpipe(recompute=True)", "zb-h1(recompute=True)",
+    "gpipe", "1f1b", "interleaved", "looped-bfs", "zb-h1", "zb-h2", "zb-v", "dualpipe-v", "pipedream-2bw",
+    "1f1b(recompute=True)", "gpipe(recompute=True)", "zb-h1(recompute=True)",
 ]  # fmt: skip
 
 

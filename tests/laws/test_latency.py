@@ -121,7 +121,9 @@ METHODS = (
     "interleaved(microbatches=4)",
     "looped-bfs",
     "zb-h1",
+    "zb-h2",
     "zb-v",
+    "dualpipe-v",
     "pb",
     "pipedream",
     "paci",
@@ -136,7 +138,7 @@ def test_every_pipeline_on_any_number_of_workers(seed, half, turns, latency):
     generator, S = random.Random(seed), 2 * half
     tables = {kind: [generator.randint(0, 9) for _ in range(S)] for kind in "FBIW"} | {"U": [0] * S}
     for name in METHODS:
-        workers = half if name.startswith(("zb-v", "interleaved", "looped")) else generator.randint(1, S)
+        workers = half if name.startswith(("zb-v", "dualpipe-v", "interleaved", "looped")) else generator.randint(1, S)
         timeline = run(name, S, turns, tables, latency, workers)
         lists = [[str(a) for a in timeline.schedule.unroll(w, turns)] for w in range(workers)]
         wanted = ends_of(lists, by_stage(tables), latency)
@@ -197,7 +199,7 @@ def test_periods_with_latency(S, F, B, latency):
 def test_period_is_what_the_simulation_settles_to(data, half, seed, latency):
     S, generator = 2 * half, random.Random(seed)
     name = data.draw(st.sampled_from([*METHODS, "greedy", "overlapping", "overlapping(delay=1)", "chunked"]))
-    workers = half if name.startswith(("zb-v", "interleaved", "looped")) else generator.randint(1, S)
+    workers = half if name.startswith(("zb-v", "dualpipe-v", "interleaved", "looped")) else generator.randint(1, S)
     tables = {kind: [generator.randint(0, 9) for _ in range(S)] for kind in "FBIWU"}
     schedule, rules = stretto.method(name).plan(S, workers)
     T = 420 if schedule.per_turn == 1 else 24  # a multiple of every cycle's turns

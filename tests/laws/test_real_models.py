@@ -16,7 +16,7 @@ from pairwise import pairwise
 from stretto.errors import UsageError
 
 SGD = partial(torch.optim.SGD, lr=0.05, momentum=0.9, weight_decay=1e-2)
-SYNCHRONOUS = ["gpipe", "1f1b", "interleaved", "looped-bfs", "zb-h1", "zb-v"]
+SYNCHRONOUS = ["gpipe", "1f1b", "interleaved", "looped-bfs", "zb-h1", "zb-h2", "zb-v"]
 STEPS = 5
 
 

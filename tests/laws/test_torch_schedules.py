@@ -1,5 +1,5 @@
-"""Law 8: GPipe, 1F1B, interleaved and looped BFS are torch.distributed.pipelining's, action for action; the zero-bubble
-schedules need no more time and no more memory than torch's.
+"""Law 8: GPipe, 1F1B, interleaved, looped BFS and DualPipeV are torch.distributed.pipelining's, action for action; the
+zero-bubble schedules need no more time and no more memory than torch's.
 
 torch's schedules need live stages. Those that keep a list get a stand-in with the counts they ask for; GPipe and 1F1B
 run on a stand-in that notes what it is told to do (their lists are for drawing: 1F1B's names micro-batches 1 to M
@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 from torch.distributed.pipelining import (
     Schedule1F1B,
+    ScheduleDualPipeV,
     ScheduleGPipe,
     ScheduleInterleaved1F1B,
     ScheduleInterleavedZeroBubble,
@@ -21,6 +22,7 @@ from torch.distributed.pipelining import (
 
 from stretto.errors import UsageError
 from stretto.schedule import Action, Reach, Rules, Schedule
+from stretto.schedule.library.dualpipe_v import dualpipe_v
 from stretto.schedule.library.gpipe import gpipe
 from stretto.schedule.library.interleaved import interleaved, looped_bfs
 from stretto.schedule.library.one_f_one_b import one_f_one_b
@@ -96,6 +98,26 @@ def test_interleaved(workers, chunks):
 def test_looped_breadth_first(workers, chunks):
     for M in (1, 2, 3, 5, 8, 9):
         assert ours(looped_bfs(chunks * workers, workers, M)) == listed(ScheduleLoopedBFS, workers, chunks, M)
+
+
+@pytest.mark.parametrize("workers", range(1, 7))
+def test_dualpipe_v(workers):
+    """Its overlapped pairs one after the other, forward first; what torch refuses, we refuse."""
+    for M in (1, 2 * workers - 1, 2 * workers, 2 * workers + 1, 3 * workers + 2, 6 * workers):
+        try:
+            theirs = schedule(unpacked(workers, M), M)
+        except ValueError:
+            with pytest.raises(UsageError, match="at least"):
+                dualpipe_v(2 * workers, workers, M)
+        else:
+            assert ours(dualpipe_v(2 * workers, workers, M)) == ours(theirs)
+
+
+def unpacked(workers, M):
+    """Torch's DualPipeV as lists; pairs that it overlaps are one action of two."""
+    stages = [SimpleNamespace(num_stages=2 * workers, group_size=workers, group_rank=0, submod=None)] * 2
+    order = ScheduleDualPipeV(stages, M).pipeline_order
+    return [[str(part) for a in order[rank] for part in a.sub_actions or [a]] for rank in range(workers)]
 
 
 # -- zero bubble: no more time, no more memory ------------------------------------------------------------------------

@@ -40,11 +40,11 @@ def built(network):
         return [layer.bfloat16() for layer in network.layers()]
 
 
-@pytest.mark.parametrize(
-    ("name", "form"),
-    [(name, None) for name in NETWORKS]
-    + [("decoder", {"sequence": True, "recompute": "selective"}), ("fused", {"sequence": True})],
-)
+SLOW = [pytest.param(name, None, marks=pytest.mark.slow) for name in ("decoder", "resnet", "unet")]
+DIVIDED = {"sequence": True, "recompute": "selective"}
+
+
+@pytest.mark.parametrize(("name", "form"), [("fused", None), ("gpt3", None), ("decoder", DIVIDED), *SLOW])
 def test_rows_on_meta_tensors_are_those_of_fakes_and_equal_layers_have_equal_rows(name, form):
     network = NETWORKS[name]()
     few, places = network.condensed()

@@ -8,15 +8,16 @@ import itertools
 import math
 from fractions import Fraction as Q
 
-SYNC = ("backprop", "gpipe", "1f1b", "zb-h1", "zb-v", "interleaved", "looped-bfs")
+SYNC = ("backprop", "gpipe", "1f1b", "zb-h1", "zb-h2", "zb-v", "dualpipe-v", "interleaved", "looped-bfs")
 CLOCKED = ("pb", "pb-sc", "pb-lwp", "pb-lwpw", "pb-lwp-sc", "pipemare")
 STEADY = ("pipedream", "spectrain", "pipeoptim")
 ASYNC = (*STEADY, "pipedream-2bw", "paci", *CLOCKED)
 LOCAL = ("greedy", "chunked", "overlapping", "overlapping(delay=0)")
 HOPS = ("overlapping", "overlapping(delay=0)")
-TWICE = ("interleaved", "looped-bfs", "zb-v")  # two stages a worker
+VEES = ("zb-v", "dualpipe-v")  # stages go up the workers and come back
+TWICE = ("interleaved", "looped-bfs", *VEES)  # two stages a worker
 LIVE = ("paci", "spectrain", "pipeoptim", *CLOCKED)  # backwards see other weights than forwards
-CUT = ("gpipe", "1f1b", "zb-h1", "zb-v", "interleaved", "looped-bfs", "pipedream-2bw", "paci")
+CUT = ("gpipe", "1f1b", "zb-h1", "zb-h2", *VEES, "interleaved", "looped-bfs", "pipedream-2bw", "paci")
 
 
 SPACES = ((1, 1), (2, 1), (4, 1), (2, 2))
@@ -50,7 +51,7 @@ def ways(n, methods=SYNC + ASYNC + LOCAL):
                         if (again == "selective" and "selective" not in n) or (sequence and not divided(n, tensor)):
                             continue
                         can_shard = method in SYNC and data > 1 and space == (1, 1)
-                        for shard in limits.get("shards", ("none", "keep", "reshard")):
+                        for shard in limits.get("shards", ("none", "state", "keep", "reshard")):
                             if shard != "none" and not can_shard:
                                 continue
                             for chunks in range(2, stages) if method == "chunked" else (1,):
@@ -82,8 +83,10 @@ def cuts_into(n, method, pipeline, data, m):
         return False
     if method in ("pipedream-2bw", "looped-bfs"):
         return m >= pipeline
-    if method == "zb-v":
+    if method in ("zb-v", "zb-h2"):
         return m >= 2 * pipeline - 1
+    if method == "dualpipe-v":
+        return m >= 2 * pipeline
     return method != "interleaved" or m <= pipeline or m % (m // pipeline) == 0
 
 
@@ -163,6 +166,10 @@ def held(method, s, S, M):
         return min(M, S - s)
     if method == "zb-h1":
         return min(M, S)
+    if method == "zb-h2":
+        return min(M, 2 * S - 1)
+    if method == "dualpipe-v":
+        return Q(S + 1, 2)
     if method == "interleaved":
         W = S // 2
         return min(Q(M), Q(W + 2 * (W - 1 - s % W) + 1, 2))
@@ -252,7 +259,7 @@ def has_head(method, s, S, K):
 
 def home(method, s, S, W):
     """The worker of a stage."""
-    return min(s, S - 1 - s) if method == "zb-v" else s % W
+    return min(s, S - 1 - s) if method in VEES else s % W
 
 
 def stage_price(n, way, s, S, i, j):
@@ -304,7 +311,7 @@ def stage_price(n, way, s, S, i, j):
         return sum(pace * x["b"] * b / cut(x) for x in layers) + n["start"] if i else late(pace)
 
     f = slowest(forward)
-    split = method in ("zb-h1", "zb-v", "overlapping", "overlapping(delay=0)") and s > 0
+    split = method in ("zb-h1", "zb-h2", "zb-v", "overlapping", "overlapping(delay=0)") and s > 0
     silent = s > 0 and not returns(method, s - 1, S, chunks)  # nobody is told a gradient of the inputs
     back = slowest(inputs) + slowest(late) if split else slowest(late if silent else whole)
     params = sum(Q(x["weights"]) / D for x in layers)
@@ -344,16 +351,21 @@ def stage_price(n, way, s, S, i, j):
     else:
         pairs = {link(n, p, q) for group in (*replicas, *of_weights) for p in group for q in group if p != q}
         end = (over(n, pairs, R * rows, gradients) if gradients else 0) + update
-    size = static + gradients
-    if shard == "keep":
+    state = n.get("states", 0)  # of the optimizer, for each number of the weights
+    size = static + (1 + state) * gradients
+    if shard == "state":  # gradients are scattered before an update of a part, weights are gathered after it
+        scatter = max(ring(n, group, params, halves=1) for group in replicas)
+        end = scatter + max(ring(n, group, params, adds=False, halves=1) for group in replicas) + update / R
+        size = 2 * params + state * params / R
+    elif shard == "keep":
         end = max(ring(n, group, params) for group in replicas) + update / R
-        size = 2 * params + params / R
+        size = 2 * params + (1 + state) * params / R
     elif shard == "reshard":
         gather = max(ring(n, group, params, adds=False, halves=1) for group in replicas)
         scatter = max(ring(n, group, params, halves=1) for group in replicas)
         f, back = f + gather, back + gather * (2 if recomputed else 1) + scatter
         end = update / R
-        size = 2 * params / R + 2 * max(Q(x["weights"]) / D for x in layers)
+        size = (2 + state) * params / R + 2 * max(Q(x["weights"]) / D for x in layers)
     size += count * enters * b + kept if recomputed else count * kept + layerwise
     x = Q(0)
     if s < S - 1 and home(method, s + 1, S, W) != w:
@@ -411,7 +423,7 @@ def step(n, way, bounds):
     for f, b, _, x, _, _ in prices:
         if method == "gpipe":
             turns.append(max(f, x) + max(b, x))
-        elif method in ("zb-v", *CLOCKED, *LOCAL):
+        elif method in ("zb-h2", *VEES, *CLOCKED, *LOCAL):
             turns.append(max(f + b, x))
         else:
             turns.append(f + b + 2 * x)
@@ -420,13 +432,18 @@ def step(n, way, bounds):
         return max((M * v + W - 1) * turn + v * end for turn, end in zip(turns, last, strict=True))
     if method == "looped-bfs":
         return max(looped(f, x, M, W) + looped(b, x, M, W) + 2 * end for f, b, _, x, end, _ in prices)
-    if method == "zb-v":
+    if method in VEES:
+        gap = zb_v_gap if method == "zb-v" else dualpipe_v_gap
         return max(2 * M * turn + (W - 1) * (gap(*price[:3]) + 5 * price[3]) + 2 * price[4]
                    for turn, price in zip(turns, prices, strict=True))  # fmt: skip
     if method == "zb-h1":
         bubble = sum(2 * price[3] for price in prices)
         for f, b, w, *_ in prices[1:]:
             bubble += max(f, b - w, f + b - 2 * w) if M >= S else f + b
+        return bubble + max(M * turn + end for turn, end in zip(turns, last, strict=True))
+    if method == "zb-h2":
+        bubble = sum(2 * price[3] for price in prices)
+        bubble += sum(max(0, b - w - f, f + b - 3 * w) for f, b, w, *_ in prices[1:])
         return bubble + max(M * turn + end for turn, end in zip(turns, last, strict=True))
     if method in SYNC:
         fill = sum(f + b + 2 * x for f, b, _, x, _, _ in prices)
@@ -497,8 +514,12 @@ def looped(t, x, M, W):
     return max(M * slow, W * (t + x)) + (M - 1) * slow + W * t + (W - 1) * x
 
 
-def gap(f, b, w):
+def zb_v_gap(f, b, w):
     return max(f, b - w, w, 2 * f - (b - w), 2 * (f - w), 2 * (b - w - w))
+
+
+def dualpipe_v_gap(f, b, w):
+    return max(f, b - w, 2 * b - 3 * w, f + b - 2 * w, 2 * (f - w), 2 * f - b)
 
 
 def best(n, methods=SYNC + ASYNC + LOCAL):

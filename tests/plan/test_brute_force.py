@@ -180,7 +180,9 @@ def link(n, latency, beta):
     )  # fmt: skip
 
 
-SHARD_NAMES = {"none": "none", "keep": "fully-shard", "reshard": "fully-shard(reshard=True)"}
+SHARD_NAMES = {
+    "none": "none", "state": "shard-optimizer", "keep": "fully-shard", "reshard": "fully-shard(reshard=True)",
+}  # fmt: skip
 
 
 def shard_name(name):
@@ -204,8 +206,8 @@ def test_the_best_of_all(seed):
     compare(draw(seed))
 
 
-@pytest.mark.parametrize("seed", range(8))
-@pytest.mark.parametrize("method", ["zb-v", "looped-bfs", "chunked", "overlapping(delay=0)"])
+@pytest.mark.parametrize("seed", seeds(5, 8))
+@pytest.mark.parametrize("method", ["zb-h2", "zb-v", "dualpipe-v", "looped-bfs", "chunked", "overlapping(delay=0)"])
 def test_the_best_of_one_method(method, seed):
     compare(draw(1000 + seed, workers=3 if method == "chunked" else 2, layers=5), (method,))
 
@@ -223,12 +225,23 @@ def test_the_best_with_weights_and_images_cut_at_once(seed):
     compare(n | {"limits": {"tensors": [2], "spaces": [CUT[seed % 2]]}}, empty=True)
 
 
+@pytest.mark.parametrize("seed", seeds(12, 24))
+def test_the_best_with_an_optimizer_that_has_state(seed, monkeypatch):
+    """Of two numbers for each weight, which replicas may share out."""
+    from stretto import optimizers
+
+    monkeypatch.setitem(optimizers.OPTIMIZERS, "sgd", optimizers.OPTIMIZERS["sgd"]._replace(states=2))
+    n = draw(7000 + seed, workers=(2, 4)[seed % 2]) | {"states": 2, "memory": (6, 4, 3)[seed % 3] << 10}
+    compare(n | {"limits": {"data": [2, 4]}}, empty=True)
+
+
 def limited(n, seed):
     """The same under some limits, which may leave nothing."""
     dice = random.Random(seed)
     lists = {
         "pipelines": (1, 2, 3, 4), "data": (1, 2, 4), "tensors": (1, 2, 3, 4), "stages": (1, 2, 4),
-        "spaces": ((1, 1), (2, 1), (1, 2), (1, 4)), "shards": ("none", "keep", "reshard"), "microbatches": (1, 2, 4),
+        "spaces": ((1, 1), (2, 1), (1, 2), (1, 4)), "shards": ("none", "state", "keep", "reshard"),
+        "microbatches": (1, 2, 4),
     }  # fmt: skip
     chosen = dice.sample(sorted(lists), dice.choice([1, 1, 2, 3]))
     return n | {"limits": {key: dice.sample(lists[key], dice.randint(1, len(lists[key]))) for key in chosen}}

@@ -33,7 +33,8 @@ def test_versions_delays_and_micro_batches_held(name, pipeline, microbatches):
     assert [c.worker_of(s) for s in range(c.stages)] == [schedule.worker_of[s] for s in range(c.stages)]
     assert rules.reach.heads[:-1] == tuple(sorted(c.gradients.heads))
     assert [c.receives_gradient(s) for s in range(c.stages)] == [bool(rules.reach.arriving(s)) for s in range(c.stages)]
-    assert [c.num_backward_actions(s) - 1 for s in range(c.stages)] == [s in rules.split for s in range(c.stages)]
+    mostly_split = [s in rules.split and not any(stage == s for stage, _ in rules.whole) for s in range(c.stages)]
+    assert [c.num_backward_actions(s) - 1 for s in range(c.stages)] == mostly_split
     assert schedule.per_turn == c.microbatches
     assert list(chosen.versions(schedule)) == [c.planned.versions(c.stage_at(s)) for s in range(c.stages)]
     assert list(chosen.delays(schedule).mean) == [c.planning.delay(c.stage_at(s)) for s in range(c.stages)]
@@ -43,7 +44,7 @@ def test_versions_delays_and_micro_batches_held(name, pipeline, microbatches):
     if c.planning.stages_per_worker > 1:  # a worker's chunks share what it holds
         by_worker = [sum(held[w :: c.pipeline]) for w in range(c.pipeline)]
         assert all(real <= told for real, told in zip(timeline.peak_activations, by_worker, strict=True))
-    elif name == "zb-h1":
+    elif name in ("zb-h1", "zb-h2"):
         assert all(real <= told for real, told in zip(timeline.peak_graphs, held, strict=True))
         assert max(timeline.peak_graphs) == max(held)
     else:
@@ -117,6 +118,40 @@ def test_equal_stages_take_what_the_closed_form_says(name, per_worker, pipeline,
     schedule, rules = method(str(c)).plan(c.stages, c.pipeline)
     found = simulate(schedule, rules, 1, durations([x] * c.stages)).makespan
     assert told == found
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(("pipeline", "microbatches"), [(2, 4), (3, 6), (4, 9)])
+def test_zb_h2_is_priced_from_step_to_step(pipeline, microbatches, seed):
+    """The first worker begins the next step before the last one has ended this one."""
+    dice = random.Random(seed)
+    c = candidate("zb-h2", pipeline, microbatches)
+    x = stage_of(*(dice.randint(1, 16) for _ in range(3)))
+    told = max(fill_and_load(c, s, x)[1] for s in range(pipeline)) + sum(
+        fill_and_load(c, s, x)[0] for s in range(pipeline)
+    )
+    assert told == period(*method(str(c)).plan(pipeline, pipeline), durations([x] * pipeline))
+    message = stage_of(12.0, 12.0, 12.0, message=1.0)
+    stages = [message._replace(transit=0.0) if s == pipeline - 1 else message for s in range(pipeline)]
+    priced = [fill_and_load(c, s, stage) for s, stage in enumerate(stages)]
+    told = max(load for _, load in priced) + sum(fill for fill, _ in priced)
+    assert told == period(*method(str(c)).plan(pipeline, pipeline), durations(stages), latency=1.0)
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize(("pipeline", "microbatches"), [(1, 2), (2, 4), (3, 6), (4, 9)])
+@pytest.mark.parametrize("latency", [0.0, 0.5])
+def test_dualpipe_v_is_priced_to_a_forward_and_a_transit(pipeline, microbatches, latency, seed):
+    dice = random.Random(seed)
+    c = candidate("dualpipe-v", pipeline, microbatches)
+    x = stage_of(*(float(dice.randint(8, 16)) for _ in range(3)), message=latency)
+    stages = [x._replace(transit=0.0) if s == c.stages - 1 or c.link_index(s) is None else x for s in range(c.stages)]
+    told = max(fill_and_load(c, s, stage)[1] for s, stage in enumerate(stages))
+    schedule, rules = method(str(c)).plan(c.stages, c.pipeline)
+    found = simulate(schedule, rules, 1, durations(stages), latency=latency).makespan
+    assert abs(told - found) <= x.forward + (pipeline - 1) * latency
+    if latency == 0:
+        assert told >= found
 
 
 @pytest.mark.parametrize("name", ["gpipe", "looped-bfs", "zb-v"])

@@ -16,6 +16,7 @@ from stretto.plan.hidden_exchanges import hidden_exchanges, share_kept_busy
 from stretto.plan.problem import Form
 from stretto.settings.planning import PlanSettings
 from stretto.study.model_costs import costed
+from stretto.study.tensor_format import TensorFormat
 
 S, H, A, LAYERS = 256, 512, 8, 6
 SIZES = {"depth": LAYERS, "width": H, "heads": A, "context": S, "vocabulary": 128}
@@ -24,8 +25,8 @@ T = 4
 
 @cache
 def model():
-    return costed("decoder", SIZES, None, {}, "adam", dtype="bfloat16", heads=(), sharing=(T,), selective=True,
-                  sequence=True)  # fmt: skip
+    return costed("decoder", SIZES, None, {}, "adam", format=TensorFormat("bfloat16"), heads=(), sharing=(T,),
+                  selective=True, sequence=True)  # fmt: skip
 
 
 def problem(**changes):

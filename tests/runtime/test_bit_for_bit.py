@@ -8,7 +8,8 @@ from runtime import scripts
 from runtime.processes import launch
 from runtime.scripts import same
 
-SYNCHRONOUS = ["interleaved", "backprop", "zb-v", "gpipe", "looped-bfs", "1f1b(microbatches=6)", "zb-h1"]
+SYNCHRONOUS = ["interleaved", "backprop", "zb-v", "gpipe", "looped-bfs", "1f1b(microbatches=6)", "zb-h1", "zb-h2",
+               "dualpipe-v"]  # fmt: skip
 LOCAL = ["greedy", "overlapping", "overlapping(delay=1)", "chunked", "chunked(chunks=4)"]
 ASYNCHRONOUS = [
     "pipedream", "pipedream-2bw", "paci(every=2)", "pb", "pb-sc", "pb-lwp-sc", "pb(stash=True)", "pb(predict=step)",
@@ -27,8 +28,10 @@ PLACED = {2: EVERY[::2], 3: EVERY[1::2], 4: EVERY}  # of two and of three proces
 
 
 def fits(method, processes):
-    # Four stages: zb-v wants two a worker, interleaved ones as many on every worker.
-    return processes == {"zb-v": 2}.get(method, processes) and (method not in EVEN or 4 % processes == 0)
+    # Four stages: zb-v and dualpipe-v want two a worker, interleaved ones as many on every worker.
+    return processes == {"zb-v": 2, "dualpipe-v": 2}.get(method, processes) and (
+        method not in EVEN or 4 % processes == 0
+    )
 
 
 @cache

@@ -16,7 +16,7 @@ SHARE = {"sync": FullyShard(min_block=0)}
 RUNS = [(method, SHARE) for method in ("backprop", "1f1b(microbatches=4)", "greedy", "overlapping")]
 MORE = [
     ("zb-h1", SHARE), ("zb-v", SHARE), ("interleaved", SHARE), ("chunked", SHARE), ("gpipe(recompute=True)", SHARE),
-    ("backprop", {**SHARE, "norm": True}), ("zb-v", {"sync": "all-reduce"}),
+    ("backprop", {**SHARE, "norm": True}), ("zb-v", {"sync": "all-reduce"}), ("dualpipe-v", SHARE),
     ("overlapping", {**SHARE, "ignored": 5}),
 ]  # fmt: skip
 NEAR = [  # norms are added up in another order; gradients of micro-batches too; sums are divided by counts afterwards

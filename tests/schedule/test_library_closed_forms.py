@@ -9,12 +9,13 @@ from hypothesis import strategies as st
 
 from stretto.methods import method
 from stretto.schedule import Action, Delays, Reach, Rules, check
+from stretto.schedule.library.dualpipe_v import dualpipe_v
 from stretto.schedule.library.gpipe import gpipe
 from stretto.schedule.library.interleaved import interleaved, looped_bfs
 from stretto.schedule.library.one_f_one_b import one_f_one_b
 from stretto.schedule.library.pipedream import paci, pipedream, pipedream_2bw
 from stretto.schedule.library.pipelined_backprop import pipelined_backprop
-from stretto.schedule.library.zero_bubble import zb_h1, zb_v
+from stretto.schedule.library.zero_bubble import zb_h1, zb_h2, zb_v
 from stretto.schedule.validity import complete, run_dry
 from stretto.simulate import period, simulate
 
@@ -97,6 +98,31 @@ def test_zb_h1(S, more, F, I, W):  # noqa: E741
     timeline = run(zb_h1(S, S, M), 1, F, I, W)
     assert timeline.makespan == M * (F + I + W) + (S - 1) * (F + (I + W) - 2 * W)
     assert max(held_by_workers(timeline)) <= max(run(one_f_one_b(S, S, M)).peak_graphs)
+
+
+@given(S=st.integers(1, 6), more=st.integers(0, 6), F=COST, I=COST, W=COST)
+def test_zb_h2(S, more, F, I, W):  # noqa: E741
+    """Qi et al. 2024, table 1: (S-1)(F+B-3W), B the whole backward, and activations of 2S-1; none where F = I = W."""
+    schedule = zb_h2(S, S, 2 * S - 1 + more)
+    timeline = run(schedule, 1, F, I, W)
+    work = (2 * S - 1 + more) * (F + I + W)
+    costs = {"F": F, "I": I, "W": W, "B": I + W, "U": 0}
+    found = period(schedule, rules(schedule), lambda action: costs[action.kind])
+    assert found == work + (S - 1) * max(0, F + I - 2 * W, I - F)
+    assert max(held_by_workers(timeline)) == 2 * S - 1
+    if F == I == W:
+        assert idle_inside(timeline) == [0] * S
+
+
+@given(W=st.integers(1, 5), more=st.integers(0, 6), unit=COST)
+@settings(max_examples=40)
+def test_dualpipe_v(W, more, unit):
+    """F = I = W: as long as zb-v; one activation more a worker than its memory."""
+    M = 2 * W + more
+    timeline = run(dualpipe_v(2 * W, W, M), 1, unit, unit, unit)
+    assert timeline.makespan == (6 * M + W - 1) * unit
+    assert timeline.peak_activations == (2 * W + 1,) * W
+    assert timeline.peak_graphs == tuple(2 * W - s for s in range(2 * W))
 
 
 @given(W=st.integers(1, 7), more=st.integers(0, 9), unit=COST)
@@ -251,7 +277,7 @@ def test_updates_of_a_stage_do_not_depend_on_where_it_lives(S):
 def test_every_schedule_is_complete_and_free_of_deadlock(workers):
     for S in range(workers, 9):
         for M in (1, 2, 3, 4, 7, 8, 12):
-            for family in (gpipe, one_f_one_b, zb_h1, paci):
+            for family in (gpipe, one_f_one_b, zb_h1, zb_h2, paci):
                 check(schedule := family(S, workers, M), rules(schedule))
         for schedule in (pipedream(S, workers), pipelined_backprop(S, workers), pipedream_2bw(S, workers, S + 1)):
             check(schedule, rules(schedule))
@@ -263,6 +289,8 @@ def test_every_schedule_of_chunks_is_complete_and_free_of_deadlock(workers):
         for v in (1, 2, 3):
             for family in (interleaved, looped_bfs):
                 check(schedule := family(v * workers, workers, M), rules(schedule))
+        if 2 * workers <= M:
+            check(schedule := dualpipe_v(2 * workers, workers, M), rules(schedule))
         schedule = zb_v(2 * workers, workers, M)
         complete(schedule, rules(schedule), 3)
         run_dry(schedule, rules(schedule), 3, "buffered")

@@ -10,7 +10,15 @@ from string import ascii_lowercase, ascii_uppercase, digits
 import pytest
 
 from stretto.schedule import Reach, Rules
-from stretto.schedule.library import gpipe, interleaved, one_f_one_b, pipedream, pipelined_backprop, zero_bubble
+from stretto.schedule.library import (
+    dualpipe_v,
+    gpipe,
+    interleaved,
+    one_f_one_b,
+    pipedream,
+    pipelined_backprop,
+    zero_bubble,
+)
 from stretto.simulate import simulate
 
 MARKS = {"F": digits, "B": ascii_lowercase, "I": ascii_lowercase, "W": ascii_uppercase}
@@ -46,6 +54,18 @@ PICTURES = {
 2 ..01.a2b3cA4dB5eCfDEF
 1 .012..a3bA4cB5dCeDfEF
 0 0123...aa4bb5ccddeeff""",
+    (zero_bubble, "zb_h2", (4, 4, 7), 1): """\
+3 ...0a1b2c3d4e5f6gABCDEFG
+2 ..012a3b4c5d6eAfBgCDEFG.
+1 .01234a5b6cAdBeCfDgEFG..
+0 0123456aabbccddeeffgg...""",
+    (dualpipe_v, "dualpipe_v", (6, 3, 7), 1): """\
+2:3 .. 0 1 2 aa3   bb4   cc5   dd6  ee  ff g  G
+2:2 ..0 1 2 3   aa4   bb5   cc6   dd  ee  f gF G
+1:4 .   0 1aA2 bb3   cc4   dd5  ee6.  ff  g G
+1:1 .012 3    4   aa5   bb6   cc   .dd  ee f gFG
+0:5      0aA1bB2 cc3   dd4  ee5.  ff6.  gg
+0:0 01234       5   aa6   bb   .cc   .dd  eeffgg""",
     (zero_bubble, "zb_v", (6, 3, 6), 1): """\
 2:3 .. 0 1 2aA   3bB   4cC   5d e f D E F
 2:2 ..0 1 2   3aA   4bB   5cC  d e f D E F

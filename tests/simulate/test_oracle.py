@@ -13,7 +13,7 @@ from stretto.schedule.recompute import with_recompute
 from stretto.schedule.replicated import with_agreement
 from stretto.simulate import Link, Network, simulate
 
-SYNCHRONOUS = ("gpipe", "1f1b", "interleaved(microbatches=4)", "zb-h1", "zb-v")
+SYNCHRONOUS = ("gpipe", "1f1b", "interleaved(microbatches=4)", "zb-h1", "zb-h2", "zb-v", "dualpipe-v")
 ENDLESS = ("pb", "pipedream", "paci", "pipedream-2bw", "greedy", "overlapping", "overlapping(delay=1)", "chunked")
 
 
@@ -21,7 +21,7 @@ def random_plan(generator):
     """A schedule of the library, perhaps with R, A or M in it."""
     half = generator.randint(1, 3)
     name = generator.choice(SYNCHRONOUS + ENDLESS)
-    workers = half if name.startswith(("zb-v", "interleaved")) else generator.randint(1, 2 * half)
+    workers = half if name.startswith(("zb-v", "dualpipe-v", "interleaved")) else generator.randint(1, 2 * half)
     schedule, rules = stretto.method(name).plan(2 * half, workers)
     if name in SYNCHRONOUS and generator.random() < 0.3:
         schedule = with_reduce(schedule)

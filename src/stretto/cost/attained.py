@@ -13,6 +13,9 @@ over TILES, and over splits of the inner size, counts. A step of a tile is the l
 share of the peak, and of its operands at a multiprocessor's share of `cache_bandwidth`: small tiles read more for each
 FLOP. Splits write their sums in float32 and read them again. So small products attain less, with no figures but those
 of a data sheet.
+
+A convolution on tensor cores (TENSOR_CORES) waits for transposes of contiguous images, by their bytes; one in float32
+takes images as they are (measure/kernels.py has the sources).
 """
 
 import math
@@ -27,6 +30,8 @@ TILES = ((256, 128), (128, 256), (128, 128), (256, 64), (64, 256), (128, 64), (6
 SPLITS = (1, 2, 4, 8, 16, 32)  # of the inner size, where there are fewer tiles than multiprocessors
 SHORTEST = 64  # of the inner size, that a tile takes at once
 BYTES = {"float64": 8, "float32": 4, "tfloat32": 4, "bfloat16": 2, "float16": 2, "float8": 1}
+AUTOCAST = "-autocast"  # behind the dtype that products have under torch.autocast, beside float32 weights
+TENSOR_CORES = ("tfloat32", "bfloat16", "float16", "float8")  # dtypes of products
 SHARES = ("memory", "products", "convolutions", "attention")
 
 
@@ -85,11 +90,17 @@ class Attained:
 
 
 class Peaks(NamedTuple):
-    """A device's peaks: FLOP/s, bytes/s of its memory, and the bytes of a number."""
+    """A device's peaks: FLOP/s, bytes/s of its memory, the bytes of a number; and whether tensor cores compute."""
 
     flops: float
     bandwidth: float
     item: int
+    tensor_cores: bool
+
+
+def dtype_of_products(dtype: str) -> str:
+    """The dtype whose peak products have: float16 of float16-autocast."""
+    return dtype.removesuffix(AUTOCAST)
 
 
 class KernelSeconds(NamedTuple):
@@ -131,10 +142,13 @@ def one_kernel(operator: str, kernel: Kernels, attained: Attained, peaks: Peaks,
     drawn = kernel.random.at(examples)
     drawing = drawn / attained.random_numbers if attained.random_numbers else 0.0
     moving = moved / memory
+    transposing = 0.0
+    if peaks.tensor_cores and kernel.transposes:
+        transposing = kernel.transposed.at(examples) / memory + kernel.transposes * attained.per_kernel
     if operator == "linear" and attained.overlap is not None and computing:
         longer: float = (1 + (moving / computing) ** attained.overlap) ** (1 / attained.overlap)
         return computing * longer + attained.per_kernel
-    return max(computing, moving, drawing) + attained.per_kernel
+    return max(computing, moving, drawing) + attained.per_kernel + transposing
 
 
 class TileSpeeds(NamedTuple):

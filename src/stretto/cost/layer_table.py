@@ -56,7 +56,8 @@ class ProductSizes:
 class Kernels:
     """`count` equal kernels of a GPU: FLOPs and bytes of each, and the random numbers that it draws.
 
-    `product` has its sizes if it is a matrix product.
+    `product` has its sizes if it is a matrix product. On tensor cores a convolution of contiguous images has so many
+    `transposes`, which read and write `transposed` bytes beside.
     """
 
     count: float
@@ -64,6 +65,8 @@ class Kernels:
     bytes: Affine
     product: ProductSizes | None = None
     random: Affine = Affine()
+    transposed: Affine = Affine()
+    transposes: int = 0
 
 
 @dataclass(frozen=True)
@@ -425,8 +428,9 @@ def kernels_of(content: Mapping[str, Any]) -> Kernels:
     """Equal kernels from nested dicts."""
     sizes = content["product"]
     product = None if sizes is None else ProductSizes(**{name: Affine(**size) for name, size in sizes.items()})
-    flops, num_bytes, drawn = (Affine(**content[key]) for key in ("flops", "bytes", "random"))
-    return Kernels(content["count"], flops, num_bytes, product, drawn)
+    keys = ("flops", "bytes", "random", "transposed")
+    flops, num_bytes, drawn, transposed = (Affine(**content[key]) for key in keys)
+    return Kernels(content["count"], flops, num_bytes, product, drawn, transposed, content["transposes"])
 
 
 def image_window_of(content: Mapping[str, Any]) -> ImageWindow:

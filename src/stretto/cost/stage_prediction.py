@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
-from stretto.cost.attained import BYTES, KernelSeconds, Peaks, kernel_seconds
+from stretto.cost.attained import BYTES, TENSOR_CORES, KernelSeconds, Peaks, dtype_of_products, kernel_seconds
 from stretto.cost.cluster import Cluster, Device, WorkerKind
 from stretto.cost.layer_table import Affine, Kind, LayerCost, Measured, ModelCosts, Work, Works
 from stretto.cost.rings import all_reduce_seconds as library_all_reduce
@@ -49,10 +49,11 @@ def device_and_host(work: Work, direction: str, machine: Machine, examples: floa
     if rate is not None:
         seconds = rate.seconds(work.calls, flops, num_bytes) * (rate.contention if machine.crowded else 1)
         return KernelSeconds(seconds, 0.0)
-    peak = device.peak_of(machine.dtype) if flops else math.inf
+    dtype = dtype_of_products(machine.dtype)
+    peak = device.peak_of(dtype) if flops else math.inf
     if device.attained is None:
         return KernelSeconds(max(flops / peak, num_bytes / device.memory_bandwidth), 0.0)
-    peaks = Peaks(peak, device.memory_bandwidth, BYTES.get(machine.dtype, 4))
+    peaks = Peaks(peak, device.memory_bandwidth, BYTES.get(dtype, 4), dtype in TENSOR_CORES)
     return kernel_seconds(work, device.attained, peaks, examples)
 
 

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from stretto.errors import UsageError, nearest
 from stretto.heads import plain
 from stretto.heads.auglocal import auglocal
+from stretto.heads.blocks import blocks
 from stretto.heads.head import REMEDY, First, HeadKind, Network, Site
 from stretto.heads.infopro import infopro
 from stretto.heads.solo import solo
@@ -20,15 +21,17 @@ from stretto.options.user_errors import error_place
 Build = TypeVar("Build", bound=Callable[..., nn.Module])
 UNFIT = "none of the built-in heads fits"
 ANYTHING = "the stage's output -> the model's output"
+TOKENS = "[N, T, d] -> [N, T, V]"
 HEADS: dict[str, HeadKind] = {
     "linear": HeadKind(lambda f, o: f == 2 and o == 2, plain.linear, "[N, d] -> [N, K]", plain=True),
     "pooled": HeadKind(lambda f, o: f >= 3 and o == 2, plain.pooled, "[N, C, ...] -> [N, K]", plain=True),
     "sequence": HeadKind(lambda f, o: f == 3 and o == 2, plain.sequence, "[N, T, d] -> [N, K]", plain=True),
-    "language": HeadKind(lambda f, o: f == 3 and o == 3, plain.language, "[N, T, d] -> [N, T, V]", plain=True),
-    "two-layer": HeadKind(plain.layered, plain.two_layer, "[N, ...] -> [N, K] or [N, T, d] -> [N, T, V]"),
+    "language": HeadKind(lambda f, o: f == 3 and o == 3, plain.language, TOKENS, plain=True),
+    "two-layer": HeadKind(plain.layered, plain.two_layer, f"[N, ...] -> [N, K] or {TOKENS}"),
     "auglocal": HeadKind(lambda f, o: True, auglocal, ANYTHING, several=True, of_network=True),
-    "infopro": HeadKind(plain.layered, infopro, "[N, ...] -> [N, K]", several=True, of_network=True),
-    "solo": HeadKind(lambda f, o: f == 3 and o == 3, solo, "[N, T, d] -> [N, T, V]", several=True, of_network=True),
+    "blocks": HeadKind(lambda f, o: f == 3 and o == 3, blocks, TOKENS, several=True, of_network=True),
+    "infopro": HeadKind(plain.layered, infopro, f"[N, ...] -> [N, K] or {TOKENS}", several=True, of_network=True),
+    "solo": HeadKind(lambda f, o: f == 3 and o == 3, solo, TOKENS, several=True, of_network=True),
 }
 
 

@@ -1,7 +1,7 @@
 """What each layer of a model costs, read off the operators that torch really runs, on tensors that may be fake."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -23,14 +23,13 @@ from stretto.cost.layer_table import (
 from stretto.errors import UsageError
 from stretto.measure.counting import Counting
 from stretto.measure.image_windows import image_windows
-from stretto.measure.traced_layers import Inputs, LayerRun, Runnable, run
+from stretto.measure.kernels import Kernel
+from stretto.measure.traced_layers import Form, Inputs, LayerRun, Runnable, run
 from stretto.nn import tied_weights
 from stretto.nn.batch import num_examples
 from stretto.nn.layer_recompute import Recomputing, marked
 from stretto.nn.preserve import device_of, undisturbed
 from stretto.options.checks import flag, function, of_kind, refuse, sequence
-
-Parts = Sequence[nn.Module]  # of a layer
 
 
 def layer_costs(
@@ -42,6 +41,7 @@ def layer_costs(
     target: Tensor | None = None,
     fake: bool = True,
     recompute: str = "none",
+    autocast: torch.dtype | None = None,
     counting: Counting | None = None,
 ) -> ModelCosts:
     """A row for each of `layers`, run one after the other on `example`, as in training; one more for a loss.
@@ -50,8 +50,9 @@ def layer_costs(
     does not depend on the batch. `fake` runs them on torch's fake tensors: nothing is computed and nothing allocated,
     so that modules on the meta device, or made under `faking()`, will do whatever their size. A model whose shapes
     depend on its numbers needs `fake=False`. Nothing is trained; modules, statistics and generators stay as they were.
-    With `recompute` "selective" or "full" they are the costs of layers that are recomputed so in training. Calls with
-    one `counting` run no two layers that are alike.
+    With `recompute` "selective" or "full" they are the costs of layers that are recomputed so in training; with
+    `autocast`, float16 or bfloat16, of layers and loss under torch.autocast on a CUDA device. Calls with one `counting`
+    run no two layers that are alike.
 
     Raises UsageError for a layer that cannot take what reaches it.
     """
@@ -59,11 +60,12 @@ def layer_costs(
     given = example if isinstance(example, tuple) else (example,)
     named = list(zip(names or [str(index) for index in range(len(layers))], layers, strict=True))
     sweep = (counting or Counting()).run if fake else real
-    again = {id(layer): parts_again(layer, recompute) for layer in layers}
+    forms = {id(layer): Form(layers_again(layer, recompute), autocast) for layer in layers}
     runs = []
     for times in (1, 2):
         ends = [] if loss is None or target is None else [("loss", Loss(loss, repeated(target, times)))]
-        runs.append(sweep([*named, *ends], tuple(repeated(x, times) for x in given), again))
+        forms |= {id(end): Form(None, autocast) for _, end in ends}
+        runs.append(sweep([*named, *ends], tuple(repeated(x, times) for x in given), forms))
     shared: dict[tuple[int, int], PassWorks] = {}  # of equal layers the same objects, so that they are priced once
     rows = []
     for (name, module), few, many in zip([*named, *ends], *runs, strict=True):
@@ -74,9 +76,9 @@ def layer_costs(
     return ModelCosts(tuple(rows), dtype_of(layers), ties=tuple(map(tied, tied_weights.find(layers))))
 
 
-def parts_again(layer: nn.Module, recompute: str) -> Parts:
+def layers_again(layer: nn.Module, recompute: str) -> Recomputing:
     """The parts of a layer that are recomputed: its marked modules, or the layer itself."""
-    return {"none": [], "selective": marked(layer), "full": [layer]}[recompute]
+    return Recomputing({"none": [], "selective": marked(layer), "full": [layer]}[recompute], records=True)
 
 
 def check(layers: Any, example: Any, names: Any, loss: Any, target: Any, fake: Any) -> None:
@@ -163,18 +165,23 @@ class Pair:
         the batch.
         """
         few, many = self.few.passes[kind].kernels, self.many.passes[kind].kernels
-        if [(x.sort, x.product is None) for x in few] != [(x.sort, x.product is None) for x in many]:
+        if [alike_in(x) for x in few] != [alike_in(x) for x in many]:
             return {}
         kernels: dict[str, tuple[Kernels, ...]] = {}
         for (one, other), count in Counter(zip(few, many, strict=True)).items():
             product = None
             if one.product and other.product:
                 product = ProductSizes(*map(self.line, one.product, other.product))
-            amounts = (self.line(getattr(one, key), getattr(other, key)) for key in ("flops", "bytes", "random"))
-            flops, num_bytes, drawn = amounts
-            alike = Kernels(count, flops, num_bytes, product, drawn)
+            keys = ("flops", "bytes", "random", "transposed")
+            flops, num_bytes, drawn, transposed = (self.line(getattr(one, key), getattr(other, key)) for key in keys)
+            alike = Kernels(count, flops, num_bytes, product, drawn, transposed, one.transposes)
             kernels[one.sort] = (*kernels.get(one.sort, ()), alike)
         return kernels
+
+
+def alike_in(kernel: Kernel) -> Hashable:
+    """What a kernel has whatever the number of examples is."""
+    return kernel.sort, kernel.product is None, kernel.transposes
 
 
 class PassWorks(NamedTuple):
@@ -223,17 +230,15 @@ def dtype_of(layers: Sequence[nn.Module]) -> str:
     return str(next(found, torch.float32)).removeprefix("torch.")
 
 
-def real(named: Sequence[tuple[str, nn.Module]], inputs: Inputs, again: Mapping[int, Parts]) -> list[LayerRun]:
+def real(named: Sequence[tuple[str, nn.Module]], inputs: Inputs, forms: Mapping[int, Form]) -> list[LayerRun]:
     """Run the layers as they are."""
     modules = [module for _, module in named]
     device = device_of(modules)
     with undisturbed(modules, device):
         for module in modules:
             module.train()
-        return run([as_it_is(*each, again) for each in named], tuple(each.to(device) for each in inputs), {})
-
-
-def as_it_is(name: str, module: nn.Module, again: Mapping[int, Parts]) -> Runnable:
-    """A layer that runs on its own parameters and buffers."""
-    recomputing = Recomputing(again.get(id(module), ()), records=True)
-    return Runnable(name, module, [*module.parameters(), *module.buffers()], again=recomputing)
+        layers = [
+            Runnable(name, module, [*module.parameters(), *module.buffers()], forms[id(module)])
+            for name, module in named
+        ]
+        return run(layers, tuple(each.to(device) for each in inputs), {})

@@ -83,6 +83,7 @@ def tensor_costs(
     in_place: bool = False,
     sequence: bool = False,
     recompute: str = "none",
+    autocast: torch.dtype | None = None,
     counting: Counting | None = None,
 ) -> ModelCosts:
     """The costs of `layers`, as one stage, to each of `parts` processes that share their weights; as `layer_costs`.
@@ -100,7 +101,10 @@ def tensor_costs(
         cut = cut_module(copy.deepcopy(whole, numberless), axis, plan or {}, sequence=sequence)
     for parts_of_sequence in sequence_parts(cut):
         parts_of_sequence.running = True  # layers run one by one, and not by their container
-    costs = layer_costs(list(cut.children()), example, loss=loss, target=target, recompute=recompute, counting=counting)
+    costs = layer_costs(
+        list(cut.children()), example, loss=loss, target=target, recompute=recompute, autocast=autocast,
+        counting=counting,
+    )  # fmt: skip
     return with_exchanges(costs)
 
 
@@ -112,7 +116,8 @@ def sequence_parts(module: nn.Module) -> Iterator[SequenceParts]:
 
 def published_tensor_costs(
     network: PublishedNetwork, layers: Sequence[nn.Module], inputs: tuple[Tensor, Tensor], parts: int,
-    whole: ModelCosts, *, sequence: bool = False, recompute: str = "none", counting: Counting | None = None,
+    whole: ModelCosts, *, sequence: bool = False, recompute: str = "none", autocast: torch.dtype | None = None,
+    counting: Counting | None = None,
 ) -> ModelCosts:  # fmt: skip
     """The same for a network without data, as Megatron runs it; `inputs` are an input batch and its target.
 
@@ -132,7 +137,7 @@ def published_tensor_costs(
     x, y = inputs
     counted = tensor_costs(
         [layers[index] for index in kept], x, parts, loss=loss, target=y, plan=plan, in_place=True,
-        sequence=sequence, recompute=recompute, counting=counting,
+        sequence=sequence, recompute=recompute, autocast=autocast, counting=counting,
     )  # fmt: skip
     numbers = [bisect_right(kept, index) - 1 for index in range(len(layers))]
     cut_rows = [

@@ -1,16 +1,17 @@
 """A forward and the backwards of each layer: what its operators do, and what its graph keeps; of equal layers once."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from stretto.measure.aten_costs import Done, Operators
+from stretto.measure.cuda_autocast import CudaAutocast, autocasting
 from stretto.measure.image_windows import ImageWindows, SeenWindow
 from stretto.measure.live_bytes import LiveBytes, returning
 from stretto.nn.layer_recompute import Recomputing
@@ -33,26 +34,45 @@ class LayerRun:
     windows: Sequence[SeenWindow]
 
 
+class Form(NamedTuple):
+    """How a layer runs: what of it is recomputed, if known, and the type of products under autocast."""
+
+    again: Recomputing | None = None
+    autocast: torch.dtype | None = None
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        """A context for one forward, in which what is recomputed keeps its inputs only."""
+        with ExitStack() as stack:
+            if self.autocast is not None:
+                stack.enter_context(CudaAutocast(self.autocast))
+                for module in () if self.again is None else self.again.modules:
+                    stack.enter_context(autocasting(module, self.autocast))
+            if self.again is not None:
+                stack.enter_context(self.again())
+            yield
+
+
 @dataclass(frozen=True)
 class Runnable:
-    """A layer, its parameters and buffers as they are used, what it is alike with, if known, and what is recomputed."""
+    """A layer, its parameters and buffers as they are used, how it runs, and what it is alike with, if known."""
 
     name: str
     call: Callable[..., Any]
     own: Sequence[Tensor]
+    form: Form
     alike: Hashable = None
-    again: Recomputing | None = None
 
     def run(self, *inputs: Tensor) -> Any:
         """A forward, which does not keep what is recomputed."""
-        with self.again() if self.again is not None else nullcontext():
+        with self.form():
             return self.call(*inputs)
 
     def kept(self, known: Collection[int]) -> dict[int, Tensor]:
         """The inputs of what is recomputed, kept beside what the latest graph saves, but for `known` storages."""
-        if self.again is None:
+        if self.form.again is None:
             return {}
-        tensors, self.again.kept[:] = list(self.again.kept), []
+        tensors, self.form.again.kept[:] = list(self.form.again.kept), []
         return {storage(tensor): tensor.detach() for tensor in tensors if storage(tensor) not in known}
 
 

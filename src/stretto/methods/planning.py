@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple
 
 Messages = Literal["exposed", "streamed", "hidden"]
 Order = Literal["line", "loop", "breadth first", "v"]
+Factors = tuple[int, int, int]  # of the seconds of F, I and W
 Waits = Literal["chunk", "hop"]
 
 
@@ -50,10 +51,11 @@ class Planning:
     messages: "exposed" ones add to every turn (no more micro-batches are under way than there are stages), "streamed"
     ones only where they take longer than a forward or a backward, "hidden" ones where they take longer than both.
     split: whether all stages (the first excepted, where minibatches drain) run I and W where others run B.
-    fills_bubble: whether W fills 1F1B's bubble, as in ZB-H1.
+    gap: the seconds that each further worker adds to a step where W fills the bubble, for equal stages: the largest of
+    these sums, each given by its factors of F, I and W. Empty where nothing fills the bubble.
     stages_per_worker, order: how many stages each worker has, and in which order it takes them up: "line" is one a
-    worker, "loop" interleaved 1F1B, "breadth first" looped-bfs, "v" ZB-V. any_per_worker: whether there may be more of
-    them; plans try as many as --stages asks for.
+    worker, "loop" interleaved 1F1B, "breadth first" looped-bfs, "v" ZB-V and DualPipeV. any_per_worker: whether there
+    may be more of them; plans try as many as --stages asks for.
     waits: what a stage waits for in every turn: "chunk", the gradient of the stages above it in its chunk; "hop", that
     of the stage above it; None for neither.
     """
@@ -68,8 +70,13 @@ class Planning:
     delay: Callable[[StageAt], float] = lambda at: 0
     messages: Messages = "exposed"
     split: bool = False
-    fills_bubble: bool = False
+    gap: tuple[Factors, ...] = ()
     stages_per_worker: int = 1
     any_per_worker: bool = False
     order: Order = "line"
     waits: Waits | None = None
+
+    @property
+    def fills_bubble(self) -> bool:
+        """Whether W fills the bubble of a line of stages, as in ZB-H1."""
+        return self.order == "line" and bool(self.gap)

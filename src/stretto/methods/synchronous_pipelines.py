@@ -3,7 +3,7 @@
 They give plain training's gradients and differ in bubble, memory and messages: GPipe (Huang et al. 2019, 1811.06965),
 1F1B (PipeDream-Flush, Narayanan et al. 2021, 2006.09503; DAPPLE, Fan et al. 2021, 2007.01045), interleaved 1F1B
 (Narayanan et al. 2021, 2104.04473), looped breadth-first (Lamy-Poirier 2022, 2211.05953), zero bubble (Qi et al. 2023,
-2401.10241). A BatchNorm sees one micro-batch at a time, and so does its mean loss.
+2401.10241), DualPipeV (DeepSeek 2025). A BatchNorm sees one micro-batch at a time, and so does its mean loss.
 """
 
 from collections.abc import Callable
@@ -15,11 +15,13 @@ from stretto.methods.definition import Method, one_each
 from stretto.methods.planning import Planning, StageAt
 from stretto.options.checks import is_whole, shown
 from stretto.schedule import Schedule
+from stretto.schedule.library.dualpipe_v import dualpipe_v as dualpipe_v_schedule
 from stretto.schedule.library.gpipe import gpipe as gpipe_schedule
 from stretto.schedule.library.interleaved import interleaved as interleaved_schedule
 from stretto.schedule.library.interleaved import looped_bfs as looped_bfs_schedule
 from stretto.schedule.library.one_f_one_b import one_f_one_b as one_f_one_b_schedule
 from stretto.schedule.library.zero_bubble import zb_h1 as zb_h1_schedule
+from stretto.schedule.library.zero_bubble import zb_h2 as zb_h2_schedule
 from stretto.schedule.library.zero_bubble import zb_v as zb_v_schedule
 
 MOST = 100_000
@@ -52,22 +54,35 @@ def synchronous(
     microbatches: int | None,
     planning: Planning,
     workers: Callable[[int], int] = one_each,
+    least: Callable[[int], int] = one_each,
 ) -> Method:
-    """A pipeline that drains at the end of each minibatch, of `microbatches`; by default one a worker, at least 4."""
+    """A pipeline that drains at the end of each minibatch, of `microbatches`.
+
+    By default they are `least(workers)`, and at least 4.
+    """
     check_count(name, "microbatches", microbatches)
     return Method(
         name=name,
         summary=summary,
-        schedule=in_microbatches(lay, microbatches),
+        schedule=in_microbatches(lay, microbatches, least),
         synchronous=True,
         workers=workers,
         planning=replace(planning, cut="microbatches"),
     )
 
 
-def in_microbatches(lay: Lay, count: int | None) -> Callable[[int, int], Schedule]:
-    """The schedule of `count` micro-batches, by stages and workers; if None, of one a worker, at least 4."""
-    return lambda stages, workers: lay(stages, workers, count or max(4, workers))
+def in_microbatches(
+    lay: Lay, count: int | None, least: Callable[[int], int] = one_each
+) -> Callable[[int, int], Schedule]:
+    """The schedule of `count` micro-batches, by stages and workers; if None, of `least(workers)`, and at least 4."""
+    return lambda stages, workers: lay(stages, workers, count or max(4, least(workers)))
+
+
+def check_even(name: str, num_stages: int) -> None:
+    """Raise UsageError for an odd number of stages but 1."""
+    if num_stages % 2 and num_stages > 1:
+        raise UsageError(f"{name} wants two stages for each worker, so an even number of stages, not {num_stages}: "
+                         f"use {num_stages - 1} or {num_stages + 1} stages")  # fmt: skip
 
 
 def two_each(num_stages: int) -> int:
@@ -130,8 +145,23 @@ def looped_bfs(*, microbatches: int | None = None) -> Method:
 
 def zb_h1(*, microbatches: int | None = None) -> Method:
     """1F1B whose weight gradients wait until the bubble: less of it, with the same memory."""
-    planning = Planning(held=lambda at: min(at.microbatches, at.stages), split=True, fills_bubble=True)
+    planning = Planning(
+        held=lambda at: min(at.microbatches, at.stages), split=True, gap=((1, 0, 0), (0, 1, 0), (1, 1, -1))
+    )
     return synchronous("zb-h1", "1F1B with weight gradients in the bubble", zb_h1_schedule, microbatches, planning)
+
+
+def zb_h2(*, microbatches: int | None = None) -> Method:
+    """More forwards before the first backward, so that weight gradients fill the bubble: twice zb-h1's memory."""
+    planning = Planning(
+        held=lambda at: min(at.microbatches, 2 * at.stages - 1),
+        messages="hidden",
+        split=True,
+        gap=((0, 0, 0), (-1, 1, 0), (1, 1, -2)),
+        allows=lambda count, workers: count >= 2 * workers - 1,  # fewer leave a bubble that no closed form has
+    )
+    summary = "1F1B with more forwards ahead, weight gradients in the bubble"
+    return synchronous("zb-h2", summary, zb_h2_schedule, microbatches, planning, least=lambda workers: 2 * workers - 1)
 
 
 def zb_v(*, microbatches: int | None = None) -> Method:
@@ -140,9 +170,7 @@ def zb_v(*, microbatches: int | None = None) -> Method:
     def lay(num_stages: int, num_workers: int, count: int) -> Schedule:
         if num_stages == 1:
             return zb_h1_schedule(num_stages, num_workers, count)
-        if num_stages % 2:
-            raise UsageError(f"zb-v wants two stages for each worker, so an even number of stages, not {num_stages}: "
-                             f"use {num_stages - 1} or {num_stages + 1} stages")  # fmt: skip
+        check_even("zb-v", num_stages)
         return zb_v_schedule(num_stages, num_workers, count)
 
     planning = Planning(
@@ -151,7 +179,28 @@ def zb_v(*, microbatches: int | None = None) -> Method:
         split=True,
         stages_per_worker=2,
         order="v",
+        gap=((1, 0, 0), (0, 1, 0), (0, 0, 1), (2, -1, 0), (2, 0, -2), (0, 2, -2)),
         allows=lambda count, workers: count >= 2 * workers - 1,  # fewer leave a bubble that no closed form has
     )
     summary = "two stages a worker in a V, weight gradients in the bubble"
     return synchronous("zb-v", summary, lay, microbatches, planning, two_each)
+
+
+def dualpipe_v(*, microbatches: int | None = None) -> Method:
+    """Two stages on each worker in a V, forwards of one beside backwards of the other: at least 2W micro-batches."""
+
+    def lay(num_stages: int, num_workers: int, count: int) -> Schedule:
+        check_even("dualpipe-v", num_stages)
+        lay_out = zb_h1_schedule if num_stages == 1 else dualpipe_v_schedule
+        return lay_out(num_stages, num_workers, count)
+
+    planning = Planning(
+        held=lambda at: (at.stages + 1) / 2,  # both stages of a worker together hold 2W + 1 forwards
+        messages="hidden",
+        stages_per_worker=2,
+        order="v",
+        gap=((1, 0, 0), (0, 1, 0), (0, 2, -1), (1, 1, -1), (2, 0, -2), (2, -1, -1)),
+        allows=lambda count, workers: count >= 2 * workers,
+    )
+    summary = "two stages a worker in a V, a forward and a backward in turn"
+    return synchronous("dualpipe-v", summary, lay, microbatches, planning, two_each, least=lambda workers: 2 * workers)

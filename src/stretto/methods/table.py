@@ -19,7 +19,16 @@ from stretto.methods.pipemare import pipemare
 from stretto.methods.pipeoptim import pipeoptim
 from stretto.methods.recompute import recomputing
 from stretto.methods.spectrain import spectrain
-from stretto.methods.synchronous_pipelines import gpipe, interleaved, looped_bfs, one_f_one_b, zb_h1, zb_v
+from stretto.methods.synchronous_pipelines import (
+    dualpipe_v,
+    gpipe,
+    interleaved,
+    looped_bfs,
+    one_f_one_b,
+    zb_h1,
+    zb_h2,
+    zb_v,
+)
 from stretto.methods.user_method import own_method
 from stretto.options.checks import shown
 from stretto.options.parse import parse
@@ -35,7 +44,9 @@ METHODS: dict[str, Callable[..., Method]] = {
     "interleaved": interleaved,
     "looped-bfs": looped_bfs,
     "zb-h1": zb_h1,
+    "zb-h2": zb_h2,
     "zb-v": zb_v,
+    "dualpipe-v": dualpipe_v,
     "pipedream": pipedream,
     "pipedream-2bw": pipedream_2bw,
     "paci": paci,

@@ -18,10 +18,12 @@ from stretto.plan.objective import Rates
 from stretto.plan.partition import least_bottleneck
 from stretto.plan.places import DeviceKind, Numbers, message, receiving, sending
 from stretto.plan.planned_methods import planned
-from stretto.plan.problem import Form
+from stretto.plan.problem import SHARD_OPTIMIZER, Form
 from stretto.plan.search_space import Candidate
 
 ENDS = ("input", "output")  # what may be a message
+FORWARD = (1, 0, 0)  # factors of F, I and W, as in `Planning.gap`
+ONE_PASS = (FORWARD, (0, 1, 0), (0, 0, 1))
 SLACK = 1 - 1e-9  # sums in another order differ in the last bits
 
 
@@ -183,10 +185,10 @@ class Bounds:
             whole += 3 * (mesh.data - 1) / mesh.data * self.total(mesh.tensor).gradients * axes.seconds_per_byte
         turn = whole + overhead + (2 * transit * planning.stages_per_worker if planning.messages == "exposed" else 0.0)
         turns = turns_of(c)
-        mean = (turns * turn + planning.stages_per_worker * self.ends(c, axes, least)) / parts
+        mean = (turns * turn + gaps(c, least) + planning.stages_per_worker * self.ends(c, axes, least)) / parts
         if planning.waits == "chunk":  # one chunk has at least its share of the work
             mean = max(mean, turn / c.losses)
-        if planning.fills_bubble and stages > 1:  # the first stage runs M forwards, the others wait for one at least
+        if ends_after_a_forward(c):  # the first stage runs M forwards, the others wait for one at least
             mean = max(mean, least.forward + (1 - 1 / c.microbatches) * mean)
         return (self.fill(c, least.whole + inside + overhead, transit) + mean) * SLACK
 
@@ -252,7 +254,7 @@ class Bounds:
         bottleneck = self.bottleneck(kinds, c.form, c.examples, passes, c.recompute == "stage")
         bottleneck += 2 * axes.per_action
         load = turns_of(c) * bottleneck
-        if c.planning.fills_bubble and c.stages > 1:
+        if ends_after_a_forward(c):
             load = max(load, least.forward + (c.microbatches - 1) * bottleneck)
         return (self.fill(c, least.whole + inside + self.overhead(c, axes, message_overhead), transit) + load) * SLACK
 
@@ -290,6 +292,8 @@ class Bounds:
     def bytes(self, c: Candidate) -> float:
         """Bytes of weights, gradients and optimizer state of all stages."""
         total, data = self.total(c.mesh.tensor), c.mesh.data
+        if c.shard == SHARD_OPTIMIZER:
+            return total.parameters + total.gradients + total.state / data
         if c.shard == "fully-shard":
             return total.parameters + total.gradients + (total.parameters + total.state) / data
         return sum(total) / (1 if c.shard == "none" else data)
@@ -327,6 +331,8 @@ class Bounds:
     def _static(self, tensor: int, shard: str, data: int, versions: float) -> Table:
         sizes = self.prices.sizes(Form(tensor), 1.0)
         weights, gradients, state = sizes.parameters, sizes.gradients, sizes.state
+        if shard == SHARD_OPTIMIZER:
+            return weights + gradients + state / data
         if shard == "fully-shard":
             return weights + gradients + (weights + state) / data
         return versions * weights + gradients + state if shard == "none" else (weights + gradients + state) / data
@@ -363,10 +369,22 @@ def share(part: Numbers, whole: Numbers) -> float:
     return float(np.where(part > 0, shares, 0.0).max(initial=0.0))
 
 
+def ends_after_a_forward(c: Candidate) -> bool:
+    """Whether each stage but the first adds a forward at least to a step in which W fills the bubble."""
+    return c.planning.fills_bubble and c.stages > 1 and FORWARD in c.planning.gap
+
+
+def gaps(c: Candidate, least: LeastWork) -> float:
+    """The least seconds, summed over stages, that further workers add to a step of a V beside those in `turns_of`."""
+    counted = c.planning.order != "v" or set(ONE_PASS) <= set(c.planning.gap)
+    return 0.0 if counted or FORWARD not in c.planning.gap else (c.pipeline - 1) * least.forward
+
+
 def turns_of(c: Candidate) -> float:
     """The number of turns of the busiest stage in a step, without the fill."""
     if c.planning.order == "v":
-        return c.microbatches * c.planning.stages_per_worker + (c.pipeline - 1) / 3  # the longest of F, I and W
+        third = set(ONE_PASS) <= set(c.planning.gap)  # the longest of F, I and W is a third of a turn at least
+        return c.microbatches * c.planning.stages_per_worker + third * (c.pipeline - 1) / 3
     if c.planning.stages_per_worker > 1:
         return c.microbatches * c.planning.stages_per_worker + c.pipeline - 1
     return c.microbatches - (adds_fill(c) and not c.planning.fills_bubble)

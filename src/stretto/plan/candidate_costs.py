@@ -8,31 +8,35 @@ In the code, `c` is a candidate, `s` one of its stages, and a table has at [i, j
                  no gradient; I + W if split      gradients + forward if recomputed + accumulation if M > 1
                  both: + the runtime's own time of each action + sending and receiving its messages
     x          = the transit of a message to stage s + 1, as long as of one back: the time that keeps neither end busy
-    end        = the replicas' all-reduce (or sharding's gather and scatter) + update + a copy of weights still in use
+    end        = the replicas' all-reduce (or sharding's scatter and gather) + update + a copy of weights still in use
                  + the runtime's own time of an action and, divided among a worker's stages, of a turn and its losses
     turn       = forward + backward + 2x      messages exposed: 1f1b, zb-h1, interleaved, pipedream and its kin
                  max(forward, x) + max(backward, x)      streamed: gpipe
-                 max(forward + backward, x)              hidden: the PB clock, zb-v, methods with losses of their own
+                 max(forward + backward, x)              hidden: the PB clock, zb-h2, zb-v, dualpipe-v, methods with
+                                                                 losses of their own
 
     step       = sum fill + max((M - 1) turn + end), fill = forward + backward + 2x      synchronous
-                 sum bubble + 2x + max(M turn + end)                                    zb-h1; the bubble of all stages
-                     but the first is max(F, I, F + I - W) if M >= S, else forward + backward
+                 sum bubble + 2x + max(M turn + end)                                    zb-h1, zb-h2; the bubble of all
+                     stages but the first is the method's gap if M >= S, else forward + backward
                  max((M v + W - 1) turn + v end)                                        interleaved, v stages a worker
                  max(phase(forward) + phase(backward) + v end)                          looped-bfs
                      phase(t) = (v - 1) max(M max(t, x), W (t + x)) + (M - 1) max(t, x) + W t + (W - 1) x
-                 max(2 M turn + (W - 1)(gap + 5x) + 2 end)                              zb-v
-                     gap = max(F, I, W, 2F - I, 2 (max(F, I) - W))
+                 max(2 M turn + (W - 1)(gap + 5x) + 2 end)                              zb-v, dualpipe-v
                  max(M turn + end)                                                      without a drain
                  max over stages, sum of the turns from it up to its chunk's end + end  chunked
                      turn = forward + backward + 2x within a chunk, hidden at its end
                  max(forward + 2x + W + end + forward and I of the stage above)         overlapping(delay=0)
 
-For equal stages the synchronous formulas are the schedules' exact times, (M + S - 1) turn + end. Unequal stages take
-no longer, with two exceptions: messages that wait for each other, and the weight gradients of zb-v, whose order is
-fixed for equal stages. The formulas without a drain are exact for any stages if messages take no longer than the work
-that hides them; those of chunked and overlapping are exact for any messages. Memory of a stage:
+A gap is the largest of a method's sums of F, I and W (`Planning.gap`), fitted to simulations and tested against them.
+For equal stages the synchronous formulas are the schedules' exact times, (M + S - 1) turn + end; zb-h2's is the time
+from step to step, since one begins before the last worker has ended the one before, and dualpipe-v's is longer by F at
+most, and by a transit for each further worker. Unequal stages take no longer, with two exceptions: messages that wait
+for each other, and the weight gradients of zb-v and dualpipe-v, whose order is fixed for equal stages. The formulas
+without a drain are exact for any stages if messages take no longer than the work that hides them; those of chunked and
+overlapping are exact for any messages. Memory of a stage:
 
-    versions x weights + gradients + optimizer state (divided among replicas if sharded) + held x activations
+    versions x weights + gradients + optimizer state (divided among replicas as far as they are sharded)
+    + held x activations
     + what is recomputed at a time: by the layer that recomputes most, or by the whole stage
 
 Energy of a step: every device's power while it waits, times the step, plus what it uses more while it is busy, times
@@ -52,7 +56,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stretto.cost.cluster import Link
-from stretto.cost.collective import RESHARDING, SHARDING, TENSOR_SUM
+from stretto.cost.collective import GRADIENTS, RESHARDING, SHARDING, TENSOR_SUM
 from stretto.cost.layer_table import LayerCost, ModelCosts, keeping_inputs
 from stretto.cost.stage_prediction import LayerTimes, Machine, layer_times, with_head
 from stretto.mesh import Mesh
@@ -73,7 +77,7 @@ from stretto.plan.places import (
     scattering,
     sending,
 )
-from stretto.plan.problem import Form, Problem, merged
+from stretto.plan.problem import SHARD_OPTIMIZER, Form, Problem, merged
 from stretto.plan.search_space import Candidate
 from stretto.plan.split_layer_costs import halo_seconds, layer_parts, num_all_reduces_of
 from stretto.plan.ways import correction
@@ -466,8 +470,14 @@ class Prices:
         )
 
     def with_sharding(self, c: Candidate, s: int, stage: StageTable) -> StageTable:
-        """The stage with weights, gradients and optimizer state sharded among replicas."""
+        """The stage with its optimizer state, or weights and gradients too, sharded among replicas."""
         sizes = self.sizes(c.form, c.examples)
+        if c.shard == SHARD_OPTIMIZER:
+            return stage._replace(
+                all_reduce=self.scattered_and_gathered(c, c.worker_of(s), stage),
+                update=stage.update / c.mesh.data,
+                static_bytes=sizes.parameters + sizes.gradients + sizes.state / c.mesh.data,
+            )
         gather, scatter = self.sharding_messages(c, c.worker_of(s), stage)
         update = np.maximum(stage.update / c.mesh.data, self.launches(c, c.worker_of(s), sizes.tensors))
         if c.shard == "fully-shard":
@@ -484,6 +494,17 @@ class Prices:
             update=update,
             static_bytes=(sizes.parameters + sizes.gradients + sizes.state) / c.mesh.data + 2 * sizes.largest,
         )
+
+    def scattered_and_gathered(self, c: Candidate, worker: int, stage: StageTable) -> Table:
+        """Seconds of scattering gradients before an update, and of gathering weights after it.
+
+        Where collectives were measured as training runs them: those of the sum of gradients, which sends as many bytes.
+        """
+        places, sizes = self.places_of(c), self.sizes(c.form, c.examples)
+        links, data = places.replicas[worker], c.mesh.data
+        if any(GRADIENTS in link.collectives for link in links):
+            return stage.all_reduce
+        return gathering(links, data, sizes.parameters) + scattering(links, data, sizes.gradients, places.gamma)
 
     def launches(self, c: Candidate, worker: int, tensors: Table) -> Table:
         """Seconds in which a worker's host starts the updates of so many tensors, however small their shards are."""
@@ -722,12 +743,10 @@ def fill_and_load(c: Candidate, s: int, stage: StageTable) -> tuple[Table, Table
     """The fill and the load of a stage, by the formulas at the top of this file."""
     turn, end, work = microbatch_seconds(c, stage), stage.end, stage.forward + stage.backward
     if c.planning.fills_bubble:
-        input_gradient = stage.backward - stage.deferrable
-        least = np.maximum.reduce([stage.forward, input_gradient, stage.forward + input_gradient - stage.deferrable])
-        bubble = 0.0 * work if not s else least if c.microbatches >= c.stages else work
+        bubble = 0.0 * work if not s else gap_seconds(c, stage) if c.microbatches >= c.stages else work
         return bubble + 2 * stage.transit, c.microbatches * turn + end
     if c.planning.order == "v":
-        filling = (c.pipeline - 1) * (zb_v_gap(stage) + 5 * stage.transit)
+        filling = (c.pipeline - 1) * (gap_seconds(c, stage) + 5 * stage.transit)
         return work, 2 * c.microbatches * turn + filling + 2 * end
     stages_per_worker = c.planning.stages_per_worker
     if c.planning.order == "breadth first":
@@ -740,15 +759,10 @@ def fill_and_load(c: Candidate, s: int, stage: StageTable) -> tuple[Table, Table
     return work + 2 * stage.transit, num_turns * turn + end
 
 
-def zb_v_gap(stage: StageTable) -> Table:
-    """The idle seconds that each further worker adds to zb-v, for equal stages and at least 2W - 1 micro-batches.
-
-    Fitted to simulations, and tested against them.
-    """
+def gap_seconds(c: Candidate, stage: StageTable) -> Table:
+    """The seconds that each further worker adds to a step where W fills the bubble: `Planning.gap` of the method."""
     forward, inputs, weights = stage.forward, stage.backward - stage.deferrable, stage.deferrable
-    gap: Table = np.maximum.reduce(
-        [forward, inputs, weights, 2 * forward - inputs, 2 * (np.maximum(forward, inputs) - weights)]
-    )
+    gap: Table = np.maximum.reduce([f * forward + i * inputs + w * weights for f, i, w in c.planning.gap])
     return gap
 
 

@@ -14,7 +14,8 @@ from stretto.plan.halos import too_few_rows
 from stretto.plan.planned_methods import FAMILIES, names_of, planned
 
 RECOMPUTE = ("none", "selective", "full", "stage")
-SHARDS = ("none", "fully-shard", "fully-shard(reshard=True)")
+SHARD_OPTIMIZER = "shard-optimizer"  # of what replicas have alike, only the optimizer's state is shared out
+SHARDS = ("none", SHARD_OPTIMIZER, "fully-shard", "fully-shard(reshard=True)")
 USUAL_TENSORS = (1, 2, 4, 8, 16)  # tried where a problem names none, within a node
 USUAL_SPACES = ((1, 1), (2, 1), (4, 1), (2, 2))
 

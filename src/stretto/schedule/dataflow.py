@@ -102,11 +102,12 @@ def loaded(microbatch: int) -> Action:
 class Rules:
     """The meaning of actions, from topology given as data. No interpreter holds a rule of its own.
 
-    `split` are the stages whose backward is I and W instead of B; `per_update` is how many micro-batches an update
-    consumes. `recompute` are the stages whose graph is made by a second forward, C; `keep` those of them that keep
-    their input for it, the first of each segment: the others get it from the C of the stage below. `reduces` says that
-    updates wait for the norms that all stages' R send, `sums` that the gradients of replicas are added up before,
-    `merges` that their weights are merged after; `ties` are weights that several stages use.
+    `split` are the stages whose backward is I and W instead of B, but for the (stage, offset in a turn of `per_turn`
+    micro-batches) in `whole`; `per_update` is how many micro-batches an update consumes. `recompute` are the stages
+    whose graph is made by a second forward, C; `keep` those of them that keep their input for it, the first of each
+    segment: the others get it from the C of the stage below. `reduces` says that updates wait for the norms that all
+    stages' R send, `sums` that the gradients of replicas are added up before, `merges` that their weights are merged
+    after; `ties` are weights that several stages use.
     """
 
     reach: Reach
@@ -118,7 +119,9 @@ class Rules:
     sums: bool = False
     merges: bool = False
     ties: tuple[Tie, ...] = ()
-    _patterns: dict[tuple[str, int], Flow] = field(default_factory=dict, repr=False, compare=False)
+    whole: frozenset[tuple[int, int]] = frozenset()
+    per_turn: int = 1
+    _patterns: dict[tuple[str, int, int], Flow] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def of(cls, schedule: Schedule, reach: Reach, per_update: int | None = None, ties: tuple[Tie, ...] = ()) -> "Rules":
@@ -132,9 +135,10 @@ class Rules:
             of_kind("a tie", tie, Tie, "what Delays.tie(owner, user) makes")
         kinds = {(action.kind, action.stage) for actions in schedule.body for action in actions}
         recompute, keep = segments_of(schedule)
+        split = frozenset(stage for kind, stage in kinds if kind == "I")
         return cls(
             reach,
-            split=frozenset(stage for kind, stage in kinds if kind == "I"),
+            split=split,
             per_update=schedule.per_turn if per_update is None else per_update,
             recompute=recompute,
             keep=keep,
@@ -142,6 +146,8 @@ class Rules:
             sums=any(kind == "A" for kind, _ in kinds),
             merges=any(kind == "M" for kind, _ in kinds),
             ties=ties,
+            whole=whole_backwards(schedule, split),
+            per_turn=schedule.per_turn,
         )
 
     @cached_property
@@ -149,11 +155,20 @@ class Rules:
         """The number of stages."""
         return self.reach.num_stages
 
-    def kinds(self, stage: int, *, updates: bool) -> str:
-        """The kinds of a stage's actions for one micro-batch; `updates`: for the last micro-batch of an update."""
+    def splits(self, stage: int, microbatch: int) -> bool:
+        """Whether a stage's backward of a micro-batch is I and W."""
+        return stage in self.split and (stage, microbatch % self.per_turn) not in self.whole
+
+    def sweeps_are_possible(self, stage: int) -> bool:
+        """Whether each whole backward of a stage, if it has any, can be one sweep."""
+        is_split = stage in self.split and all(other != stage for other, _ in self.whole)
+        return is_split or self.reach.one_sweep(stage)
+
+    def kinds(self, stage: int, microbatch: int) -> str:
+        """The kinds of a stage's actions for one micro-batch, of which some are the last of an update."""
         ends = "A" * self.sums + "R" * self.reduces + "U" + "M" * self.merges
-        runs = ("FC" if stage in self.recompute else "F") + ("IW" if stage in self.split else "B")
-        return runs + ends * updates
+        runs = ("FC" if stage in self.recompute else "F") + ("IW" if self.splits(stage, microbatch) else "B")
+        return runs + ends * ((microbatch + 1) % self.per_update == 0)
 
     @property
     def lookback(self) -> int:
@@ -177,15 +192,17 @@ class Rules:
         if self.ties:
             needs = tuple([edge for edge in self._needs(action) if since is None or edge.source.microbatch >= since])
             return Flow(needs, self._makes(action), self.frees(action, needs))
-        # All micro-batches are alike: the pattern is that of micro-batch 0, moved on.
-        pattern = self._patterns.get((kind, stage))
+        # Micro-batches are alike, or those at one offset of a turn: the pattern is that of the first, moved on.
+        first = microbatch % self.per_turn if self.whole else 0
+        pattern = self._patterns.get((kind, stage, first))
         if pattern is None:
-            first = Action(kind, stage, 0)
-            needs = self._needs(first)
-            pattern = self._patterns[kind, stage] = Flow(needs, self._makes(first), self.frees(first, needs))
+            example = Action(kind, stage, first)
+            needs = self._needs(example)
+            pattern = self._patterns[kind, stage, first] = Flow(needs, self._makes(example), self.frees(example, needs))
+        later = microbatch - first
         moved = [
-            new(Edge, (value, new(Action, (k, s, microbatch + offset)), user))
-            for value, (k, s, offset), user in pattern.needs + pattern.makes
+            new(Edge, (value, new(Action, (k, s, m + later)), user))
+            for value, (k, s, m), user in pattern.needs + pattern.makes
         ]
         count = len(pattern.needs)
         needs = tuple(moved[:count])
@@ -285,7 +302,7 @@ class Rules:
 
     def _contributed(self, stage: int, window: range) -> tuple[Edge, ...]:
         return tuple(
-            Edge("tied-gradient", Action("W" if tie.user in self.split else "B", tie.user, m), stage)
+            Edge("tied-gradient", Action("W" if self.splits(tie.user, m) else "B", tie.user, m), stage)
             for tie in self.ties
             if tie.owner == stage and tie.trains
             for m in window
@@ -297,12 +314,22 @@ class Rules:
     def _arriving(self, stage: int, microbatch: int) -> tuple[Edge, ...]:
         if not self.reach.arriving(stage):
             return ()
-        kind = "I" if stage + 1 in self.split else "B"
+        kind = "I" if self.splits(stage + 1, microbatch) else "B"
         return (Edge("gradient", Action(kind, stage + 1, microbatch), stage),)
 
     def _weight_gradient(self, stage: int, microbatch: int) -> Edge:
-        kind = "W" if stage in self.split else "B"
+        kind = "W" if self.splits(stage, microbatch) else "B"
         return Edge("weight-gradient", Action(kind, stage, microbatch), stage)
+
+
+def whole_backwards(schedule: Schedule, split: frozenset[int]) -> frozenset[tuple[int, int]]:
+    """The (stage, offset in a turn) of each B, and no I, of stages that split other backwards."""
+    offsets: dict[str, set[tuple[int, int]]] = {"B": set(), "I": set()}
+    for stage in split:
+        for kind, _, microbatch in schedule.of_stage(stage):
+            if kind in offsets:
+                offsets[kind].add((stage, microbatch % schedule.per_turn))
+    return frozenset(offsets["B"] - offsets["I"])
 
 
 def segments_of(schedule: Schedule) -> tuple[frozenset[int], frozenset[int]]:

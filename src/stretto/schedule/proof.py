@@ -109,13 +109,13 @@ def complete(schedule: Schedule, rules: Rules) -> bool:
     per_turn, per_update = schedule.per_turn, rules.per_update
     if schedule.num_stages != rules.num_stages or per_update < 1 or per_turn % per_update:
         return False
-    if not all(stage in rules.split or rules.reach.one_sweep(stage) for stage in range(schedule.num_stages)):
+    if not all(rules.sweeps_are_possible(stage) for stage in range(schedule.num_stages)):
         return False
     required = Counter(
         (kind, stage, residue)
         for stage in range(schedule.num_stages)
         for residue in range(per_turn)
-        for kind in rules.kinds(stage, updates=(residue + 1) % per_update == 0)
+        for kind in rules.kinds(stage, residue)
     )
     return required == Counter(
         (kind, stage, offset % per_turn) for actions in schedule.body for kind, stage, offset in actions

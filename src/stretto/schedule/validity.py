@@ -53,7 +53,7 @@ def complete(schedule: Schedule, rules: Rules, turns: int) -> None:
     if schedule.num_stages != rules.num_stages:
         raise ScheduleError(f"the schedule drives {schedule.num_stages} stages, the rules know {rules.num_stages}")
     for stage in range(schedule.num_stages):
-        if stage not in rules.split and not rules.reach.one_sweep(stage):
+        if not rules.sweeps_are_possible(stage):
             raise ScheduleError(
                 f"{Action('B', stage, 0)} cannot be one sweep: stage {stage} sends down less than it uses itself; "
                 "split its backward into I and W"
@@ -61,7 +61,7 @@ def complete(schedule: Schedule, rules: Rules, turns: int) -> None:
     found = Counter(action for worker in range(schedule.num_workers) for action in schedule.unroll(worker, turns))
     for microbatch in range(turns * schedule.per_turn):
         for stage in range(schedule.num_stages):
-            for kind in rules.kinds(stage, updates=(microbatch + 1) % rules.per_update == 0):
+            for kind in rules.kinds(stage, microbatch):
                 action = Action(kind, stage, microbatch)
                 times = found.pop(action, 0)
                 if times != 1:

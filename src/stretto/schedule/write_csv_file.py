@@ -22,7 +22,7 @@ def to_csv(schedule: Schedule) -> str:
             if action.microbatch < 0:
                 raise UsageError(
                     f"{action} of worker {worker} belongs to an earlier minibatch: torch.distributed.pipelining runs "
-                    f"one minibatch at a time; export a synchronous schedule (gpipe, 1f1b, interleaved, zb-h1, zb-v)"
+                    "one minibatch at a time; export a synchronous schedule (gpipe, 1f1b, interleaved, zb-h1, ...)"
                 )
             if action.kind == "U" and any(later.stage == action.stage for later in actions[position + 1 :]):
                 raise UsageError(

@@ -138,8 +138,9 @@ class Stage:
     def __init__(self, parts: StageParts, specification: Specification, rules: Rules, phase: PhaseSettings) -> None:
         index, module, head, reach = parts.index, parts.module, parts.head, rules.reach
         self._split = index in rules.split
+        self._splits = partial(rules.splits, index)
         mean = specification.method.combine == "mean"
-        assert self._split or reach.one_sweep(index), f"stage {index} needs I and W: it sends less than it uses"
+        assert rules.sweeps_are_possible(index), f"stage {index} needs I and W: it sends less than it uses"
         assert not mean or self._split or len(reach.losses(index)) == 1, f"stage {index}: a mean of losses needs I, W"
         self.index = index
         self.module = module
@@ -336,7 +337,7 @@ class Stage:
         results: dict[str, Any] = {"graph": graph}
         if self._has_loss:
             target: Target = operands["target"]
-            if self._split:
+            if self._splits(microbatch):
                 graph.cut = tuple(leaf(tensor, True) for tensor in outputs)
             features = graph.cut or outputs
             compared = features if isinstance(output, tuple) else features[0]
@@ -412,6 +413,8 @@ class Stage:
         graph: Graph = operands["graph"]
         roots: list[Tensor] = []
         gradients: list[Tensor | None] = []
+        if self._split:  # sharded weights expect an I, which leaves them without gradients
+            self.weights.leaves(graph.version)
         arrived, divisors = self._arrived(operands)
         if arrived:
             roots, gradients = differentiable(graph.outputs, arrived[0] if len(arrived) == 1 else add(arrived))

@@ -1,19 +1,20 @@
 """Costs of the models that the command line plans for: built-in ones, published ones and the user's own."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from stretto.cost.layer_table import LayerCost, ModelCosts, with_recomputed
 from stretto.errors import UsageError, nearest
 from stretto.options.user_function import is_function
+from stretto.study.tensor_format import AS_TORCH_HAS_THEM, TensorFormat
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from stretto.measure.counting import Counting
     from stretto.models.model import Model
-    from stretto.models.published_network import PublishedNetwork
     from stretto.settings.runs import TrainSettings
     from stretto.splitting import Stages
 
@@ -92,7 +93,7 @@ class Costed:
 
 def costed(
     name: str, model_options: Mapping[str, Any], data: str | None, data_options: Mapping[str, Any], optimizer: str,
-    *, loss: str = "auto", metric: tuple[str, ...] = (), dtype: str = "float32",
+    *, loss: str = "auto", metric: tuple[str, ...] = (), format: TensorFormat = AS_TORCH_HAS_THEM,
     heads: Sequence[str] = ("auto",), sharing: Sequence[int] = (), selective: bool = False, sequence: bool = False,
 ) -> Costed:  # fmt: skip
     """Count the costs of a model on its data, of a network without data, or of the user's own (`file.py:function`).
@@ -100,8 +101,8 @@ def costed(
     `sharing` are numbers of processes that may share the weights of a model: the costs to each of them are counted,
     too; with `selective` also those of layers whose marked modules are recomputed, with `sequence` those on parts of
     the sequence. Without `data` a user's own network is counted on its example, without a loss. `metric` costs nothing.
-    `dtype` concerns networks without data only. `heads` are the names of those that are counted. Raises UsageError for
-    an unknown name.
+    `format` concerns networks without data only; others are as their modules are. `heads` are the names of those that
+    are counted. Raises UsageError for an unknown name.
     """
     from stretto.models.published import NETWORKS, is_planned_only
     from stretto.models.table import MODELS
@@ -110,7 +111,7 @@ def costed(
     forms = Forms(tuple(sharing), selective=selective, sequence=sequence)
     if is_planned_only(name, model_options):
         refuse_data(name, data=data, data_options=data_options, loss=loss, metric=metric)
-        return of_paper(name, model_options, optimizer, dtype=dtype, heads=heads, forms=forms)
+        return of_paper(name, model_options, optimizer, format=format, heads=heads, forms=forms)
     if (is_function(name) and data is not None) or name in MODELS:
         options = {"model_options": dict(model_options), "data_options": dict(data_options)}
         return trainable(
@@ -259,7 +260,7 @@ def of_paper(
     options: Mapping[str, Any],
     optimizer: str,
     *,
-    dtype: str,
+    format: TensorFormat,
     heads: Sequence[str],
     forms: Forms,
 ) -> Costed:
@@ -272,25 +273,24 @@ def of_paper(
     from stretto.models.published import planned_network
 
     network, places = planned_network(name, options).condensed()
-    kind = getattr(torch, "float32" if dtype == "tfloat32" else dtype, None)
-    if not isinstance(kind, torch.dtype):
-        raise UsageError(f"dtype={dtype!r}: choose float32, tfloat32, bfloat16 or float16")
-    counting = Counting(on_meta=True)
-    with torch.device("meta"), counting.mode:
-        layers = [layer.to(kind) for layer in network.layers()]
+    autocast = format.autocast
+    counting = Counting(on_meta=autocast is None)
+    with torch.device("meta"), counting.mode if counting.on_meta else nullcontext():
         x, y = network.example(EXAMPLES), network.target(EXAMPLES)
-    x = x.to(kind) if x.is_floating_point() else x
-    costs = replace(layer_costs(layers, x, loss=network.loss, target=y, counting=counting), dtype=dtype)
+        layers, x = format.converted(network.layers(), x, name)
+    how_run: dict[str, Any] = {"autocast": autocast, "counting": counting}
+    costs = replace(layer_costs(layers, x, loss=network.loss, target=y, **how_run), dtype=format.dtype)
     features = outputs(layers, x) if heads or x.dim() == 4 else []
     features = [features[place] for place in places] if features else []
-    parts, unshared = parts_of(network, layers, (x, y), costs, forms.sharing, counting)
 
     def count(number: int, sequence: bool, how: str) -> ModelCosts:
         if number == 1:
-            return layer_costs(layers, x, loss=network.loss, target=y, recompute=how, counting=counting)
+            return layer_costs(layers, x, loss=network.loss, target=y, recompute=how, **how_run)
         return published_tensor_costs(
-            network, layers, (x, y), number, costs, sequence=sequence, recompute=how, counting=counting
+            network, layers, (x, y), number, costs, sequence=sequence, recompute=how, **how_run
         )
+
+    parts, unshared = parts_of(count, forms.sharing if network.counts_parts else ())
 
     formed, unformed = counted_forms(layers, forms, count, {1: costs, **parts})
     return Costed(
@@ -313,16 +313,13 @@ def refuse_data(name: str, *, loss: str, **given: object) -> None:
 
 
 def parts_of(
-    network: "PublishedNetwork", layers: "Sequence[nn.Module]", inputs: "tuple[Tensor, Tensor]", whole: ModelCosts,
-    sharing: Sequence[int], counting: "Counting",
-) -> tuple[dict[int, ModelCosts], dict[int, str]]:  # fmt: skip
-    """As `shared_costs`, of a network without data; nothing where parts follow from the whole."""
-    from stretto.measure.tensor_costs import published_tensor_costs
-
+    count: Callable[[int, bool, str], ModelCosts], sharing: Sequence[int]
+) -> tuple[dict[int, ModelCosts], dict[int, str]]:
+    """As `shared_costs`, of a network without data: the costs to each of several processes, and why others cannot."""
     found, reasons = {}, {}
-    for parts in sharing if network.counts_parts else ():
+    for parts in sharing:
         try:
-            found[parts] = published_tensor_costs(network, layers, inputs, parts, whole, counting=counting)
+            found[parts] = count(parts, False, "none")
         except UsageError as error:  # too few heads for so many processes, say
             reasons[parts] = str(error)
     return found, reasons

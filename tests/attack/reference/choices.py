@@ -10,7 +10,7 @@ import stretto
 from attack.reference.simulator import Definition
 from stretto.optim import LAMB, LARS
 
-SYNCHRONOUS = ("backprop", "gpipe", "1f1b", "interleaved", "looped-bfs", "zb-h1", "zb-v")
+SYNCHRONOUS = ("backprop", "gpipe", "1f1b", "interleaved", "looped-bfs", "zb-h1", "zb-h2", "zb-v", "dualpipe-v")
 LOCAL = ("greedy", "overlapping", "chunked")
 DELAYED = ("pipedream", "pipedream-2bw", "paci", "pipeoptim", "nesterov", "spectrain")
 CLOCK = ("pb", "pb-sc", "pb-lwp", "pb-lwpw", "pb-lwp-sc", "pipemare")
@@ -37,14 +37,17 @@ def synchronous(draw, name, stages):
     if name in ("interleaved", "looped-bfs"):
         workers = draw.choice([w for w in range(1, stages + 1) if stages % w == 0])
         count = None if draw.random() < 0.3 else workers * draw.choice([1, 2])
-    if name == "zb-v":
+    if name in ("zb-v", "dualpipe-v"):
         workers = stages // 2 if stages > 1 else None
+    if name == "dualpipe-v" and count is not None:
+        count += stages
     options = {} if count is None else {"microbatches": count}
 
     def pieces(_):
         if count:
             return count
-        return max(4, stretto.method(name).plan(stages, workers)[0].num_workers)
+        of_workers = stretto.method(name).plan(stages, workers)[0].num_workers
+        return max(4, {"zb-h2": 2 * of_workers - 1, "dualpipe-v": 2 * of_workers}.get(name, of_workers))
 
     return name, options, Definition(pieces=pieces, synchronous=True, whole_norm=True), workers
 
@@ -139,7 +142,7 @@ def clock(draw, name, stages):
 
 def method(draw, stages, minibatches, names=METHODS):
     """(how it is written, its definition, how many workers or None)."""
-    names = [each for each in names if each != "zb-v" or stages % 2 == 0 or stages == 1]
+    names = [each for each in names if each not in ("zb-v", "dualpipe-v") or stages % 2 == 0 or stages == 1]
     name, workers = draw.choice(names), None
     if name in SYNCHRONOUS:
         name, options, definition, workers = synchronous(draw, name, stages)

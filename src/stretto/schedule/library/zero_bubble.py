@@ -12,9 +12,18 @@ gradients. Stage 0 has no stage below, so its backward stays whole ("aa").
                                 0:5      0aA1bB2cC   3dD  4eE  5f      F..
                                 0:0 01234         5aa   bb   cc  ddeeff ..
 
-ZB-H1's bubble is (S-1)(F+I-W) as long as W takes no longer than F and I, 1F1B's (S-1)(F+I+W). In ZB-V a worker has two
-stages ("1:4" is stage 4 on worker 1; blank is the time in which it is at the other); from 2W-1 micro-batches on and
-with F = I = W no worker idles between its first and its last action. No worker holds more than 1F1B's first.
+    ZB-H2
+    3 ...0a1b2c3d4e5f6gABCDEFG
+    2 ..012a3b4c5d6eAfBgCDEFG.
+    1 .01234a5b6cAdBeCfDgEFG..
+    0 0123456aabbccddeeffgg...
+
+ZB-H1's bubble is (S-1)(F+I-W) as long as W takes no longer than F and I, 1F1B's (S-1)(F+I+W). ZB-H2 runs as many
+forwards ahead as fit before the first gradient arrives, and holds twice as many activations: from 2S-1 micro-batches on
+and with F = I = W its workers start one after the other and never idle, so the next turn begins at once. In ZB-V a
+worker has two stages ("1:4" is stage 4 on worker 1; blank is the time in which it is at the other); from 2W-1
+micro-batches on and with F = I = W no worker idles between its first and its last action, and none holds more than
+1F1B's first, as in ZB-H1.
 """
 
 from collections import Counter, deque
@@ -40,15 +49,29 @@ def zb_h1(num_stages: int, num_workers: int, microbatches: int) -> Schedule:
     Several stages on a worker run a micro-batch one after the other, forward ascending and backward descending.
     Raises UsageError for counts that cannot be.
     """
+    return handcrafted(num_stages, num_workers, microbatches, ahead=1, most=num_workers)
+
+
+def zb_h2(num_stages: int, num_workers: int, microbatches: int) -> Schedule:
+    """As ZB-H1 with 2(W-1-w) + 1 forwards before worker w's first backward: it holds 2W - 1 activations at most.
+
+    From 2W-1 micro-batches on and with F = I = W no worker idles between its first and its last action. Raises
+    UsageError for counts that cannot be.
+    """
+    return handcrafted(num_stages, num_workers, microbatches, ahead=2, most=2 * num_workers - 1)
+
+
+def handcrafted(num_stages: int, num_workers: int, microbatches: int, *, ahead: int, most: int) -> Schedule:
+    """ZB-H1 or ZB-H2: `ahead` more forwards for each worker above, activations of `most` micro-batches a worker."""
     at_least_one(microbatches=microbatches)
     cut = contiguous(num_stages, num_workers)
 
     def order(worker: int, stages: range) -> Iterator[Action]:
         ups = [forward(stages, m) for m in range(microbatches)]
         downs = [[down(stage, m) for stage in reversed(stages)] for m in range(microbatches)]
-        return chain.from_iterable(alternate(ups, downs, ahead=num_workers - 1 - worker))
+        return chain.from_iterable(alternate(ups, downs, ahead=ahead * (num_workers - 1 - worker)))
 
-    room = [len(stages) * min(num_workers, microbatches) for stages in cut]
+    room = [len(stages) * min(most, microbatches) for stages in cut]
     return fill([list(order(worker, stages)) for worker, stages in enumerate(cut)], room, microbatches)
 
 
@@ -59,14 +82,19 @@ def zb_v(num_stages: int, num_workers: int, microbatches: int) -> Schedule:
     stages' activations, as many as 1F1B's first worker. Raises UsageError for counts that cannot be.
     """
     at_least_one(num_stages=num_stages, num_workers=num_workers, microbatches=microbatches)
-    if num_stages != 2 * num_workers:
-        other = "" if num_stages % 2 else f", or {num_stages // 2} workers"
-        raise UsageError(f"num_stages={num_stages} on num_workers={num_workers}: every worker holds two stages; "
-                         f"use {2 * num_workers} stages{other}")  # fmt: skip
+    check_two_stages_each(num_stages, num_workers)
     orders = [list(v_order(worker, num_workers, microbatches)) for worker in range(num_workers)]
     # what the paper's phases hold: the second and third bound matter where the pipeline is never full
     room = [min(2 * num_workers, 2 * microbatches, microbatches + worker + 1) for worker in range(num_workers)]
     return fill(orders, room, microbatches)
+
+
+def check_two_stages_each(num_stages: int, num_workers: int) -> None:
+    """Raise UsageError unless there are twice as many stages as workers."""
+    if num_stages != 2 * num_workers:
+        other = "" if num_stages % 2 else f", or {num_stages // 2} workers"
+        raise UsageError(f"num_stages={num_stages} on num_workers={num_workers}: every worker holds two stages; "
+                         f"use {2 * num_workers} stages{other}")  # fmt: skip
 
 
 def v_order(worker: int, num_workers: int, microbatches: int) -> Iterator[Action]:
