@@ -271,10 +271,12 @@ def plain(value: Any) -> Hashable:
         return partial, plain(value.func), plain(value.args), plain(tuple(value.keywords.items()))
     if isinstance(value, set):
         return frozenset(plain(each) for each in value)
-    if isinstance(value, dict | list) and not value:
-        return ()
     if isinstance(value, OrderedDict):  # of hooks
         return tuple(plain(each) for each in value.values())
+    if isinstance(value, dict):
+        return tuple((plain(key), plain(each)) for key, each in value.items())
+    if isinstance(value, list):
+        return tuple(plain(each) for each in value)
     if is_dataclass(value) and not isinstance(value, type) and getattr(value, "__dataclass_params__").frozen:  # noqa: B009
         return type(value), tuple(plain(getattr(value, each.name)) for each in fields(value))
     return "object", id(value)
