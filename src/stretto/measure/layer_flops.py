@@ -71,7 +71,9 @@ def layer_costs(
     for (name, module), few, many in zip([*named, *ends], *runs, strict=True):
         pair, key = Pair(given[0].shape[0], few, many), (id(few.passes), id(many.passes))
         if key not in shared:
-            shared[key] = PassWorks(*map(pair.works, "FBIW"), tuple(map(pair.most, range(3))))
+            works, most = map(pair.works, "FBIW"), map(pair.most, range(3))
+            forward, backward, inputs, weights = works
+            shared[key] = PassWorks(forward, backward, inputs, weights, tuple(most))
         rows.append(row(name, module, pair, shared[key]))
     return ModelCosts(tuple(rows), dtype_of(layers), ties=tuple(map(tied, tied_weights.find(layers))))
 
@@ -199,6 +201,7 @@ def row(name: str, module: nn.Module, pair: Pair, works: PassWorks) -> LayerCost
     sizes: dict[str, Any] = {
         key: pair.bytes(key) for key in ("activation", "shared", "input", "output", "loose_input", "loose_output")
     }
+    forward, backward, again = works.most
     parameters = list(module.parameters())
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     return LayerCost(
@@ -213,7 +216,7 @@ def row(name: str, module: nn.Module, pair: Pair, works: PassWorks) -> LayerCost
         parameter_tensors=len(trained),
         parameter_bytes=sum(p.numel() * p.element_size() for p in parameters),
         gradient_bytes=sum(p.numel() * p.element_size() for p in trained),
-        peaks=Peaks(*works.most, max((p.numel() * p.element_size() for p in trained), default=0)),
+        peaks=Peaks(forward, backward, again, max((p.numel() * p.element_size() for p in trained), default=0)),
         image_windows=image_windows(pair.examples, pair.few.windows, pair.many.windows),
         **sizes,
     )

@@ -1,7 +1,7 @@
 """The public functions: cut a module over the tensor axis of a mesh, and gather its parameters or gradients."""
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -134,7 +134,8 @@ def gather(module: nn.Module, *, gradients: bool = False) -> dict[str, Tensor]:
     with torch.no_grad():
         for name, value in local.items():
             if is_share(value):
-                whole[name] = value.full_tensor().detach()
+                share: Any = value
+                whole[name] = share.full_tensor().detach()
             else:
                 whole[name] = cut[name].whole(value.detach()) if name in cut else value.detach()
     return whole
