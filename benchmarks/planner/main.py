@@ -14,19 +14,24 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+import torch
 
+from stretto.cli.plan import KEEP
 from stretto.cost import Cluster, find_cluster
 from stretto.plan import Problem, search
 from stretto.plan.candidate_costs import Prices
+from stretto.plan.objective import Goal, Objective
 from stretto.plan.partition import partition
 from stretto.plan.search_space import candidates
-from stretto.study.model_costs import costed
+from stretto.study.model_costs import Costed, costed
 from stretto.study.tensor_format import TensorFormat
 
 ROUNDS = 5
 LAYERS, DEVICES = 100, 64
 CLUSTER, BATCH = "128-nodes-of-8-h100", 1536
-BARS = {"partition": 1.0, "gpt3-175b": 10.0}  # seconds
+GOALS: tuple[Goal, ...] = ("step", "energy")
+DECODER = {"depth": 96, "width": 12288, "heads": 96, "context": 2048, "vocabulary": 51200}
+BARS = {"partition": 1.0, "gpt3-175b": 3.0, "costs": 2.0}  # seconds
 PEERS = {"Calculon, ms a configuration": 2.0, "AutoParallel, s, Llama-3-8B on 64 GPUs": 51.6}  # published
 
 
@@ -53,28 +58,47 @@ def partitions() -> dict[str, object]:
 
 
 def networks(cluster: Cluster) -> dict[str, object]:
-    """GPT-3 175B on 1,024 GPUs."""
-    format = TensorFormat("bfloat16")
-    clock, cpu, model = timed(lambda: costed("gpt3-175b", {}, "", {}, "auto", format=format, heads=()))
+    """GPT-3 175B on 1,024 GPUs, in every form that `stretto plan` counts; and a decoder as large, counted alone."""
+    clock, cpu, model = timed(lambda: counted("gpt3-175b", {}))
     problem = Problem(
-        costs=model.costs, cluster=cluster, workers=1024, batch_sizes=(BATCH,), optimizer="adam", masters=True
-    )
-    rounds = [timed(lambda: search(problem)) for _ in range(3)]
-    found = rounds[0][2]
-    prices = Prices(problem)
+        costs=model.costs, cluster=cluster, workers=1024, batch_sizes=(BATCH,), optimizer="adam", masters=True,
+        tensor_costs=model.tensor_costs, form_costs=model.form_costs, weight_products=True,
+    )  # fmt: skip
     some = list(candidates(problem))[::400]
-    alone = timed(lambda: [prices.cut(c, prices.tables(c)) for c in some])
-    best, c = found.best, found.best.candidate
+    prices = Prices(problem)
+    rates = [Objective().rates(c, prices.places_of(c)) for c in some]
+    alone = timed(lambda: [prices.cut(c, prices.tables(c), rate) for c, rate in zip(some, rates, strict=True)])
+    decoder = timed(lambda: counted("decoder", DECODER))
     return {
         "costs": {"seconds": clock, "cpu": cpu},
+        "costs of a decoder": {"seconds": decoder[0], "cpu": decoder[1]},
+        "ms a configuration, priced and cut without bounds": 1e3 * alone[1] / len(some),
+        **{goal: searched(problem, goal) for goal in GOALS},
+    }
+
+
+def counted(name: str, options: dict[str, object]) -> Costed:
+    """All forms of a network's layers on nodes of 8: tensor axes, divided sequences, selective recomputation."""
+    return costed(
+        name, options, None, {}, "auto", format=TensorFormat("bfloat16"), heads=(), sharing=(2, 4, 8), selective=True,
+        sequence=True,
+    )  # fmt: skip
+
+
+def searched(problem: Problem, goal: Goal) -> dict[str, object]:
+    """Three searches for one objective, as `stretto plan` makes them."""
+    rounds = [timed(lambda: search(problem, Objective(goal=goal), keep=KEEP)) for _ in range(3)]
+    found = rounds[0][2]
+    best, c = found.best, found.best.candidate
+    return {
         "search": summary([each[:2] for each in rounds]),
         "candidates": found.candidates,
         "priced": found.priced,
         "ms a configuration": 1e3 * statistics.median(each[1] for each in rounds) / found.candidates,
-        "ms a configuration, priced and cut without bounds": 1e3 * alone[1] / len(some),
         "plan": {
             "method": str(c), "pipeline": c.pipeline, "tensor": c.mesh.tensor, "data": c.mesh.data,
-            "sharding": c.shard, "seconds": best.seconds, "bytes": max(best.bytes),
+            "sequence": c.sequence, "recompute": c.recompute, "sharding": c.shard, "seconds": best.seconds,
+            "bytes": max(best.bytes),
         },
     }  # fmt: skip
 
@@ -88,7 +112,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path(__file__).with_name("result.json"))
     given = parser.parse_args()
-    machine = {"cores": os.cpu_count(), "python": platform.python_version(), "load": os.getloadavg()[0]}
+
+    machine = {
+        "torch": torch.__version__,
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "load": os.getloadavg()[0],
+    }
     result = {
         "machine": machine, "bars, seconds": BARS, "published peers": PEERS, "partition": partitions(),
         "gpt3-175b on 1,024 GPUs": networks(find_cluster(CLUSTER)),

@@ -10,8 +10,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from stretto.errors import UsageError
 from stretto.measure import layer_costs
-from stretto.measure.layer_flops import alike
 from stretto.measure.tensor_costs import published_tensor_costs, tensor_costs
+from stretto.measure.traced_layers import alike
 from stretto.models.core_attention import CoreAttention, Dropout, FusedAttention
 from stretto.models.families import FAMILIES, decoder, encoder, family_member, resnet, unet, vgg, vit
 from stretto.models.fused_operators import ResidualSum, RMSNorm, rotary

@@ -445,20 +445,27 @@ class Cluster:
 
     def links_among(self, workers: Iterable[int]) -> list[Link]:
         """Every different link between these workers."""
-        places = [self.place(worker) for worker in workers]
+        return self._links_among(Counter(map(self.place, workers)))
+
+    def _links_among(self, places: Counter[WorkerPlace]) -> list[Link]:
         nodes = {group: {p.node for p in places if p.group == group} for group in {p.group for p in places}}
         names = [self.between] if len(nodes) > 1 else []
         names += [self.groups[group].between for group, group_nodes in nodes.items() if len(group_nodes) > 1]
-        names += [self.groups[place.group].within for place, count in Counter(places).items() if count > 1]
+        names += [self.groups[place.group].within for place, count in places.items() if count > 1]
         return [self.links[name] for name in dict.fromkeys(names) if name is not None]
 
     def collective_links(self, workers: Iterable[int]) -> list[Link]:
         """Every different link between these workers; those within and between nodes as one where both have rings."""
-        ranks = list(workers)
-        links = self.links_among(ranks)
+        nodes = Counter(map(self.place, workers))
+        shape = tuple((place.group, count) for place, count in nodes.items())  # all that tells, of many such workers
+        if shape not in self._links_by_shape:
+            self._links_by_shape[shape] = self._collective_links(nodes)
+        return list(self._links_by_shape[shape])
+
+    def _collective_links(self, nodes: Counter[WorkerPlace]) -> list[Link]:
+        links = self._links_among(nodes)
         if not any(link.rings for link in links):
             return links
-        nodes = Counter(self.places[worker] for worker in ranks)
         per_node, most = min(nodes.values(), default=0), max(nodes.values(), default=0)
         if len(nodes) < 2 or len(links) != (1 if most == 1 else 2) or not all(link.rings for link in links):
             return links
@@ -467,6 +474,10 @@ class Cluster:
         if key not in self._joined_links:
             self._joined_links[key] = joined_links(within if per_node > 1 else None, between, len(nodes), per_node)
         return [self._joined_links[key]]
+
+    @cached_property
+    def _links_by_shape(self) -> dict[tuple[tuple[int, int], ...], list[Link]]:
+        return {}
 
     @cached_property
     def _joined_links(self) -> dict[tuple[int, int, int, int], Link]:

@@ -394,6 +394,16 @@ class ModelCosts:
                 shared_bytes[owner, borrower] = shared_bytes.get((owner, borrower), 0.0) + tie.bytes
         return dict(sorted(shared_bytes.items()))
 
+    def spread(self, places: Sequence[int]) -> "ModelCosts":
+        """The table of a model whose layer i is like layer places[i] of this one, named by its number; a loss behind.
+
+        Layers that share a parameter are those that stand for themselves alone.
+        """
+        rows = [replace(self.layers[place], name=str(index)) for index, place in enumerate(places)]
+        rest = self.layers[max(places) + 1 :]
+        ties = tuple(replace(tie, layers=tuple(map(places.index, tie.layers))) for tie in self.ties)
+        return replace(self, layers=(*rows, *rest), ties=ties)
+
     @property
     def parameters(self) -> int:
         """How many numbers the model has, those that several layers share once."""

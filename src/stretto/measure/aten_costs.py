@@ -1,13 +1,12 @@
 """What torch's operators do, one by one: which sort they are, their FLOPs, and the bytes they read and write."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from stretto.measure.kernels import Kernel, kernels_of
 from stretto.nn.flop_counter import flops_of
@@ -66,12 +65,16 @@ class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """All that has run so far."""
         return Done(dict(self.done), tuple(self.kernels))
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # else torch imports its compiler, and asks it at each operator
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operator and write down what it does."""
         kwargs = kwargs or {}
         made = func(*args, **kwargs)
-        space, _, name = func._schema.name.partition("::")
-        if space != "prim" and name not in FREE and not is_view(func):
+        if counts(func):
+            name = func._schema.name.partition("::")[2]
             flops = causal_share(func, args, kwargs) * flops_of(func, args, kwargs, made)
             operator = Kernel(sort(name), flops, moved(name, args, kwargs, made))
             taken = self.done[operator.sort]
@@ -81,6 +84,14 @@ class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return made
 
 
+@cache
+def counts(func: Any) -> bool:
+    """Whether an operator does any work: views are free, and what only makes room."""
+    space, _, name = func._schema.name.partition("::")
+    return space != "prim" and name not in FREE and not is_view(func)
+
+
+@cache
 def sort(name: str) -> str:
     """Which sort of operator a name belongs to; element-wise, with sums and copies, where no other fits.
 
@@ -131,6 +142,15 @@ def nbytes(values: Any) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors(values))
 
 
-def tensors(values: Any) -> Iterable[Tensor]:
+def tensors(values: Any) -> Iterator[Tensor]:
     """The tensors in a nest of values."""
-    return (leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor))
+    if isinstance(values, Tensor):
+        yield values
+    elif isinstance(values, tuple | list):
+        for value in values:
+            if isinstance(value, Tensor):
+                yield value
+            elif isinstance(value, tuple | list | dict):
+                yield from tensors(value)
+    elif isinstance(values, dict):
+        yield from tensors(tuple(values.values()))

@@ -10,6 +10,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from stretto.measure.aten_costs import tensors
 
+expired = torch.UntypedStorage._expired  # as StorageWeakRef.expired does
+
 
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """The bytes of storages after each operator, beyond those that lived at the beginning.
@@ -25,10 +27,14 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for tensor in there:
             self._enter(tensor, 0)
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # else torch imports its compiler, and asks it at each operator
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operator; see what has gone and what has come."""
         made = func(*args, **(kwargs or {}))
-        gone = [key for key, (reference, _) in self._open.items() if reference.expired()]  # type: ignore[no-untyped-call]
+        gone = [key for key, (reference, _) in self._open.items() if expired(reference.cdata)]
         self._now -= sum(self._open.pop(key)[1] for key in gone)
         known = {tensor.untyped_storage()._cdata for tensor in tensors((args, kwargs))}
         for tensor in tensors(made):

@@ -16,7 +16,9 @@ from torch import Tensor, nn
 from stretto.cost.collective import TENSOR_GATHER, TENSOR_SCATTER, TENSOR_SUM
 from stretto.cost.layer_table import EXCHANGES, LayerCost, ModelCosts, Works
 from stretto.measure.aten_costs import Operators
-from stretto.measure.layer_flops import Inputs, faking, layer_costs
+from stretto.measure.counting import Counting
+from stretto.measure.layer_flops import layer_costs
+from stretto.measure.traced_layers import Inputs
 from stretto.models.published_network import PublishedNetwork
 from stretto.parallel.operator.axis import Axis
 from stretto.parallel.operator.preparation import cut_module
@@ -82,6 +84,7 @@ def tensor_costs(
     sequence: bool = False,
     recompute: str = "none",
     autocast: torch.dtype | None = None,
+    counting: Counting | None = None,
 ) -> ModelCosts:
     """The costs of `layers`, as one stage, to each of `parts` processes that share their weights; as `layer_costs`.
 
@@ -91,15 +94,17 @@ def tensor_costs(
     that cannot be cut so.
     """
     whole = nn.Sequential(*layers)
-    with faking():
-        numberless: dict[int, Any] = {id(own): like(own) for own in (*whole.parameters(), *whole.buffers())}
+    counting = counting or Counting()
+    with counting.numberless():
+        numberless: dict[int, Any] = {id(own): like(own, counting) for own in (*whole.parameters(), *whole.buffers())}
         axis = CountedAxis.of_size(parts, in_place=in_place)
         cut = cut_module(copy.deepcopy(whole, numberless), axis, plan or {}, sequence=sequence)
-        for parts_of_sequence in sequence_parts(cut):
-            parts_of_sequence.running = True  # layers run one by one, and not by their container
-        costs = layer_costs(
-            list(cut.children()), example, loss=loss, target=target, recompute=recompute, autocast=autocast
-        )
+    for parts_of_sequence in sequence_parts(cut):
+        parts_of_sequence.running = True  # layers run one by one, and not by their container
+    costs = layer_costs(
+        list(cut.children()), example, loss=loss, target=target, recompute=recompute, autocast=autocast,
+        counting=counting,
+    )  # fmt: skip
     return with_exchanges(costs)
 
 
@@ -112,6 +117,7 @@ def sequence_parts(module: nn.Module) -> Iterator[SequenceParts]:
 def published_tensor_costs(
     network: PublishedNetwork, layers: Sequence[nn.Module], inputs: tuple[Tensor, Tensor], parts: int,
     whole: ModelCosts, *, sequence: bool = False, recompute: str = "none", autocast: torch.dtype | None = None,
+    counting: Counting | None = None,
 ) -> ModelCosts:  # fmt: skip
     """The same for a network without data, as Megatron runs it; `inputs` are an input batch and its target.
 
@@ -131,7 +137,7 @@ def published_tensor_costs(
     x, y = inputs
     counted = tensor_costs(
         [layers[index] for index in kept], x, parts, loss=loss, target=y, plan=plan, in_place=True,
-        sequence=sequence, recompute=recompute, autocast=autocast,
+        sequence=sequence, recompute=recompute, autocast=autocast, counting=counting,
     )  # fmt: skip
     numbers = [bisect_right(kept, index) - 1 for index in range(len(layers))]
     cut_rows = [
@@ -170,9 +176,9 @@ def parted_loss(loss: Callable[[Tensor, Tensor], Tensor], output: Tensor, target
     return loss(output, target)
 
 
-def like(tensor: Tensor) -> Tensor:
+def like(tensor: Tensor, counting: Counting) -> Tensor:
     """A tensor, or a parameter, of the same shape and without numbers."""
-    empty = torch.empty_like(tensor, device="cpu", requires_grad=False)
+    empty = counting.empty(tensor.detach())
     return nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty
 
 

@@ -75,8 +75,18 @@ class FusedAttention(nn.Module):
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Mix the values of each head."""
-        mixed = scaled_dot_product_attention(query, key, value, is_causal=self.causal, enable_gqa=True)
+        mixed = fused_attention(query, key, value, causal=self.causal)
         return mixed.transpose(1, 2).flatten(2)
+
+
+def fused_attention(query: Tensor, key: Tensor, value: Tensor, *, causal: bool) -> Tensor:
+    """Attention in one kernel; on the meta device, which would make the scores, a CPU's."""
+    if query.is_meta:
+        kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+        mixed: Tensor = kernel(query, key, value, 0.0, causal)[0]
+        return mixed
+    shares = key.shape[1] < query.shape[1]
+    return scaled_dot_product_attention(query, key, value, is_causal=causal, enable_gqa=shares)
 
 
 def repeated(x: Tensor, times: int) -> Tensor:

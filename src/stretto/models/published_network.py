@@ -1,7 +1,9 @@
 """A network that is planned for without data: its layers, an example of its input, its loss."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import groupby
 
 import torch
 from torch import Tensor, nn
@@ -38,6 +40,25 @@ class PublishedNetwork:
             owner, _, name = self.tied[1].rpartition(".")
             setattr(layers[-1].get_submodule(owner), name, layers[0].get_parameter(self.tied[0]))
         return layers
+
+    def condensed(self) -> tuple["PublishedNetwork", tuple[int, ...]]:
+        """The network with no more than three equal layers in a row; and which of its layers each one here is like.
+
+        What a layer costs depends on the one before it, and where sequences are divided on whether an equal one
+        follows: those between the first and the last of equal layers are all like the second.
+        """
+        kept: list[Callable[[], nn.Module]] = []
+        places: list[int] = []
+        for _, equal in groupby(self.recipe, made_by):
+            makes, first = list(equal), len(kept)
+            kept += makes[:3]
+            places += [first, *[first + 1] * (len(makes) - 2), first + min(len(makes) - 1, 2)][-len(makes) :]
+        return replace(self, recipe=kept), tuple(places)
+
+
+def made_by(make: Callable[[], nn.Module]) -> tuple[object, ...]:
+    """What makes a layer, equal for equal layers."""
+    return (make.func, make.args, make.keywords) if isinstance(make, partial) else (make,)
 
 
 def images(recipe: Recipe, side: int, *, channels: int = 3) -> PublishedNetwork:

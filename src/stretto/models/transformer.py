@@ -5,10 +5,10 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention
 
 from stretto.data import Dataset
 from stretto.errors import UsageError
+from stretto.models.core_attention import fused_attention
 from stretto.models.model import Recipe
 from stretto.options.named import choose
 
@@ -110,7 +110,7 @@ class CausalAttention(nn.Module):
         )
         if self.rotary:
             query, key = rotated(query), rotated(key)
-        mixed = scaled_dot_product_attention(query, key, value, is_causal=True)
+        mixed = fused_attention(query, key, value, causal=True)
         out: Tensor = self.output(mixed.transpose(1, 2).flatten(2))
         return out
 

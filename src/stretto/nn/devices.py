@@ -101,6 +101,11 @@ def own_stream(device: torch.device) -> torch.Stream | None:
     return None if device.type in HOST else torch.Stream(device)
 
 
+def autocasts(device: torch.device) -> bool:
+    """Whether autocast is on for tensors of a device; torch has none for those without numbers, on meta."""
+    return device.type != "meta" and torch.is_autocast_enabled(device.type)
+
+
 def running_on(stream: torch.Stream | None) -> AbstractContextManager[object]:
     """A context in which work is queued on this stream; without a stream it does nothing."""
     return nullcontext() if stream is None else stream

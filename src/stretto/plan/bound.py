@@ -4,6 +4,7 @@ There are two bounds: one from sums over all layers, which takes microseconds, a
 without messages, for candidates that pass the first.
 """
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
@@ -11,10 +12,12 @@ import numpy as np
 
 from stretto.cost.cluster import Link
 from stretto.mesh import Mesh
+from stretto.methods import StageAt
 from stretto.plan.candidate_costs import UPDATE, Prices, Table, adds_fill, range_sums
 from stretto.plan.objective import Rates
 from stretto.plan.partition import least_bottleneck
 from stretto.plan.places import DeviceKind, Numbers, message, receiving, sending
+from stretto.plan.planned_methods import planned
 from stretto.plan.problem import SHARD_OPTIMIZER, Form
 from stretto.plan.search_space import Candidate
 
@@ -99,6 +102,7 @@ class Bounds:
         self.bottleneck = lru_cache(maxsize=None)(self._bottleneck)
         self.static = lru_cache(maxsize=64)(self._static)
         self.kept = lru_cache(maxsize=64)(self._kept)
+        self.held_and_versions = lru_cache(maxsize=None)(self._held_and_versions)
 
     def _axes(self, mesh: Mesh, pipeline: int, placement: tuple[int, ...]) -> MeshSummary:
         place = self.prices.places(mesh, pipeline, placement)
@@ -301,18 +305,29 @@ class Bounds:
         Only activations that grow with every layer count, so that fewer layers never need more memory.
         """
         last, memory = len(self.prices.problem.layers), self.prices.places_of(c).memory
-        kept = self.kept(c.form, c.examples)
-        method, planning, start = c.planned, c.planning, 0
-        for s in range(c.stages):
-            stage_at = c.stage_at(s)
-            held = 1.0 if c.recomputes(s) else planning.held(stage_at)
-            static = self.static(c.mesh.tensor, c.shard, c.mesh.data, method.versions(stage_at))
-            memory_share = memory[c.worker_of(s)] / planning.stages_per_worker
-            needed = (static[start, start:] + held * kept[start, start:]) * SLACK
-            start += int(np.searchsorted(needed, memory_share, side="right")) - 1
+        kept, share = self.kept(c.form, c.examples), c.planning.stages_per_worker
+        stages = self.held_and_versions(c.method, c.stages, c.microbatches, c.ahead, c.per_worker)
+        held = [1.0 if c.recompute == "stage" and each > 1 else each for each, _ in stages]
+        most = self.static(c.mesh.tensor, c.shard, c.mesh.data, max(versions for _, versions in stages))
+        fits = self.prices.valid & ((most + max(held) * kept) * SLACK <= min(memory) / share)  # in any stage
+        if reach(fits.sum(axis=1).tolist(), c.stages) >= last:
+            return True
+        start = 0
+        for s, (_, versions) in enumerate(stages):
+            static = self.static(c.mesh.tensor, c.shard, c.mesh.data, versions)
+            needed = (static[start, start:] + held[s] * kept[start, start:]) * SLACK
+            start += int(np.searchsorted(needed, memory[c.worker_of(s)] / share, side="right")) - 1
             if start >= last:
                 return True
         return False
+
+    def _held_and_versions(
+        self, method: str, stages: int, microbatches: int, ahead: int, per_worker: int
+    ) -> tuple[tuple[float, float], ...]:
+        tried = planned(method)
+        planning = tried.planning_of(per_worker)
+        each = (StageAt(s, stages, microbatches, ahead, planning.stages_per_worker) for s in range(stages))
+        return tuple((planning.held(at), tried.versions(at)) for at in each)
 
     def _static(self, tensor: int, shard: str, data: int, versions: float) -> Table:
         sizes = self.prices.sizes(Form(tensor), 1.0)
@@ -326,6 +341,14 @@ class Bounds:
     def _kept(self, form: Form, examples: float) -> Table:
         activation, shared = (self.prices.amount(form, key, examples) for key in ("activation", "shared"))
         return range_sums(np.maximum(0.0, activation - shared))
+
+
+def reach(holds: Sequence[int], stages: int) -> int:
+    """The layer that so many stages reach, if a stage that begins at layer i holds holds[i] layers."""
+    start = 0
+    for _ in range(stages):
+        start += holds[start]
+    return start
 
 
 def least(seconds: float, alone: float | None) -> float:

@@ -218,7 +218,7 @@ class Prices:
         sides = (*self.sides, *[0] * (len(whole.layers) - len(self.sides)))
         shared = None if counted is None else counted.layers
         parts = layer_parts(whole.layers, form.tensor, form.space, sides, shared)
-        return tuple(map(keeping_inputs, parts) if form.recompute == "full" else parts)
+        return tuple(all_keeping_inputs(parts) if form.recompute == "full" else parts)
 
     def seconds(
         self, layers: Sequence[LayerCost], kinds: Sequence[DeviceKind], examples: float, *, on_chip: bool = False
@@ -260,9 +260,10 @@ class Prices:
 
     def _distinct(self, form: Form) -> tuple[list[LayerCost], NDArray[np.intp]]:
         # The layers that differ in more than their names, and for each layer which of them it is.
-        places: dict[LayerCost, int] = {}
-        indices = [places.setdefault(replace(layer, name=""), len(places)) for layer in self.layers(form)]
-        return list(places), np.array(indices)
+        layers, places = self.layers(form), dict[Hashable, int]()
+        indices = [places.setdefault(unnamed(layer), len(places)) for layer in layers]
+        firsts = [indices.index(place) for place in range(len(places))]
+        return [replace(layers[first], name="") for first in firsts], np.array(indices)
 
     def _layer_rows(self, kind: DeviceKind, form: Form, examples: float) -> Table:
         layers, indices = self.distinct(form)
@@ -633,6 +634,7 @@ class Prices:
         planning, last = method.planning, c.stages - 1
         losses = self.loss_seconds(c.mesh, c.pipeline, c.placement, c.worker_of(last))
         known: dict[Hashable, tuple[StageTable, Table, Table, Table]] = {}
+        of_stage: dict[Hashable, Row] = {}
         for s in range(c.stages):
             worker, stage_at = c.worker_of(s), c.stage_at(s)
             key = (
@@ -648,13 +650,16 @@ class Prices:
                 fill, load, busy = (np.where(self.valid, table, inf) for table in (fill, load, busy))
                 known[key] = stage, fill, load, busy
             stage, fill, load, busy = known[key]
-            stage_bytes = stage.static_bytes + planning.held(stage_at) * stage.microbatch_bytes + stage.recompute_bytes
-            memory = place.memory[worker] / planning.stages_per_worker
-            wait = wait_terms(c, s, stage) if planning.waits else (None, None)
-            if self.problem.begins is not None:
-                stage_bytes = np.where(self.stands(s), stage_bytes, inf)
-            fits = (stage_bytes <= memory) & np.isfinite(stage_bytes)
-            rows.append(Row(fill, np.where(fits, load, inf), stage_bytes, busy, *wait))
+            held, memory = planning.held(stage_at), place.memory[worker] / planning.stages_per_worker
+            place_key = (key, held, memory, None if self.problem.begins is None else s)
+            if place_key not in of_stage:
+                stage_bytes = stage.static_bytes + held * stage.microbatch_bytes + stage.recompute_bytes
+                wait = wait_terms(c, s, stage) if planning.waits else (None, None)
+                if self.problem.begins is not None:
+                    stage_bytes = np.where(self.stands(s), stage_bytes, inf)
+                fits = (stage_bytes <= memory) & np.isfinite(stage_bytes)
+                of_stage[place_key] = Row(fill, np.where(fits, load, inf), stage_bytes, busy, *wait)
+            rows.append(of_stage[place_key])
         return rows
 
     def stands(self, s: int) -> NDArray[np.bool_]:
@@ -759,6 +764,25 @@ def stage_terms(c: Candidate, stage: StageTable) -> dict[str, Table]:
     exposed = microbatch_seconds(c, stage) - stage.forward - stage.backward
     messages = c.microbatches * (exposed + stage.message_overhead) + stage.loss_overhead
     return parts | {"computing": computing - sum(parts.values()), "messages": messages}
+
+
+def unnamed(layer: LayerCost) -> Hashable:
+    """Equal for layers that differ in their names alone, if they share the objects of their work."""
+    return tuple(
+        id(value) if isinstance(value, tuple) else value for key, value in vars(layer).items() if key != "name"
+    )
+
+
+def all_keeping_inputs(layers: Sequence[LayerCost]) -> list[LayerCost]:
+    """`keeping_inputs` of each; works of layers that are alike stay one object."""
+    known: dict[Hashable, LayerCost] = {}
+    kept = []
+    for layer in layers:
+        key = unnamed(layer)
+        if key not in known:
+            known[key] = keeping_inputs(layer)
+        kept.append(replace(known[key], name=layer.name))
+    return kept
 
 
 def times(factor: float, table: Table) -> Table:

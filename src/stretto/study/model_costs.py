@@ -1,6 +1,7 @@
 """Costs of the models that the command line plans for: built-in ones, published ones and the user's own."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from stretto.study.tensor_format import AS_TORCH_HAS_THEM, TensorFormat
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from stretto.measure.counting import Counting
     from stretto.models.model import Model
     from stretto.settings.runs import TrainSettings
     from stretto.splitting import Stages
@@ -131,6 +133,7 @@ def trainable(requested: "TrainSettings", heads: Sequence[str], forms: Forms) ->
     Also to each process of several that share its weights, for each number of them that can, and of layers of which
     parts are recomputed.
     """
+    from stretto.measure.counting import Counting
     from stretto.measure.layer_flops import layer_costs
     from stretto.measure.tensor_costs import tensor_costs
     from stretto.nn.batch import inputs_of
@@ -140,20 +143,21 @@ def trainable(requested: "TrainSettings", heads: Sequence[str], forms: Forms) ->
     x, y = loaded.train.first(EXAMPLES)
     inputs = inputs_of(x)
     layers = model.layers if cut is None else cut
-    costs = layer_costs(layers, inputs, loss=model.loss, target=y)
-    parts, unshared = shared_costs(layers, inputs, model.loss, y, forms.sharing)
+    counting = Counting()
+    costs = layer_costs(layers, inputs, loss=model.loss, target=y, counting=counting)
+    parts, unshared = shared_costs(layers, inputs, model.loss, y, forms.sharing, counting)
 
     def count(number: int, _: bool, how: str) -> ModelCosts:
         if number == 1:
-            return layer_costs(layers, inputs, loss=model.loss, target=y, recompute=how)
-        return tensor_costs(layers, inputs, number, loss=model.loss, target=y, recompute=how)
+            return layer_costs(layers, inputs, loss=model.loss, target=y, recompute=how, counting=counting)
+        return tensor_costs(layers, inputs, number, loss=model.loss, target=y, recompute=how, counting=counting)
 
     formed, unformed = counted_forms(layers, replace(forms, sequence=False), count, {1: costs, **parts})
     features = outputs(layers, *inputs)
     chosen = ("model", "model_options", "data", "data_options", "loss", "metric", "optimizer")
     wanted = as_lists({key: getattr(requested, key) for key in chosen})
     return Costed(
-        requested.model, costs, *heads_of(heads, features, model.loss, y), sides([inputs, *features[:-1]]),
+        requested.model, costs, *heads_of(heads, features, model.loss, y, counting), sides([inputs, *features[:-1]]),
         known(settings.batch_size), planned_optimizer(settings.optimizer),
         {key: value for key, value in wanted.items() if value not in ({}, [], "auto", None)},
         tuple(map(str, range(len(layers)) if cut is None else cut.bounds[:-1])),
@@ -174,7 +178,12 @@ def built(requested: "TrainSettings") -> "tuple[TrainSettings, Any, Model, Stage
 
 
 def shared_costs(
-    layers: "Sequence[nn.Module]", inputs: "tuple[Tensor, ...]", loss: Any, target: Any, sharing: Sequence[int]
+    layers: "Sequence[nn.Module]",
+    inputs: "tuple[Tensor, ...]",
+    loss: Any,
+    target: Any,
+    sharing: Sequence[int],
+    counting: "Counting",
 ) -> tuple[dict[int, ModelCosts], dict[int, str]]:
     """The costs to each of several processes that share weights, and why other numbers of processes cannot."""
     from stretto.measure.tensor_costs import tensor_costs
@@ -182,7 +191,7 @@ def shared_costs(
     found, reasons = {}, {}
     for parts in sharing:
         try:
-            found[parts] = tensor_costs(layers, inputs, parts, loss=loss, target=target)
+            found[parts] = tensor_costs(layers, inputs, parts, loss=loss, target=target, counting=counting)
         except UsageError as error:  # too few heads for so many processes, say
             reasons[parts] = str(error)
     return found, reasons
@@ -259,34 +268,39 @@ def of_paper(
     """Count the costs of a network without data on the meta device, without memory for its parameters."""
     import torch
 
+    from stretto.measure.counting import Counting
     from stretto.measure.layer_flops import layer_costs
     from stretto.measure.tensor_costs import published_tensor_costs
     from stretto.models.published import planned_network
 
-    network = planned_network(name, options)
-    with torch.device("meta"):
+    network, places = planned_network(name, options).condensed()
+    autocast = format.autocast
+    counting = Counting(on_meta=autocast is None)
+    with torch.device("meta"), counting.mode if counting.on_meta else nullcontext():
         x, y = network.example(EXAMPLES), network.target(EXAMPLES)
         layers, x = format.converted(network.layers(), x, name)
-    autocast = format.autocast
-    costs = replace(layer_costs(layers, x, loss=network.loss, target=y, autocast=autocast), dtype=format.dtype)
+    how_run: dict[str, Any] = {"autocast": autocast, "counting": counting}
+    costs = replace(layer_costs(layers, x, loss=network.loss, target=y, **how_run), dtype=format.dtype)
     features = outputs(layers, x) if heads or x.dim() == 4 else []
+    features = [features[place] for place in places] if features else []
 
     def count(number: int, sequence: bool, how: str) -> ModelCosts:
         if number == 1:
-            return layer_costs(layers, x, loss=network.loss, target=y, recompute=how, autocast=autocast)
+            return layer_costs(layers, x, loss=network.loss, target=y, recompute=how, **how_run)
         return published_tensor_costs(
-            network, layers, (x, y), number, costs, sequence=sequence, recompute=how, autocast=autocast
+            network, layers, (x, y), number, costs, sequence=sequence, recompute=how, **how_run
         )
 
     parts, unshared = parts_of(count, forms.sharing if network.counts_parts else ())
 
     formed, unformed = counted_forms(layers, forms, count, {1: costs, **parts})
     return Costed(
-        name, costs, *heads_of(heads, features, network.loss, y),
+        name, costs.spread(places), *heads_of(heads, features, network.loss, y, counting),
         sides([(x,), *features[:-1]] if features else []), network.batch_size,
-        network.optimizer if optimizer == "auto" else optimizer, None, tuple(map(str, range(len(layers)))),
-        tensors=tuple(map(len, features)), tensor_costs=parts, unshared=unshared, options=network.options,
-        form_costs=formed, unformed=unformed,
+        network.optimizer if optimizer == "auto" else optimizer, None, tuple(map(str, range(len(places)))),
+        tensors=tuple(map(len, features)), tensor_costs={key: each.spread(places) for key, each in parts.items()},
+        unshared=unshared, options=network.options,
+        form_costs={key: each.spread(places) for key, each in formed.items()}, unformed=unformed,
     )  # fmt: skip
 
 
@@ -356,12 +370,12 @@ Heads = Mapping[str, tuple[LayerCost | None, ...]]
 
 
 def heads_of(
-    names: Sequence[str], features: "list[tuple[Tensor, ...]]", loss: Any, target: "Tensor"
+    names: Sequence[str], features: "list[tuple[Tensor, ...]]", loss: Any, target: "Tensor", counting: "Counting"
 ) -> tuple[Heads, Mapping[str, str]]:
     """The costs of heads behind each layer by name, and by name why some cannot be priced."""
     known, reasons = {}, {}
     for name in names:
-        rows, reason = head_costs(name, features, loss, target)
+        rows, reason = head_costs(name, features, loss, target, counting)
         if any(row is not None for row in rows):
             known[name] = (*rows, rows[-1])
         else:
@@ -370,7 +384,7 @@ def heads_of(
 
 
 def head_costs(
-    name: str, features: "list[tuple[Tensor, ...]]", loss: Any, target: "Tensor"
+    name: str, features: "list[tuple[Tensor, ...]]", loss: Any, target: "Tensor", counting: "Counting"
 ) -> tuple[list[LayerCost | None], str]:
     """The costs of a head, with its loss, behind each layer but the last, None where there can be none; and why not.
 
@@ -398,7 +412,7 @@ def head_costs(
             rows.append(None)
             reason = str(error)
             continue
-        costs = layer_costs([head], feature, loss=loss, target=target)
+        costs = layer_costs([head], feature, loss=loss, target=target, counting=counting)
         rows.append(costs.layers[0].then(costs.layers[1]))
     return rows, reason
 

@@ -1,17 +1,17 @@
 """The public functions: cut a module over the tensor axis of a mesh, and gather its parameters or gradients."""
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
 from torch.nn.parameter import is_lazy
 
 from stretto.errors import UsageError
+from stretto.nn.sharded_modules import is_share
 from stretto.options.checks import flag, mapping, of_kind, one_of
-from stretto.parallel.operator import attention, cut_layers, styles
+from stretto.parallel.operator import attention, cut_layers
 from stretto.parallel.operator.axis import Axis
 from stretto.parallel.operator.chosen_styles import roles
 from stretto.parallel.operator.piece import pieces
@@ -65,7 +65,7 @@ def tensor(
     flag("stretto.parallel.tensor: sequence", sequence)
     if plan is not None:
         mapping("stretto.parallel.tensor: plan", plan, 'a dict of styles by path, {"0": "column"}')
-    if any(True for _ in pieces(module)) or any(isinstance(parameter, DTensor) for parameter in module.parameters()):
+    if any(True for _ in pieces(module)) or any(map(is_share, module.parameters())):
         raise UsageError(
             "stretto.parallel.tensor: this module, or a part of it, has been prepared already: prepare a module once"
         )
@@ -102,10 +102,18 @@ def install(layer: nn.Module, role: Role, axis: Axis, boundary: Boundary | None,
     elif role.style == "attention":
         assert isinstance(layer, nn.MultiheadAttention)
         attention.share(layer, role, axis, boundary)
-    elif role.style != "replicate" and torch_styles and boundary is None and styles.fits(layer, role):
+    elif role.style != "replicate" and torch_styles and boundary is None and equal_parts(layer, role):
+        from stretto.parallel.operator import styles  # torch's DTensors take a second to import
+
         styles.distribute(layer, role, axis)
     elif role.style != "replicate":
         cut_layers.cut(layer, role, axis, boundary)
+
+
+def equal_parts(layer: nn.Module, role: Role) -> bool:
+    """Whether one of torch's styles can cut a layer for its role: the parts of a linear layer are equal."""
+    equal = len(set(role.sizes)) == 1 and role.blocks == 1
+    return equal and type(layer) is nn.Linear and role.style in ("column", "row")
 
 
 def gather(module: nn.Module, *, gradients: bool = False) -> dict[str, Tensor]:
@@ -125,8 +133,9 @@ def gather(module: nn.Module, *, gradients: bool = False) -> dict[str, Tensor]:
     whole: dict[str, Tensor] = {}
     with torch.no_grad():
         for name, value in local.items():
-            if isinstance(value, DTensor):
-                whole[name] = value.full_tensor().detach()
+            if is_share(value):
+                share: Any = value
+                whole[name] = share.full_tensor().detach()
             else:
                 whole[name] = cut[name].whole(value.detach()) if name in cut else value.detach()
     return whole

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from stretto.nn.devices import autocasts
 from stretto.parallel.operator.axis import Axis
 from stretto.parallel.operator.columns import GatheredSequence
 from stretto.parallel.operator.exchange import enter, join, leave, part, scatter_sum
@@ -80,7 +81,7 @@ class SequenceParts:
 
         Its graph keeps this process's part of x only, if x is the gathered tensor itself and autocast is off.
         """
-        if self.gathered is None or x is not self.gathered.whole or torch.is_autocast_enabled(x.device.type):
+        if self.gathered is None or x is not self.gathered.whole or autocasts(x.device):
             return F.linear(x, weight, bias)
         return self.gathered.linear(weight, bias)
 

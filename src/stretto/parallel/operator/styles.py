@@ -16,12 +16,6 @@ from stretto.parallel.operator.axis import Axis
 from stretto.parallel.operator.role import Role
 
 
-def fits(layer: nn.Module, role: Role) -> bool:
-    """Whether one of torch's styles can cut a layer for its role."""
-    equal = len(set(role.sizes)) == 1 and role.blocks == 1
-    return equal and type(layer) is nn.Linear and role.style in ("column", "row")
-
-
 def style(role: Role) -> ParallelStyle:
     """Torch's style for a role."""
     if role.style == "column":
