@@ -10,7 +10,7 @@ from torch.func import functional_call
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from stretto.measure.meta_operators import MetaOperators
-from stretto.measure.traced_layers import Form, Inputs, LayerRun, Runnable, TracedLayer, alike, run
+from stretto.measure.traced_layers import ForwardContext, Inputs, LayerRun, Runnable, TracedLayer, alike, run
 
 if TYPE_CHECKING:
     from torch._subclasses.fake_tensor import FakeTensorMode
@@ -46,8 +46,10 @@ class Counting:
         made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=self.device)
         return made.requires_grad_(tensor.requires_grad)
 
-    def run(self, named: Sequence[tuple[str, nn.Module]], inputs: Inputs, forms: Mapping[int, Form]) -> list[LayerRun]:
-        """Run layers on tensors without numbers, each in its form."""
+    def run(
+        self, named: Sequence[tuple[str, nn.Module]], inputs: Inputs, contexts: Mapping[int, ForwardContext]
+    ) -> list[LayerRun]:
+        """Run layers on tensors without numbers, each in its context."""
         modules = [module for _, module in named]
         self._named += modules
         with self.numberless(), training(modules):
@@ -58,20 +60,20 @@ class Counting:
                     known[id(tensor)] = self.empty(tensor)
                 return known[id(tensor)]
 
-            layers = [runnable(name, module, bare, forms[id(module)]) for name, module in named]
+            layers = [runnable(name, module, bare, contexts[id(module)]) for name, module in named]
             return run(layers, tuple(map(bare, inputs)), self.traced, compiles=not self.on_meta)
 
 
-def runnable(name: str, module: nn.Module, bare: Callable[[Tensor], Tensor], form: Form) -> Runnable:
+def runnable(name: str, module: nn.Module, bare: Callable[[Tensor], Tensor], context: ForwardContext) -> Runnable:
     """A layer that runs on `bare` parameters and buffers."""
     own = {key: bare(each) for key, each in (*module.named_parameters(), *module.named_buffers())}
 
     def call(*given: Tensor) -> Any:
         return functional_call(module, own, given)
 
-    again = [] if form.again is None else form.again.modules
+    again = [] if context.again is None else context.again.modules
     places = tuple(place for place, part in module.named_modules() if any(part is each for each in again))
-    return Runnable(name, call, list(own.values()), form, (alike(module), places, form.autocast))
+    return Runnable(name, call, list(own.values()), context, (alike(module), places, context.autocast))
 
 
 def current() -> "FakeTensorMode | None":

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -24,11 +24,13 @@ from stretto.errors import UsageError
 from stretto.measure.counting import Counting
 from stretto.measure.image_windows import image_windows
 from stretto.measure.kernels import Kernel
-from stretto.measure.traced_layers import Form, Inputs, LayerRun, Runnable, run
+from stretto.measure.traced_layers import ForwardContext, Inputs, LayerRun, Runnable, run
 from stretto.nn import tied_weights
 from stretto.nn.batch import num_examples
 from stretto.nn.layer_recompute import Recomputing, marked
 from stretto.nn.preserve import device_of, undisturbed
+from stretto.optim.labels import stage_labels
+from stretto.optimizers import MatrixWork
 from stretto.options.checks import flag, function, of_kind, refuse, sequence
 
 
@@ -60,22 +62,35 @@ def layer_costs(
     given = example if isinstance(example, tuple) else (example,)
     named = list(zip(names or [str(index) for index in range(len(layers))], layers, strict=True))
     sweep = (counting or Counting()).run if fake else real
-    forms = {id(layer): Form(layers_again(layer, recompute), autocast) for layer in layers}
+    contexts = {id(layer): ForwardContext(layers_again(layer, recompute), autocast) for layer in layers}
     runs = []
     for times in (1, 2):
         ends = [] if loss is None or target is None else [("loss", Loss(loss, repeated(target, times)))]
-        forms |= {id(end): Form(None, autocast) for _, end in ends}
-        runs.append(sweep([*named, *ends], tuple(repeated(x, times) for x in given), forms))
+        contexts |= {id(end): ForwardContext(None, autocast) for _, end in ends}
+        runs.append(sweep([*named, *ends], tuple(repeated(x, times) for x in given), contexts))
     shared: dict[tuple[int, int], PassWorks] = {}  # of equal layers the same objects, so that they are priced once
-    rows = []
+    rows, matrices = [], matrices_of(layers)
     for (name, module), few, many in zip([*named, *ends], *runs, strict=True):
         pair, key = Pair(given[0].shape[0], few, many), (id(few.passes), id(many.passes))
         if key not in shared:
             works, most = map(pair.works, "FBIW"), map(pair.most, range(3))
             forward, backward, inputs, weights = works
             shared[key] = PassWorks(forward, backward, inputs, weights, tuple(most))
-        rows.append(row(name, module, pair, shared[key]))
+        rows.append(replace(row(name, module, pair, shared[key]), matrices=matrices.get(id(module), MatrixWork())))
     return ModelCosts(tuple(rows), dtype_of(layers), ties=tuple(map(tied, tied_weights.find(layers))))
+
+
+def matrices_of(layers: Sequence[nn.Module]) -> dict[int, MatrixWork]:
+    """What optimizers do with the matrices of each layer, by its id; a parameter that layers share counts in each."""
+    labels, totals = stage_labels(layers), {}
+    for index, layer in enumerate(layers):
+        total = MatrixWork()
+        for name, parameter in layer.named_parameters():
+            if parameter.requires_grad and parameter.dim() > 1:
+                hidden = labels[f"{index}.{name}"].is_hidden_matrix
+                total += MatrixWork.of(parameter.shape[0], parameter.shape[1:].numel(), hidden=hidden)
+        totals[id(layer)] = total
+    return totals
 
 
 def layers_again(layer: nn.Module, recompute: str) -> Recomputing:
@@ -233,7 +248,9 @@ def dtype_of(layers: Sequence[nn.Module]) -> str:
     return str(next(found, torch.float32)).removeprefix("torch.")
 
 
-def real(named: Sequence[tuple[str, nn.Module]], inputs: Inputs, forms: Mapping[int, Form]) -> list[LayerRun]:
+def real(
+    named: Sequence[tuple[str, nn.Module]], inputs: Inputs, contexts: Mapping[int, ForwardContext]
+) -> list[LayerRun]:
     """Run the layers as they are."""
     modules = [module for _, module in named]
     device = device_of(modules)
@@ -241,7 +258,7 @@ def real(named: Sequence[tuple[str, nn.Module]], inputs: Inputs, forms: Mapping[
         for module in modules:
             module.train()
         layers = [
-            Runnable(name, module, [*module.parameters(), *module.buffers()], forms[id(module)])
+            Runnable(name, module, [*module.parameters(), *module.buffers()], contexts[id(module)])
             for name, module in named
         ]
         return run(layers, tuple(each.to(device) for each in inputs), {})

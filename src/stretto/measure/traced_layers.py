@@ -34,7 +34,7 @@ class LayerRun:
     windows: Sequence[SeenWindow]
 
 
-class Form(NamedTuple):
+class ForwardContext(NamedTuple):
     """How a layer runs: what of it is recomputed, if known, and the type of products under autocast."""
 
     again: Recomputing | None = None
@@ -60,19 +60,19 @@ class Runnable:
     name: str
     call: Callable[..., Any]
     own: Sequence[Tensor]
-    form: Form
+    context: ForwardContext
     alike: Hashable = None
 
     def run(self, *inputs: Tensor) -> Any:
         """A forward, which does not keep what is recomputed."""
-        with self.form():
+        with self.context():
             return self.call(*inputs)
 
     def kept(self, known: Collection[int]) -> dict[int, Tensor]:
         """The inputs of what is recomputed, kept beside what the latest graph saves, but for `known` storages."""
-        if self.form.again is None:
+        if self.context.again is None:
             return {}
-        tensors, self.form.again.kept[:] = list(self.form.again.kept), []
+        tensors, self.context.again.kept[:] = list(self.context.again.kept), []
         return {storage(tensor): tensor.detach() for tensor in tensors if storage(tensor) not in known}
 
 
