@@ -2,18 +2,19 @@
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from rows import Row
 
+from stretto.cli.plan import format_of
 from stretto.cli.program import app
 from stretto.cost import Cluster
-from stretto.cost.attained import AUTOCAST
+from stretto.cost.attained import dtype_of_products
 from stretto.cost.cluster_file import find_cluster
 from stretto.models.families import family_member
 from stretto.plan.planned_methods import names_of
 from stretto.plan.problem import RECOMPUTE, SHARDS
 from stretto.settings.planning import SEQUENCE, PlanSettings
-from stretto.study.tensor_format import TensorFormat
 
 
 def complaints(rows: Sequence[Row]) -> list[str]:
@@ -29,7 +30,7 @@ def complaints_of(row: Row) -> Iterator[str]:
         cluster = find_cluster(str(settings.cluster))
         family_member(settings.model, settings.model_options or {})
         names_of(settings.methods)
-        TensorFormat(settings.dtype, settings.memory_format)
+        settings = replace(settings, dtype=format_of(settings).dtype)
     except Exception as error:  # noqa: BLE001 - whatever the command line refuses
         yield f"{type(error).__name__}: {error}"
         return
@@ -43,7 +44,7 @@ def unknown(settings: PlanSettings, cluster: Cluster) -> Iterator[str]:
     for option, values, known in (
         ("recompute", settings.recompute or (), RECOMPUTE), ("sharding", settings.sharding or (), SHARDS),
         ("sequence-parallel", (settings.sequence_parallel,), SEQUENCE),
-        ("dtype", (settings.dtype.removesuffix(AUTOCAST),), peaks),
+        ("dtype", (dtype_of_products(str(settings.dtype)),), peaks),
     ):  # fmt: skip
         for value in values:
             if value not in known:

@@ -51,6 +51,14 @@ def test_a_batch_norm_reads_its_images_twice():
         assert images * image <= kernel < images * image + 500
 
 
+def test_the_backward_of_a_layer_norm_has_a_kernel_for_its_input_and_one_for_its_weights():
+    tokens = 2 * 500 * 64 * 4
+    for kind, passes in (("B", [3, 2]), ("I", [3]), ("F", [2])):
+        work = works(nn.Sequential(nn.Linear(64, 64), nn.LayerNorm(64)), torch.randn(2, 500, 64), kind)["layer-norm"]
+        assert [round(kernel.bytes.at(2) / tokens) for kernel in work.kernels] == passes
+        assert sum(kernel.count for kernel in work.kernels) == len(passes)
+
+
 def test_dropout_draws_a_number_for_each_of_its_own():
     class Dropout(nn.Module):
         def forward(self, x):

@@ -69,6 +69,7 @@ def as_run(n, T, again, sequence, some=slice(None)):
     for x in layers[some]:
         x = x | {"again": x.get("again", 0)}
         if sequence:
+            x |= {"sums": x.get("vectors", 0)}
             x |= {key: Q(x[key]) / T for key in ("f", "b", "i", "w", "kept", "again", "in", "out", "weights")}
         if again == "full":
             x |= {key: x[key] and x[key] + x["f"] for key in ("b", "i", "w")}
@@ -366,6 +367,8 @@ def stage_price(n, way, s, S, i, j):
         f, back = f + gather, back + gather * (2 if recomputed else 1) + scatter
         end = update / R
         size = (2 + state) * params / R + 2 * max(Q(x["weights"]) / D for x in layers)
+    if sequence:  # of vectors' gradients, which each process has of its part
+        end += max(ring(n, group, sum(x["sums"] for x in layers)) for group in of_slabs)
     size += count * enters * b + kept if recomputed else count * kept + layerwise
     x = Q(0)
     if s < S - 1 and home(method, s + 1, S, W) != w:

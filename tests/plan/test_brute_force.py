@@ -45,6 +45,9 @@ def draw(seed, workers=None, layers=0):
         "gamma": Fraction(1, 16), "bandwidth": 256, "step": Fraction(1, 64),
         "memory": dice.choice([1 << 20, 1 << 13, 1 << 12, 3 << 10]),
     }  # fmt: skip
+    summed = random.Random(-9 - seed)
+    for x in layers:
+        x["vectors"] = summed.choice([0, 16, 128])  # whose gradients are summed where a sequence is divided
     formed = random.Random(-1 - seed)
     if formed.random() < 0.3:  # layers of which parts may be recomputed
         found["selective"] = [
@@ -105,7 +108,7 @@ def row(name, x):
         activation=Affine(0, float(x["kept"])), shared=Affine(),
         input=Affine(0, float(x.get("in", 1))), output=Affine(0, float(x.get("out", 1))), loose_input=Affine(),
         loose_output=Affine(), recomputed=Affine(0, float(x.get("again", 0))),
-        image_windows=(window_of(x),) if x.get("window") else (),
+        image_windows=(window_of(x),) if x.get("window") else (), summed_once=float(x.get("sums", 0)),
     )  # fmt: skip
 
 

@@ -3,9 +3,9 @@
 import pytest
 
 from stretto.cost import Cluster, Device, Group, LayerCost, Link, ModelCosts
-from stretto.cost.layer_table import Affine
+from stretto.cost.layer_table import Affine, TiedLayers
 from stretto.mesh import Mesh
-from stretto.plan import Candidate, Problem
+from stretto.plan import Candidate, Problem, candidates
 from stretto.plan.bound import Bounds
 from stretto.plan.candidate_costs import Prices
 
@@ -22,6 +22,18 @@ def layer(number):
     )  # fmt: skip
 
 
+def prices_of(ties=()):
+    cluster = Cluster(
+        name="many", groups=(Group(nodes=64, workers=1, device="gpu", between="net"),),
+        devices={"gpu": Device(memory=2e11, memory_bandwidth=1e12, peak={"bfloat16": 1e14})},
+        links={"net": Link(latency=1e-6, bandwidth=1e10)}, between="net",
+    )  # fmt: skip
+    return Prices(Problem(
+        costs=ModelCosts(tuple(map(layer, range(4))), "bfloat16", ties=ties), cluster=cluster, workers=64,
+        batch_sizes=(64,), optimizer="adam", masters=True,
+    ))  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("shard", "gigabytes"), [("none", 120), ("shard-optimizer", 31.4), ("fully-shard(reshard=True)", 1.88 + 7.5)]
 )
@@ -31,16 +43,27 @@ def test_bytes_of_model_states_are_those_of_the_paper(shard, gigabytes):
     Weights that are shared out as well take two gathered layers here, a quarter of the model each, which the paper
     leaves out.
     """
-    cluster = Cluster(
-        name="many", groups=(Group(nodes=64, workers=1, device="gpu", between="net"),),
-        devices={"gpu": Device(memory=2e11, memory_bandwidth=1e12, peak={"bfloat16": 1e14})},
-        links={"net": Link(latency=1e-6, bandwidth=1e10)}, between="net",
-    )  # fmt: skip
-    problem = Problem(
-        costs=ModelCosts(tuple(map(layer, range(4))), "bfloat16"), cluster=cluster, workers=64, batch_sizes=(64,),
-        optimizer="adam", masters=True,
-    )  # fmt: skip
-    prices, c = Prices(problem), Candidate(1, Mesh(data=64), 64, shard=shard)
+    prices, c = prices_of(), Candidate(1, Mesh(data=64), 64, shard=shard)
     (stage,) = prices.stages_at(c, (0, 4))
     assert float(stage.static_bytes) / 1e9 == pytest.approx(gigabytes, rel=0.005)
     assert Bounds(prices).bytes(c) <= float(stage.static_bytes)
+
+
+def test_layers_of_one_stage_keep_what_they_share_once():
+    """2 bytes of a weight, 2 of its gradient and 12 of state for each number; between two stages both have all."""
+    size = 1e9
+    alone, tied = (prices_of(ties) for ties in ((), (TiedLayers((0, 3), size),)))
+    c = Candidate(1, Mesh(data=64), 64)
+    (one,), (other,) = (prices.stages_at(c, (0, 4)) for prices in (alone, tied))
+    assert float(one.static_bytes - other.static_bytes) == pytest.approx(16 / 2 * size)
+    assert float(one.all_reduce) > float(other.all_reduce)
+    assert Bounds(tied).bytes(c) <= float(other.static_bytes)
+    c = Candidate(2, Mesh(data=32), 64, method="1f1b", microbatches=2)
+    pairs = zip(alone.stages_at(c, (0, 2, 4)), tied.stages_at(c, (0, 2, 4)), strict=True)
+    assert all(float(one.static_bytes) == float(other.static_bytes) for one, other in pairs)
+
+
+def test_tied_weights_of_several_stages_allow_a_shared_out_optimizer_alone():
+    problem = prices_of((TiedLayers((0, 3), 1e9),)).problem.but(pipelines=(2,), data_parallels=(32,))
+    found = {c.shard for c in candidates(problem)}
+    assert found == {"none", "shard-optimizer"}

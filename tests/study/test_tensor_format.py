@@ -70,6 +70,7 @@ def test_types_of_weights_and_of_products():
     ("options", "said"),
     [
         ({"model": "cnn", "memory_format": "channels_last"}, "stretto train takes tensors as the module has them"),
+        ({"model": "cnn", "dtype": "float16"}, "as stretto train --precision float32 trains it"),
         ({"model": "vit", "memory_format": "NHWC"}, "memory_format"),
         ({"model": "vit", "dtype": "float16-amp"}, "float16-autocast"),
     ],
@@ -84,3 +85,4 @@ def test_channels_last_is_refused_without_images():
     with pytest.raises(UsageError, match="network 'decoder' takes no images"):
         counted("decoder", sizes, memory_format="channels_last")
     assert {format_of(PlanSettings(model="vit", dtype=dtype)).dtype for dtype in DTYPES} == set(DTYPES)
+    assert format_of(PlanSettings(model="vit")) == format_of(PlanSettings(model="cnn")) == TensorFormat("bfloat16")

@@ -124,12 +124,19 @@ def costs_of(settings: PlanSettings, methods: tuple[str, ...], cluster: "Cluster
 
 
 def format_of(settings: PlanSettings) -> "TensorFormat":
-    """What tensors of a network without data are. Raises UsageError for a memory format of any other network."""
+    """What tensors of a network without data are. Raises UsageError for a choice of any other network's."""
     from stretto.models.published import is_planned_only
     from stretto.study.tensor_format import TensorFormat
 
-    format = TensorFormat(settings.dtype, settings.memory_format)
-    if format.memory_format != "contiguous" and not is_planned_only(settings.model, settings.model_options or {}):
+    format = TensorFormat(settings.dtype or "bfloat16", settings.memory_format)
+    if is_planned_only(settings.model, settings.model_options or {}):
+        return format
+    if settings.dtype is not None:
+        raise UsageError(
+            f"dtype={settings.dtype!r} of {settings.model}: a network with data, or of your own, is planned for in the "
+            "types that its module has, as stretto train --precision float32 trains it; leave it out"
+        )
+    if format.memory_format != "contiguous":
         raise UsageError(
             f"memory_format={settings.memory_format!r} of {settings.model}: stretto train takes tensors as the module "
             "has them. Leave it out; in a file of your own call module.to(memory_format=torch.channels_last)"

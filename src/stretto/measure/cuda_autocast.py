@@ -36,7 +36,7 @@ smooth_l1_loss huber_loss mse_loss margin_ranking_loss multilabel_margin_loss so
 multi_margin_loss binary_cross_entropy_with_logits dist pdist cdist renorm logsumexp upsample_nearest1d
 _upsample_nearest_exact1d upsample_nearest2d _upsample_nearest_exact2d upsample_nearest3d _upsample_nearest_exact3d
 upsample_linear1d upsample_bilinear2d _upsample_bilinear2d_aa upsample_trilinear3d upsample_bicubic2d
-_upsample_bicubic2d_aa
+_upsample_bicubic2d_aa linalg_matrix_sqrth
 """
 FLOAT32_RESULT = """
 prod prod.dim_int softmax.int log_softmax.int cumprod cumsum linalg_vector_norm linalg_matrix_norm
@@ -132,9 +132,11 @@ def register() -> tuple[library.Library, library.Library]:
         SIXTEEN_BITS: in_sixteen_bits, FLOAT32: in_float32, FLOAT32_RESULT: to_float32, NORMS: norm_to_float32,
         WIDEST: in_widest, REFUSED: refuse_low_precision,
     }  # fmt: skip
+    known = set(torch._C._dispatch_get_all_op_names())
     for names, kind in kinds.items():
         for name in names.split():
-            if torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "AutocastCUDA"):
+            whole = f"aten::{name}"
+            if whole in known and torch._C._dispatch_has_kernel_for_dispatch_key(whole, "AutocastCUDA"):
                 listed.impl(name, kernel(name, kind))  # type: ignore[no-untyped-call]
     return listed, others
 

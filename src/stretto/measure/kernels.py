@@ -51,6 +51,9 @@ def kernels_of(name: str, operator: Kernel, args: Any, made: Any) -> Iterator[Ke
     """The kernels of an operator, `operator` as a whole.
 
     A convolution has one for each gradient. A batch norm reads its images twice: for the statistics, and to normalise.
+    The backward of a layer norm has a kernel for the input's gradient, by rows, and one for the weights', by columns,
+    both of which read the gradient and the input (`LayerNormBackwardKernelImplInternal`, ATen/native/cuda/
+    layer_norm_kernel.cu).
     """
     if name == "convolution_backward":
         gradient, images, weight = args[:3]
@@ -70,9 +73,18 @@ def kernels_of(name: str, operator: Kernel, args: Any, made: Any) -> Iterator[Ke
     elif operator.sort == "batch-norm":
         images = [each for each in args[:2] if isinstance(each, Tensor) and each.dim() > 1]
         yield operator._replace(bytes=operator.bytes + sum(map(nbytes, images)))
+    elif operator.sort == "layer-norm" and name.endswith("norm_backward") and isinstance(args[1], Tensor):
+        yield operator
+        if gives_weight_gradients(made):
+            yield Kernel(operator.sort, 0.0, nbytes(args[0]) + nbytes(args[1]))
     else:
         drawn = numbers_of(made) if name.rstrip("_") in DRAWING else 0
         yield fitting(operator._replace(product=matrix_product(name, args), random=drawn))
+
+
+def gives_weight_gradients(made: Any) -> bool:
+    """Whether the backward of a norm made more than the input's gradient."""
+    return isinstance(made, tuple | list) and any(isinstance(gradient, Tensor) for gradient in made[1:])
 
 
 def with_transposes(kernel: Kernel, operands: tuple[Tensor, ...], result: Tensor, last: bool | None) -> Kernel:

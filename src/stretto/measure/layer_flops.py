@@ -3,7 +3,7 @@
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -34,6 +34,8 @@ from stretto.nn.batch import num_examples
 from stretto.nn.layer_recompute import Recomputing, marked
 from stretto.nn.preserve import device_of, output_tensors, undisturbed
 from stretto.nn.stopwatch import as_leaves, attempt
+from stretto.optim.labels import stage_labels
+from stretto.optimizers import MatrixWork
 from stretto.options.checks import flag, function, of_kind, refuse, sequence
 
 Inputs = tuple[Tensor, ...]
@@ -67,20 +69,33 @@ def layer_costs(
     given = example if isinstance(example, tuple) else (example,)
     named = list(zip(names or [str(index) for index in range(len(layers))], layers, strict=True))
     sweep = faked if fake else real
-    forms = {id(layer): Form(layers_again(layer, recompute), autocast) for layer in layers}
+    contexts = {id(layer): ForwardContext(layers_again(layer, recompute), autocast) for layer in layers}
     runs = []
     for times in (1, 2):
         ends = [] if loss is None or target is None else [("loss", Loss(loss, repeated(target, times)))]
-        forms |= {id(end): Form(None, autocast) for _, end in ends}
-        runs.append(sweep([*named, *ends], tuple(repeated(x, times) for x in given), forms))
+        contexts |= {id(end): ForwardContext(None, autocast) for _, end in ends}
+        runs.append(sweep([*named, *ends], tuple(repeated(x, times) for x in given), contexts))
     works: dict[tuple[int, int], PassWorks] = {}  # equal layers have the same object, so that they are priced once
-    rows = []
+    rows, matrices = [], matrices_of(layers)
     for (name, module), few, many in zip([*named, *ends], *runs, strict=True):
         pair, key = Pair(given[0].shape[0], few, many), (id(few.passes), id(many.passes))
         if key not in works:
             works[key] = PassWorks(*map(pair.works, "FBIW"))
-        rows.append(row(name, module, pair, works[key]))
+        rows.append(replace(row(name, module, pair, works[key]), matrices=matrices.get(id(module), MatrixWork())))
     return ModelCosts(tuple(rows), dtype_of(layers), ties=tuple(map(tied, tied_weights.find(layers))))
+
+
+def matrices_of(layers: Sequence[nn.Module]) -> dict[int, MatrixWork]:
+    """What optimizers do with the matrices of each layer, by its id; a parameter that layers share counts in each."""
+    labels, totals = stage_labels(layers), {}
+    for index, layer in enumerate(layers):
+        total = MatrixWork()
+        for name, parameter in layer.named_parameters():
+            if parameter.requires_grad and parameter.dim() > 1:
+                hidden = labels[f"{index}.{name}"].is_hidden_matrix
+                total += MatrixWork.of(parameter.shape[0], parameter.shape[1:].numel(), hidden=hidden)
+        totals[id(layer)] = total
+    return totals
 
 
 def layers_again(layer: nn.Module, recompute: str) -> Recomputing:
@@ -249,7 +264,7 @@ def dtype_of(layers: Sequence[nn.Module]) -> str:
     return str(next(found, torch.float32)).removeprefix("torch.")
 
 
-class Form(NamedTuple):
+class ForwardContext(NamedTuple):
     """How a layer runs: what of it is recomputed, if known, and the type of products under autocast."""
 
     again: Recomputing | None = None
@@ -268,7 +283,9 @@ class Form(NamedTuple):
             yield
 
 
-def real(named: Sequence[tuple[str, nn.Module]], inputs: Inputs, forms: Mapping[int, Form]) -> list[LayerRun]:
+def real(
+    named: Sequence[tuple[str, nn.Module]], inputs: Inputs, contexts: Mapping[int, ForwardContext]
+) -> list[LayerRun]:
     """Run the layers as they are."""
     modules = [module for _, module in named]
     device = device_of(modules)
@@ -277,14 +294,16 @@ def real(named: Sequence[tuple[str, nn.Module]], inputs: Inputs, forms: Mapping[
             module.train()
         return run(
             [
-                Runnable(name, module, [*module.parameters(), *module.buffers()], forms[id(module)])
+                Runnable(name, module, [*module.parameters(), *module.buffers()], contexts[id(module)])
                 for name, module in named
             ],
             tuple(each.to(device) for each in inputs),
         )
 
 
-def faked(named: Sequence[tuple[str, nn.Module]], inputs: Inputs, forms: Mapping[int, Form]) -> list[LayerRun]:
+def faked(
+    named: Sequence[tuple[str, nn.Module]], inputs: Inputs, contexts: Mapping[int, ForwardContext]
+) -> list[LayerRun]:
     """Run the layers on tensors without numbers, as on the CPU."""
     mode = current() or FakeTensorMode(allow_non_fake_inputs=True)
     known: dict[int, Tensor] = {}
@@ -298,7 +317,7 @@ def faked(named: Sequence[tuple[str, nn.Module]], inputs: Inputs, forms: Mapping
     def on_fakes(name: str, module: nn.Module) -> Runnable:
         own = {key: fake(each) for key, each in (*module.named_parameters(), *module.named_buffers())}
         call, weights = (lambda *given: functional_call(module, own, given)), list(own.values())
-        return Runnable(name, call, weights, forms[id(module)], alike(module))
+        return Runnable(name, call, weights, contexts[id(module)], alike(module))
 
     with mode, training([module for _, module in named]):
         return run([on_fakes(*each) for each in named], tuple(fake(each) for each in inputs))
@@ -335,19 +354,19 @@ class Runnable:
     name: str
     call: Callable[..., Any]
     own: Sequence[Tensor]
-    form: Form
+    context: ForwardContext
     alike: Hashable = None
 
     def run(self, *inputs: Tensor) -> Any:
         """A forward, which does not keep what is recomputed."""
-        with self.form():
+        with self.context():
             return self.call(*inputs)
 
     def kept(self, known: Collection[int]) -> dict[int, Tensor]:
         """The inputs of what is recomputed, kept beside what the latest graph saves, but for `known` storages."""
-        if self.form.again is None:
+        if self.context.again is None:
             return {}
-        tensors, self.form.again.kept[:] = list(self.form.again.kept), []
+        tensors, self.context.again.kept[:] = list(self.context.again.kept), []
         return {storage(tensor): tensor.detach() for tensor in tensors if storage(tensor) not in known}
 
 

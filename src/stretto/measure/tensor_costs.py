@@ -145,11 +145,13 @@ def published_tensor_costs(
 def summed_once(row: LayerCost) -> LayerCost:
     """A block on parts of the sequence that does not sum its norms' gradients in each backward, but once a step.
 
-    As Megatron does; those sums, of some vectors a step, are not priced.
+    As Megatron does, with those of biases behind rows; all of a stage in one sum.
     """
     if not any(work.operator == TENSOR_SCATTER for work in row.forward_exchanges or ()):
         return row
-    return replace(row, backward_exchanges=tuple(w for w in row.backward_exchanges or () if w.operator != TENSOR_SUM))
+    others = tuple(work for work in row.backward_exchanges or () if work.operator != TENSOR_SUM)
+    sums = sum(work.bytes.fixed for work in row.backward_exchanges or () if work.operator == TENSOR_SUM)
+    return replace(row, backward_exchanges=others, summed_once=sums)
 
 
 def representatives(rows: Sequence[LayerCost], *, ends: bool) -> list[int]:

@@ -2,10 +2,12 @@
 
 import torch
 
+from stretto.optim.lion import Lion
+
 ELEMENTWISE = (
     torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.SparseAdam, torch.optim.Adagrad,
     torch.optim.NAdam, torch.optim.RAdam, torch.optim.RMSprop, torch.optim.Adadelta, torch.optim.Adamax,
-    torch.optim.ASGD, torch.optim.Rprop,
+    torch.optim.ASGD, torch.optim.Rprop, Lion,
 )  # fmt: skip
 
 

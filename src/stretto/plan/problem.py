@@ -130,6 +130,11 @@ class Problem:
             for value in getattr(self, name) or ():
                 if value < 1:
                     raise UsageError(f"{name} lists {value}: whole numbers of at least 1")
+        if optimizer_of(self.optimizer).needs_whole and max(self.tensors or (1,)) > 1:
+            raise UsageError(
+                f"tensors lists {max(self.tensors or ())}, but optimizer {self.optimizer!r} needs whole layers, of "
+                "which each process would have a part: leave it out, or take an optimizer that works on each element"
+            )
         for space in self.spaces:
             if len(space) != 2 or min(space) < 1:
                 raise UsageError(f"spaces lists {shown(space)}: give pairs of whole numbers of at least 1, such as 2,1")
@@ -215,9 +220,10 @@ class Problem:
 
     def state(self, layer: LayerCost) -> float:
         """Bytes of optimizer state for a layer."""
-        states = optimizer_of(self.optimizer).states
-        numbers = layer.gradient_bytes / (layer.parameter_bytes / layer.parameters) if layer.parameters else 0
-        return 4 * (1 + states) * numbers if self.masters else states * layer.gradient_bytes
+        chosen = optimizer_of(self.optimizer)
+        if self.masters:
+            return 4 * (layer.trained + chosen.state_numbers(layer.trained, layer.matrices))
+        return layer.state_bytes(chosen)
 
     def but(self, **changes: object) -> "Problem":
         """A copy of the problem with some fields changed."""

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from stretto.cost.cluster import Link
 from stretto.mesh import Mesh
 from stretto.methods import BASELINE, Planning, StageAt
+from stretto.optimizers import optimizer_of
 from stretto.plan.placements import IN_ORDER, placements
 from stretto.plan.places import Places
 from stretto.plan.planned_methods import GradientFlow, PlannedMethod, gradients, planned
@@ -198,7 +199,7 @@ def tensors_of(problem: Problem) -> tuple[int, ...]:
     """The numbers of processes that may share a stage's weights: those named, or the usual ones within a node."""
     if problem.tensors is not None:
         return tuple(dict.fromkeys(problem.tensors))
-    return usual_tensors(problem.cluster)
+    return (1,) if optimizer_of(problem.optimizer).needs_whole else usual_tensors(problem.cluster)
 
 
 def methods_on(problem: Problem, axes: Candidate) -> Iterator[Alternatives]:
@@ -259,11 +260,13 @@ def loops_on(problem: Problem, axes: Candidate) -> Iterator[tuple[str, int]]:
 def shareable(shard: str, mesh: Mesh, problem: Problem, *, untied: bool) -> bool:
     """Whether there are replicas that can share out their optimizer's state, or weights, too, as `shard` says.
 
-    Weights only where no stages share them; `stretto train` shards whole weights only.
+    Weights only where no stages share them; `stretto train` shards whole weights only. SOAP cannot step a share of a
+    matrix; Muon gathers them.
     """
     if mesh.data == 1 or mesh.space != (1, 1):
         return False
-    return shard == SHARD_OPTIMIZER or (untied and (mesh.tensor == 1 or not problem.trained))
+    steps_shares = optimizer_of(problem.optimizer).on_matrices != "rotate"
+    return shard == SHARD_OPTIMIZER or (steps_shares and untied and (mesh.tensor == 1 or not problem.trained))
 
 
 def counts_of(problem: Problem, axes: Candidate, method: str) -> Iterator[int]:

@@ -226,6 +226,7 @@ def planned_optimizer(name: str) -> str:
     import torch
 
     from stretto.optim.by_name import make_optimizer, optimizer_row, takes_rate
+    from stretto.optim.labels import labelled_by
     from stretto.optimizers import OPTIMIZERS
     from stretto.options.user_errors import error_place
 
@@ -235,7 +236,7 @@ def planned_optimizer(name: str) -> str:
     parameter = torch.nn.Parameter(torch.zeros(4, 4))
     parameter.grad = torch.ones(4, 4)
     try:
-        made = make_optimizer(name, rate, None, 0.0)([parameter])
+        made = labelled_by(make_optimizer(name, rate, None, 0.0), [])([parameter])
         made.step()
     except Exception as error:
         raise UsageError(
