@@ -1,5 +1,6 @@
 """The devices and links that a plan's stages run on: a cluster's workers, placed as a mesh places processes."""
 
+import math
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import permutations
@@ -82,7 +83,9 @@ class Places:
         )
         workers = Workers(cluster, ranks)
 
-        def inside(groups_of: Callable[[int, int], list[list[int]]]) -> list[list[list[int]]]:
+        def inside(groups_of: Callable[[int, int], list[list[int]]], length: int) -> list[list[list[int]]]:
+            if length == 1:
+                return [[] for _ in range(pipeline)]
             return [
                 [on(group) for replica in range(mesh.data) for group in groups_of(replica, worker)]
                 for worker in range(pipeline)
@@ -92,7 +95,7 @@ class Places:
             return tuple(dict.fromkeys(DeviceKind(cluster.kinds[rank], crowded[rank]) for rank in worker_ranks))
 
         def links_within(groups: Sequence[Sequence[int]]) -> tuple[Link, ...]:
-            return distinct(link for group in groups for link in cluster.collective_links(group))
+            return distinct(link for group in groups if len(group) > 1 for link in cluster.collective_links(group))
 
         return cls(
             workers,
@@ -102,8 +105,8 @@ class Places:
             Power.of(cluster, ranks),
             tuple(workers.link(w, (w + 1) % pipeline) for w in range(pipeline)) if pipeline > 1 else (),
             tuple(map(links_within, replicas)),
-            tuple(map(links_within, inside(placement.weights_of))),
-            tuple(map(links_within, inside(placement.slabs_of))),
+            tuple(map(links_within, inside(placement.weights_of, mesh.tensor))),
+            tuple(map(links_within, inside(placement.slabs_of, math.prod(mesh.space)))),
             max(cluster.device(rank).reduction_seconds_per_byte for rank in busy),
         )
 

@@ -115,7 +115,11 @@ class Candidate(NamedTuple):
 
     def recomputes(self, stage: int) -> bool:
         """Whether a stage runs whole forwards again: only if it holds several micro-batches, else it saves nothing."""
-        return self.recompute == "stage" and self.planning.held(self.stage_at(stage)) > 1
+        return self.recompute == "stage" and self.holds_several(stage)
+
+    def holds_several(self, stage: int) -> bool:
+        """Whether a stage holds several micro-batches for their backward."""
+        return self.planning.held(self.stage_at(stage)) > 1
 
     def __str__(self) -> str:
         """The method with its options, as `stretto.method` reads it."""
@@ -242,7 +246,7 @@ def recomputable(problem: Problem, c: Candidate, sequences: tuple[bool, ...]) ->
         "none": True,
         "selective": layerwise and all(problem.has(Form(tensor, (1, 1), each, "selective")) for each in sequences),
         "full": layerwise and keeps_weights,
-        "stage": tried.drains and c._replace(recompute="stage").recomputes(0),
+        "stage": tried.drains and c.holds_several(0),
     }
     return tuple(kind for kind in problem.recompute if possible[kind])
 
