@@ -2,14 +2,14 @@
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from stretto.errors import UsageError
-from stretto.heads.solo import readout_parameters
+from stretto.heads.reading import HeadReadings
 from stretto.methods.cure import Place
 from stretto.nn import tied_weights
 from stretto.nn.seeding import ForwardSeeds
@@ -42,7 +42,7 @@ class StageBuilder:
     """Builds the stages of one replica.
 
     `ties` are the parameters that several stages of this replica use, `sharing` is how processes share one stage,
-    `read` says whether other stages read the last one's readout.
+    `readings` says which weights the heads of other stages read.
     """
 
     specification: Specification
@@ -50,7 +50,7 @@ class StageBuilder:
     delays: Delays
     ties: Sequence[tied_weights.Tied]
     sharing: StageSharing
-    read: bool = False
+    readings: HeadReadings = field(default_factory=HeadReadings)
     replica: int = 0
 
     def of_replica(self, replica: int, ties: Sequence[tied_weights.Tied]) -> "StageBuilder":
@@ -110,9 +110,8 @@ class StageBuilder:
         return parts
 
     def _lends(self, index: int, module: nn.Module) -> Lender | None:
-        if self.read and index == self.rules.num_stages - 1:
-            return Lender(readout_parameters(module))
-        return tied_weights.lender_of(self.ties, index)
+        read = self.readings.lent(index, module)
+        return Lender(read) if read else tied_weights.lender_of(self.ties, index)
 
     def _agreement(
         self,
