@@ -40,12 +40,14 @@ class WeightReading:
     """Which weights heads of a kind read, and of which stage.
 
     `owner` takes the reading stage and the number of stages. `layers` takes the owner's module, whether it is the last
-    stage, and the head's options; it returns None if there are none. `what` names these layers in messages.
+    stage, and the head's options; it returns None if there are none. `what` names these layers in messages. With
+    `averages` the head has a moving average of them.
     """
 
     owner: Callable[[int, int], int]
     layers: Callable[..., nn.Module | None]
     what: str
+    averages: bool = False
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,7 +6,7 @@ from typing import TypeVar
 from torch import Tensor, nn
 
 from stretto.errors import UsageError, nearest
-from stretto.heads import plain, solo
+from stretto.heads import man, plain, solo
 from stretto.heads.auglocal import auglocal
 from stretto.heads.blocks import blocks
 from stretto.heads.head import REMEDY, First, HeadKind, Network, Site
@@ -33,6 +33,9 @@ HEADS: dict[str, HeadKind] = {
     "auglocal": HeadKind(lambda f, o: True, auglocal, ANYTHING, several=True, of_network=True),
     "blocks": HeadKind(lambda f, o: f == 3 and o == 3, blocks, TOKENS, several=True, of_network=True),
     "infopro": HeadKind(plain.layered, infopro, f"[N, ...] -> [N, K] or {TOKENS}", several=True, of_network=True),
+    "man": HeadKind(
+        plain.layered, man.man, f"[N, ...] -> [N, K] or {TOKENS}", several=True, of_network=True, reads=man.READING
+    ),
     "solo": HeadKind(
         lambda f, o: f == 3 and o == 3, solo.solo, TOKENS, several=True, of_network=True, reads=solo.READING
     ),

@@ -11,6 +11,7 @@ from stretto.errors import UsageError
 from stretto.heads import LocalLoss
 from stretto.heads import build as build_head
 from stretto.heads.head import Network
+from stretto.heads.man import LOW_PRECISION
 from stretto.heads.table import readings
 from stretto.mesh import Placement
 from stretto.nn import deferred, memory_limit, tied_weights
@@ -75,7 +76,7 @@ class Construction:
         check_marked(known, of.recompute)
         self._ties = self._tied(known)
         self._readings = readings(of.method.head, of.method.reach(num_stages), heads)
-        self._check_reading()
+        self._check_reading(known)
         self._share_stages()
         self.schedule, self.rules = self._plan(of.method.plan, workers)
         self.lag = of.method.lag(num_stages) + of.sync.lag(of.mesh.data)
@@ -128,16 +129,20 @@ class Construction:
             )
         return ties
 
-    def _check_reading(self) -> None:
+    def _check_reading(self, known: Sequence[nn.Module]) -> None:
         reads = self._readings
         if not reads.readers or reads.kind is None:
             return
-        if self._ties:
-            first = self._ties[0]
+        owners = {owner: reads.lent(owner, known[owner]) for owner, _, _ in reads.readers}
+        read = {id(parameter) for lent in owners.values() for parameter in lent.values()}
+        first = next((tie for tie in self._ties if tie.owner in owners or id(tie.parameter) in read), None)
+        if first is not None:
             raise UsageError(
                 f"head {reads.head!r} reads {reads.kind.what}, but stages {first.owner} and {first.users[0]} share "
                 f"{first.name!r} (tied weights), which stage {first.owner} trains: use head='auto'"
             )
+        if reads.kind.averages and self._of.precision.converts and reads.options.get("momentum"):
+            raise UsageError(f"head {reads.head!r}, precision={self._of.precision.name!r}: {LOW_PRECISION}")
         if self._of.method.recompute:
             raise UsageError(
                 f"method {self._of.method}: a forward that is run again would read newer weights of {reads.kind.what} "
