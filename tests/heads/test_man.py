@@ -218,6 +218,17 @@ def test_a_checkpoint_goes_on_with_the_average(name, tmp_path):
     assert same(*found)
 
 
+def test_in_front_of_a_mere_readout_is_a_classifier_alone():
+    network, (x, y) = [*stages()[:3], stages()[3][1]], batches(1)[0]
+    trainer = stretto.Trainer(network, token_loss, SGD, "greedy(head=man)", example=x)
+    assert [type(head).__name__ for head in trainer.heads[:-1]] == ["MomentumAuxiliary"] * 2 + ["Readout"]
+    assert [(tie.owner, tie.user) for tie in trainer.rules.ties] == [(1, 0), (2, 1)]
+    before = weights(trainer.heads[2])
+    trainer.step(x, y)
+    trainer.flush()
+    assert not any(map(torch.equal, before, trainer.heads[2].parameters()))
+
+
 @pytest.mark.parametrize(
     ("owner", "shared", "said"),
     [
@@ -251,10 +262,6 @@ def no_readout():
     return [*stages()[:3], nn.Sequential(nn.Linear(WIDTH, 5), nn.Linear(5, VOCABULARY), nn.Tanh()).double()]
 
 
-def only_a_readout():
-    return [*stages()[:3], stages()[3][1]]
-
-
 def tied_blocks():
     network = stages()
     network[2].mlp[0].weight = network[1].mlp[0].weight
@@ -270,12 +277,6 @@ def tied_blocks():
         (stages, "greedy(head=man(depth=0))", {}, "depth=0 must be a whole number"),
         (stages, "greedy(head=man(width=3))", {}, "has no option 'width'"),
         (no_readout, "greedy(head=man)", {}, "the last stage does not end in one of this width"),
-        (
-            only_a_readout,
-            "greedy(head=man)",
-            {},
-            "stage 3's first layers, but .* no layer .* in front of its",
-        ),
         (tied_blocks, "greedy(head=man)", {}, "reads the next stage's first layers, but stages 1 and 2 share"),
         (stages, "greedy(head=man)", {"precision": "bf16"}, "stands still in bfloat16"),
         (stages, "chunked(head=man, recompute=True)", {}, "would read newer weights of the next stage"),

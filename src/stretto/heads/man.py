@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from stretto.errors import UsageError
 from stretto.heads.auglocal import Copies
-from stretto.heads.head import REMEDY, Site, Tensors
+from stretto.heads.head import REMEDY, First, Site, Tensors
 from stretto.heads.plain import layered, two_layer
 from stretto.heads.reading import ReadingHead, WeightReading
 from stretto.heads.solo import flattened, readout
@@ -34,9 +34,10 @@ from stretto.options.named import whole
 def man(at: Site, *, momentum: float = 0.995, every: int = 1, depth: int = 1) -> nn.Module:
     """A head behind copies of the next stage's first `depth` layers, or of all of them if it has fewer.
 
-    Layers without parameters belong to the one before them, and the last stage's readout is not among them. The default
-    momentum is that of the authors' commands. Raises UsageError if the next stage has no such layers or lives in
-    another process, if several processes share a stage, or if no classifier fits.
+    Layers without parameters belong to the one before them, and the last stage's readout is not among them: in front of
+    a last stage that is nothing else the head is a classifier alone. The default momentum is that of the authors'
+    commands. Raises UsageError if the next stage has no parameters or lives in another process, if several processes
+    share a stage, or if no classifier fits.
     """
     if isinstance(momentum, bool) or not isinstance(momentum, int | float) or not 0 <= momentum < 1:
         raise UsageError(f"head 'man': momentum={momentum!r} must be a number from 0 to below 1")
@@ -54,11 +55,13 @@ def man(at: Site, *, momentum: float = 0.995, every: int = 1, depth: int = 1) ->
             f"head 'man' behind stage {at.stage} averages layers of stage {following}, but {why}. {REMEDY}"
         )
     layers = first_layers(owner, last, depth=depth)
+    if layers is None and last:
+        alone = classifier(at, at.features[0])
+        return First(alone) if len(at.features) > 1 else alone
     if layers is None:
-        has = "no layer with parameters in front of its readout" if last else "no parameters"
         raise UsageError(
             f"head 'man' behind stage {at.stage} averages the weights of stage {following}'s first layers, but that "
-            f"stage has {has}: cut the model elsewhere, or take another head. {REMEDY}"
+            f"stage has no parameters: cut the model elsewhere, or take another head. {REMEDY}"
         )
     if momentum and any(p.is_floating_point() and p.dtype.itemsize < 4 for p in layers.parameters()):
         raise UsageError(f"head 'man': {LOW_PRECISION}")

@@ -1,6 +1,7 @@
 """The table of heads by name, and `build`, which makes one."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 from torch import Tensor, nn
@@ -85,10 +86,12 @@ def is_of_network(name: str) -> bool:
     return bare in HEADS and HEADS[bare].of_network
 
 
-def readings(name: str, reach: Reach, given: Sequence[nn.Module | None] | None) -> HeadReadings:
-    """What heads of a name read of other stages, behind the stages for which the user has not `given` one.
+def readings(
+    name: str, reach: Reach, given: Sequence[nn.Module | None] | None, stages: Sequence[nn.Module]
+) -> HeadReadings:
+    """What heads of a name read of other `stages`, behind those for which the user has not `given` one.
 
-    Raises UsageError for an option that the head does not have.
+    Nothing where the owner has no such layers. Raises UsageError for an option that the head does not have.
     """
     bare, options = parse(name, "head")
     kind = HEADS.get(bare)
@@ -98,10 +101,12 @@ def readings(name: str, reach: Reach, given: Sequence[nn.Module | None] | None) 
     every = chosen["every"]
     at_least_one(f"head {bare!r}", "every", every)
     assert isinstance(every, int), "a whole number"
-    stages = [stage for stage in reach.heads[:-1] if given is None or stage >= len(given) or given[stage] is None]
+    missing = [stage for stage in reach.heads[:-1] if given is None or stage >= len(given) or given[stage] is None]
     owner = kind.reads.owner
-    readers = tuple((owner(stage, reach.num_stages), stage, every) for stage in stages)
-    return HeadReadings(bare, kind.reads, chosen, readers, reach.num_stages)
+    readers = tuple((owner(stage, reach.num_stages), stage, every) for stage in missing)
+    found = HeadReadings(bare, kind.reads, chosen, readers, reach.num_stages)
+    lending = [reader for reader in readers if found.lent(reader[0], stages[reader[0]])]
+    return replace(found, readers=tuple(lending))
 
 
 def build(

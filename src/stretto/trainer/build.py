@@ -75,7 +75,7 @@ class Construction:
         self.summed_replicas = of.mesh.data if self.merges else 1
         check_marked(known, of.recompute)
         self._ties = self._tied(known)
-        self._readings = readings(of.method.head, of.method.reach(num_stages), heads)
+        self._readings = readings(of.method.head, of.method.reach(num_stages), heads, known)
         self._check_reading(known)
         self._share_stages()
         self.schedule, self.rules = self._plan(of.method.plan, workers)
