@@ -21,6 +21,7 @@ from stretto.plan.candidate_costs import Prices
 from stretto.plan.partition import partition
 from stretto.plan.search_space import candidates
 from stretto.study.model_costs import costed
+from stretto.study.tensor_format import TensorFormat
 
 ROUNDS = 5
 LAYERS, DEVICES = 100, 64
@@ -53,7 +54,8 @@ def partitions() -> dict[str, object]:
 
 def networks(cluster: Cluster) -> dict[str, object]:
     """GPT-3 175B on 1,024 GPUs."""
-    clock, cpu, model = timed(lambda: costed("gpt3-175b", {}, "", {}, "auto", dtype="bfloat16", heads=()))
+    format = TensorFormat("bfloat16")
+    clock, cpu, model = timed(lambda: costed("gpt3-175b", {}, "", {}, "auto", format=format, heads=()))
     problem = Problem(
         costs=model.costs, cluster=cluster, workers=1024, batch_sizes=(BATCH,), optimizer="adam", masters=True
     )

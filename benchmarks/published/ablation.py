@@ -26,6 +26,8 @@ def at_peak(cluster: Tables) -> None:
     """Products, convolutions, attention and memory at the data sheet's peaks, whatever their sizes."""
     for shares in attained(cluster):
         shares |= {"products": 1.0, "convolutions": 1.0, "attention": 1.0, "memory": 1.0}
+        for key in ("products_in", "attention_2022"):
+            shares.pop(key, None)
     of_any_size(cluster)
 
 

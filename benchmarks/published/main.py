@@ -1,6 +1,6 @@
 """Published steps beside what `stretto plan` predicts for them: see README.md here.
 
-python benchmarks/published/main.py [--held-out] [--ablation] [--only TEXT] [--out FILE]
+python benchmarks/published/main.py [--rows FILE] [--check] [--ablation] [--only TEXT] [--out FILE]
 """
 
 import argparse
@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ablation import TERMS, without
-from rows import HERE, ROOT, Row, read_rows
+from command_check import complaints
+from rows import FILES, HERE, LOOKED_AT, ROOT, Row, read_rows
 
+RESULTS = dict(zip(FILES, ("result.json", "held_out.json", "held_out_2.json"), strict=True))
 BARS = {"mean": 0.05, "worst": 0.10, "memory": 0.08}  # of the rows that were looked at, and of those that were not
 
 
@@ -148,16 +150,19 @@ def changed(whole: Sequence[Result], results: Sequence[Result]) -> dict[str, Any
 
 
 def main() -> None:
-    """Predict all rows, print the table, and write it."""
+    """Predict all rows, print the table, and write it; or check their commands."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--held-out", action="store_true", help="the rows that were not looked at")
+    parser.add_argument("--rows", choices=FILES, default=LOOKED_AT, help="the rows that were looked at, or held out")
+    parser.add_argument("--check", action="store_true", help="check the rows' commands, and predict nothing")
     parser.add_argument("--ablation", action="store_true", help="the rows without one term of the model at a time")
     parser.add_argument("--only", default="", help="rows whose name contains this text, or of this source")
-    parser.add_argument("--out", type=Path, help="result.json or held_out.json here, unless --only is given")
+    parser.add_argument("--out", type=Path, help="the result's file here, as page.py names it, unless --only is given")
     given = parser.parse_args()
-    rows = [
-        row for row in read_rows(held_out=given.held_out) if given.only in (row.source, "") or given.only in row.name
-    ]
+    rows = [row for row in read_rows(given.rows) if given.only in (row.source, "") or given.only in row.name]
+    if given.check:
+        found = complaints(rows)
+        print(*found, f"{len(rows)} rows, {len(found)} complaints", sep="\n")
+        sys.exit(1 if found else 0)
     results = []
     print(HEAD)
     for row in rows:
@@ -170,7 +175,7 @@ def main() -> None:
             print(f"{result.row.name}: {result.refusal}")
     if given.ablation:
         content["ablation"] = ablate(rows, results)
-    file = given.out or (None if given.only else HERE / ("held_out.json" if given.held_out else "result.json"))
+    file = given.out or (None if given.only else HERE / RESULTS[given.rows])
     if file is not None:
         file.write_text(json.dumps(content, indent=1) + "\n")
 

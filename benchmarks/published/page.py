@@ -1,4 +1,4 @@
-"""Write the tables of README.md here from result.json, held_out.json and parts.json, as far as they are there.
+"""Write the tables of README.md here from the results of main.py and parts.py, as far as they are there.
 
 python benchmarks/published/page.py
 """
@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from main import BARS, HEAD, percent
+from main import BARS, HEAD, RESULTS, percent
 from rows import HERE, read_rows
 
 
@@ -58,8 +58,8 @@ def summary_lines(summary: Mapping[str, Any]) -> list[str]:
 
 
 def commands() -> str:
-    """The command of every row, those that were looked at first."""
-    every = [*read_rows(held_out=False), *read_rows(held_out=True)]
+    """The command of every row that was predicted, those that were looked at first."""
+    every = [row for file, result in RESULTS.items() if (HERE / result).is_file() for row in read_rows(file)]
     return "\n".join(["```text", *(f"# {row.name}: {row.place}\n{row.command}" for row in every), "```"])
 
 
@@ -120,7 +120,8 @@ def read(name: str) -> Any:
 def main() -> None:
     """Replace what stands between a table's marks."""
     tables = {
-        "rows": rows_table("result.json"), "held out": rows_table("held_out.json"), "parts": parts(),
+        "rows": rows_table("result.json"), "held out": rows_table("held_out.json"),
+        "held out 2": rows_table("held_out_2.json"), "parts": parts(),
         "ablation": ablation(), "commands": commands(),
     }  # fmt: skip
     page = (HERE / "README.md").read_text()

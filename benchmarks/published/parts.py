@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from main import Result, percent, predict
-from rows import HERE, Row, read_rows
+from rows import HERE, LOOKED_AT, Row, read_rows
 
 DEPTHS = (6, 12)  # the layers of 22B fit in memory without recomputation; a layer is the difference, over six
 WORK = ("computing", "below_peak", "memory_traffic", "launches", "computing_again", "inside_stages")  # not the update
@@ -22,7 +22,7 @@ STEP = "GPT 175B, sequence parallel, selective"
 
 def layer_of(recompute: str, sequence_parallel: str) -> dict[str, float]:
     """Milliseconds of a layer of 22B by term, as plans have it."""
-    shape = next(row for row in read_rows(held_out=False) if row.name.startswith("GPT 22B"))
+    shape = next(row for row in read_rows(LOOKED_AT) if row.name.startswith("GPT 22B"))
     options = shape.options | {"recompute": recompute, "sequence-parallel": sequence_parallel}
     few, many = (terms_of(shape, options | {"model-options.depth": depth}) for depth in DEPTHS)
     return {term: 1000 * (many[term] - few[term]) / (DEPTHS[1] - DEPTHS[0]) for term in WORK}
@@ -55,7 +55,7 @@ def layers() -> list[dict[str, Any]]:
 
 def step() -> Result:
     """Where the step of 175B goes."""
-    result = predict(next(row for row in read_rows(held_out=False) if row.name == STEP))
+    result = predict(next(row for row in read_rows(LOOKED_AT) if row.name == STEP))
     assert result.seconds is not None, result.refusal
     for term, seconds in result.terms.items():
         print(f"| {term.replace('_', ' ')} | {seconds:.2f} s | {seconds / result.seconds:.1%} |")

@@ -2,14 +2,19 @@
 
 import shlex
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-UNITS = ("seconds", "examples_per_second", "examples_per_second_per_gpu", "tokens_per_second_per_gpu")
+UNITS = (
+    "seconds", "examples_per_second", "examples_per_second_per_gpu", "tokens_per_second", "tokens_per_second_per_gpu",
+    "teraflops_per_second_per_gpu",
+)  # fmt: skip
+FILES = ("rows.toml", "held_out.toml", "held_out_2.toml")
+LOOKED_AT = FILES[0]
 
 
 @dataclass(frozen=True)
@@ -17,8 +22,8 @@ class Row:
     """One published measurement.
 
     `measured` is a number in the unit that the source prints, by its name (`UNITS`); `memory` bytes on the fullest
-    worker, None where the source does not say it. `options` are those of `stretto plan`, the source's included;
-    `tokens` those of an example.
+    worker, None where the source does not say it. `options` are those of `stretto plan`, the source's included. `flops`
+    names the formula (`FLOPS`) by which a source counts what it prints as FLOPs.
     """
 
     name: str
@@ -27,21 +32,21 @@ class Row:
     measured: Mapping[str, float]
     memory: float | None
     options: Mapping[str, Any]
-    tokens: int | None
+    flops: str | None
 
     @property
     def seconds(self) -> float:
         """Seconds of a step, from whatever the source prints."""
         ((unit, value),) = self.measured.items()
-        batch, workers = self.options["batch-size"], self.options["workers"]
         if unit == "seconds":
             return value
-        if unit == "examples_per_second":
-            return float(batch / value)
-        if unit == "examples_per_second_per_gpu":
-            return float(batch / (value * workers))
-        assert self.tokens is not None, f"{self.name}: its source has no tokens"
-        return float(batch * self.tokens / (value * workers))
+        amount = float(self.options["batch-size"])
+        if unit.startswith("tokens"):
+            amount *= self.options["model-options.context"]
+        elif unit.startswith("teraflops"):
+            assert self.flops is not None, f"{self.name}: its source has no formula of FLOPs"
+            amount *= FLOPS[self.flops](self.options) / 1e12
+        return amount / (value * (self.options["workers"] if unit.endswith("per_gpu") else 1))
 
     def arguments(self, cluster: str | None = None) -> list[str]:
         """Arguments of `stretto` that predict the row, on its own cluster or in a copy of it."""
@@ -56,10 +61,34 @@ class Row:
         return shlex.join(["stretto", *self.arguments(), "--json"])
 
 
-def read_rows(*, held_out: bool) -> list[Row]:
-    """The rows that were looked at, or those that were not. Raises ValueError for a row that is not as described."""
+def narayanan_flops(options: Mapping[str, Any]) -> float:
+    """FLOPs of an example, its second forward included: equation 3 of Narayanan et al. 2021, for one sequence."""
+    layers, width, tokens, words = shape_of(options)
+    return 96 * tokens * layers * width**2 * (1 + tokens / (6 * width) + words / (16 * layers * width))
+
+
+def dao_flops(options: Mapping[str, Any]) -> float:
+    """FLOPs of an example: 6 a token and weight, and attention without regard to its mask (Dao 2023, section 4.2)."""
+    layers, width, tokens, words = shape_of(options)
+    weights = layers * (12 * width**2 + 13 * width) + (words + tokens) * width
+    return 6 * tokens * weights + 12 * layers * width * tokens**2
+
+
+FLOPS: Mapping[str, Callable[[Mapping[str, Any]], float]] = {"narayanan": narayanan_flops, "dao": dao_flops}
+
+
+def shape_of(options: Mapping[str, Any]) -> tuple[int, int, int, int]:
+    """Layers, width, tokens of a sequence and of the vocabulary."""
+    layers, width, tokens, words = (
+        options[f"model-options.{key}"] for key in ("depth", "width", "context", "vocabulary")
+    )
+    return layers, width, tokens, words
+
+
+def read_rows(file: str) -> list[Row]:
+    """The rows of one of FILES. Raises ValueError for a row that is not as described."""
     sources = tomllib.loads((HERE / "sources.toml").read_text())
-    content = tomllib.loads((HERE / ("held_out.toml" if held_out else "rows.toml")).read_text())
+    content = tomllib.loads((HERE / file).read_text())
     return [row_of(entry, sources[entry["source"]]) for entry in content["rows"]]
 
 
@@ -73,5 +102,5 @@ def row_of(entry: Mapping[str, Any], source: Mapping[str, Any]) -> Row:
     if ours.is_file():  # of this benchmark, not of the product
         options["cluster"] = ours.relative_to(ROOT).as_posix()
     return Row(
-        entry["name"], entry["source"], entry["place"], measured, entry.get("memory"), options, source.get("tokens")
+        entry["name"], entry["source"], entry["place"], measured, entry.get("memory"), options, source.get("flops")
     )

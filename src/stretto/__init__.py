@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from stretto.errors import ScheduleError, StrettoError, UsageError
 
 if TYPE_CHECKING:
-    from stretto import collectives, losses, parallel, trackers
+    from stretto import collectives, losses, optim, parallel, trackers
     from stretto.analysis.gradient_cosine import alignment
     from stretto.analysis.linear_probes import probes
     from stretto.analysis.noise_scale import noise_scale
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from stretto.methods import Method, method
     from stretto.nn.group_norm import group_norm
     from stretto.optim.batch_scaling import scale_for_batch
-    from stretto.replicas import AllReduce, DiLoCo, FullyShard, LocalSGD, ParameterServer
+    from stretto.replicas import AllReduce, DiLoCo, FullyShard, LocalSGD, ParameterServer, ShardOptimizer
     from stretto.splitting import split
     from stretto.study.python_calls import compare, train
     from stretto.trainer.early_stop import EarlyStop
@@ -47,6 +47,7 @@ __all__ = [
     "Method",
     "ParameterServer",
     "ScheduleError",
+    "ShardOptimizer",
     "StrettoError",
     "Trainer",
     "UsageError",
@@ -58,6 +59,7 @@ __all__ = [
     "mean",
     "method",
     "noise_scale",
+    "optim",
     "parallel",
     "probes",
     "scale_for_batch",
@@ -78,6 +80,7 @@ _HOMES = {
     "Mesh": "stretto.mesh",
     "Method": "stretto.methods",
     "ParameterServer": "stretto.replicas",
+    "ShardOptimizer": "stretto.replicas",
     "Trainer": "stretto.trainer.trainer",
     "alignment": "stretto.analysis.gradient_cosine",
     "compare": "stretto.study.python_calls",
@@ -96,6 +99,7 @@ _PARTS = (
     "heads",
     "losses",
     "methods",
+    "optim",
     "parallel",
     "trackers",
 )  # modules that are asked for by their own name

@@ -1,10 +1,60 @@
 """The optimizers by name: the class, what its state takes, and the learning rates that suit it. No torch."""
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from dataclasses import dataclass, fields
+from typing import Literal, NamedTuple
 
 from stretto.errors import UsageError, nearest
 from stretto.options.checks import is_among, shown
+
+BRAIN = 2  # bytes of a bfloat16 number
+
+
+@dataclass(frozen=True)
+class MatrixWork:
+    """What optimizers that work on whole matrices keep and compute for those of a layer, as sums over its matrices.
+
+    `hidden` is how many numbers the matrices of hidden layers have, `iteration` the FLOPs and `moved` the bytes of one
+    Newton-Schulz iteration on all of them, `products` how many products those are. `sides` is how many numbers the
+    correlations of rows and columns of all matrices and kernels have, `rotation` the FLOPs of turning all of them into
+    a basis on both sides once, `refresh` those of one power iteration with its QR factorisation.
+    """
+
+    hidden: float = 0.0
+    iteration: float = 0.0
+    moved: float = 0.0
+    products: int = 0
+    sides: float = 0.0
+    rotation: float = 0.0
+    refresh: float = 0.0
+
+    @classmethod
+    def of(cls, rows: int, columns: int, *, hidden: bool) -> "MatrixWork":
+        """That of one matrix: k is its smaller side, l the larger one.
+
+        An iteration is `A = X X^T` (2 k k l FLOPs), `A A` (2 k^3) and `A X` (2 k k l), with 2 k l + k^2, 4 k^2 and
+        k^2 + 3 k l numbers read and written. A QR factorisation with its basis is 8/3 n^3 FLOPs.
+        """
+        small, large = sorted((rows, columns))
+        bases = [side for side in (rows, columns) if side <= LARGEST_BASIS]
+        return cls(
+            hidden=rows * columns * hidden,
+            iteration=(4.0 * small**2 * large + 2.0 * small**3) * hidden,
+            moved=BRAIN * (5.0 * small * large + 6.0 * small**2) * hidden,
+            products=3 * hidden,
+            sides=float(sum(side**2 for side in bases)),
+            rotation=float(sum(2 * rows * columns * side for side in bases)),
+            refresh=sum((2 + 8 / 3) * side**3 for side in bases),
+        )
+
+    def __add__(self, other: "MatrixWork") -> "MatrixWork":
+        return MatrixWork(*(getattr(self, field.name) + getattr(other, field.name) for field in fields(self)))
+
+
+NO_MATRICES = MatrixWork()
+LARGEST_BASIS = 10_000  # SOAP's `largest`
+REFRESH_EVERY = 10  # its `every`
+ITERATIONS = 5  # Muon's `ns_steps`
 
 
 class Optimizer(NamedTuple):
@@ -12,7 +62,8 @@ class Optimizer(NamedTuple):
 
     `family` is the one whose calibrated rates apply; `states` the numbers of state for each parameter, `accesses` a
     step's memory accesses for each. `rates` are learning rates to compare, for small networks. `momentum` is the
-    default of the `--momentum` option: the first beta where there are betas.
+    default of the `--momentum` option: the first beta where there are betas. `on_matrices` says what it does beside
+    that with matrices, `needs_whole` whether it needs all of a layer's weights, or their norm, in one process.
     """
 
     place: str  # module:class
@@ -21,23 +72,47 @@ class Optimizer(NamedTuple):
     accesses: int
     rates: tuple[float, ...]
     momentum: float = 0.9
+    on_matrices: Literal["", "orthogonalise", "rotate"] = ""
+    needs_whole: bool = False
+
+    def state_numbers(self, parameters: float, matrices: MatrixWork) -> float:
+        """How many numbers of state it keeps for a layer with so many trained parameters."""
+        kept = self.states * parameters
+        if self.on_matrices == "orthogonalise":
+            return kept - matrices.hidden  # one average, not two
+        return kept + 2 * matrices.sides if self.on_matrices == "rotate" else kept
+
+    def flops(self, matrices: MatrixWork) -> float:
+        """FLOPs of matrix products in a step: Muon's iterations; SOAP's rotations, correlations and new bases.
+
+        SOAP turns the gradient and its average into the basis and the step back, and sums up the correlations of rows
+        and columns, which are as many FLOPs again.
+        """
+        if self.on_matrices == "orthogonalise":
+            return ITERATIONS * matrices.iteration
+        return 4 * matrices.rotation + matrices.refresh / REFRESH_EVERY if self.on_matrices == "rotate" else 0.0
 
     @property
-    def has_betas(self) -> bool:
-        """Whether the class takes betas, and not momentum."""
-        return self.family == "adam"
+    def scratch(self) -> int:
+        """How many tensors of the size of the largest parameter a step has beside its state."""
+        kinds = {"orthogonalise": 3, "rotate": 4}
+        return kinds.get(self.on_matrices, 2 if self.states > 1 else 0)
 
 
 ADAM_RATES = (0.001, 0.003, 0.01)
 OPTIMIZERS: Mapping[str, Optimizer] = {
     # with momentum: reads weight, gradient, velocity, writes weight and velocity
     "sgd": Optimizer("torch.optim:SGD", "sgd", 1, 5, (0.003, 0.01, 0.03, 0.1)),
-    "lars": Optimizer("stretto.optim:LARS", "sgd", 1, 5, (0.1, 0.3, 1.0, 3.0)),
+    "lars": Optimizer("stretto.optim:LARS", "sgd", 1, 5, (0.1, 0.3, 1.0, 3.0), needs_whole=True),
     "adam": Optimizer("torch.optim:Adam", "adam", 2, 7, ADAM_RATES),
     "adamw": Optimizer("torch.optim:AdamW", "adam", 2, 7, ADAM_RATES),
     # the momentum is that of the paper of `nesterov`
     "nadam": Optimizer("torch.optim:NAdam", "adam", 2, 7, ADAM_RATES, 0.99),
-    "lamb": Optimizer("stretto.optim:LAMB", "adam", 2, 7, (0.003, 0.01, 0.03)),
+    "lamb": Optimizer("stretto.optim:LAMB", "adam", 2, 7, (0.003, 0.01, 0.03), needs_whole=True),
+    "lion": Optimizer("stretto.optim:Lion", "sgd", 1, 5, (0.0001, 0.0003, 0.001, 0.003)),
+    # steps are as long as Adam's
+    "muon": Optimizer("stretto.optim:muon", "adam", 2, 7, ADAM_RATES, 0.95, "orthogonalise", needs_whole=True),
+    "soap": Optimizer("stretto.optim:SOAP", "adam", 2, 7, ADAM_RATES, 0.95, "rotate", needs_whole=True),
 }
 
 

@@ -93,7 +93,7 @@ def test_a_layer_of_a_large_model_by_hand():
     stream = tokens * width
     linear = [(tokens, columns, inner) for columns, inner in
               [(width, width)] * 4 + [(4 * width, width), (width, 4 * width)]]  # fmt: skip
-    scores = 4 * 2048**2 * width * 4 / (312e12 * 0.575)
+    scores = (0.5 + 220 / 2048) * 4 * 2048**2 * width * 4 / (312e12 * 0.575)
     norms = 2 * traffic(2 * stream)
     forward = sum(product(*each) for each in linear) + scores + kernel + norms + traffic(2 * 4 * stream)
     forward += 2 * traffic(3 * stream)  # the two additions
@@ -153,11 +153,43 @@ def test_dropout_takes_as_long_as_its_random_numbers():
     assert seconds(1e6) == pytest.approx(1e8 / 2.38e11 + 1.4e-6)
 
 
+def seconds_of(work, device, dtype):
+    return layer_seconds(replace(ROWS[0], forward=(work,)), "F", Machine(device, dtype), 1)
+
+
+def test_shares_of_a_dtype_and_of_early_attention():
+    def device(**shares):
+        return replace(A100, attained=Attained(**shares))
+
+    flops = Affine(3.12e12)
+    for operator, of_dtype in (("linear", 0.25), ("convolution", 0.25), ("attention", 0.5), ("attention-2022", 0.125)):
+        work = Work(operator, 1, flops, Affine(), (Kernels(1, flops, Affine()),))
+        given = device(products=0.5, convolutions=0.5, attention=0.5, attention_2022=0.125,
+                       products_in={"float16": 0.25})  # fmt: skip
+        assert seconds_of(work, given, "float16") == pytest.approx(0.01 / of_dtype)
+        assert seconds_of(work, device(attention=0.5, products=0.5, convolutions=0.5), "float16") == pytest.approx(0.02)
+
+
+@pytest.mark.parametrize("sizes", [(2048, 2048, 2048, 78.2), (4096, 4096, 4096, 95.7), (8192, 8192, 8192, 97.4),
+                                   (10240, 10240, 10240, 89.4)])  # fmt: skip
+def test_products_as_they_were_measured_on_a_v100(sizes):
+    """github.com/zzc0721/torch-performance-test-data/issues/140; only the last one set a figure of the device."""
+    *sides, teraflops = sizes
+    flops, moved = Affine(2 * math.prod(sides)), Affine(2 * 3 * sides[0] ** 2)
+    product = ProductSizes(*(Affine(size) for size in (1.0, *sides)))
+    work = Work("linear", 1, flops, moved, (Kernels(1, flops, moved, product),))
+    v100 = find_cluster("8-v100").devices["v100"]
+    assert flops.fixed / seconds_of(work, v100, "float16") / 1e12 == pytest.approx(teraflops, rel=0.1)
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
         ({"products": 1.2}, "products = 1.2: a share of the peak is more than 0, and 1 at most"),
         ({"memory": 0.0}, "memory = 0: a share"),
+        ({"products_in": {"float32": 0.0}}, "products_in.float32 = 0: a share"),
+        ({"products_in": {"float23": 0.5}}, "products_in.float23 is no dtype: did you mean 'float32'"),
+        ({"attention_2022": 1.5}, "attention_2022 = 1.5: a share"),
         ({"per_launch": -1.0}, "per_launch = -1: it must be 0 or more seconds"),
         ({"multiprocessors": 0}, "multiprocessors = 0: it must be 1 or more; leave it out"),
         ({"overlap": 0.5}, "overlap = 0.5: it must be 1 or more"),
@@ -223,3 +255,20 @@ def test_figures_on_chips_are_read_back_and_checked():
     assert parse(to_toml(chips()), "here") == chips()
     with pytest.raises(UsageError, match=r"on_chip_memory = 1000.0, on_chip_bandwidth = None: give both"):
         replace(CHIP, on_chip_bandwidth=None)
+
+
+def test_transposes_take_time_on_tensor_cores_and_none_without():
+    def seconds(dtype, transposed):
+        kernels = (Kernels(2, Affine(0, 1e9), Affine(0, 5e6), None, Affine(), Affine(0, transposed), 3),)
+        row = replace(ROWS[0], forward=(Work("convolution", 2, Affine(0, 2e9), Affine(0, 1e7), kernels),))
+        return layer_seconds(row, "F", Machine(A100, dtype), 100)
+
+    assert seconds("float32", 1e6) == seconds("float32", 0)
+    for dtype in ("tfloat32", "bfloat16", "float16-autocast"):
+        longer = seconds(dtype, 1e6) - seconds(dtype, 0)
+        assert longer == pytest.approx(2 * 1e8 / (2.039e12 * 0.81))
+    channels_last = (Kernels(2, Affine(0, 1e9), Affine(0, 5e6)),)
+    row = replace(ROWS[0], forward=(Work("convolution", 2, Affine(0, 2e9), Affine(0, 1e7), channels_last),))
+    least = layer_seconds(row, "F", Machine(A100, "tfloat32"), 100)
+    assert seconds("tfloat32", 0) == pytest.approx(least + 2 * 3 * 1.4e-6)
+    assert seconds("float16-autocast", 0) == seconds("float16", 0)

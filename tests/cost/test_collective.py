@@ -58,6 +58,16 @@ def test_replicas_take_what_their_meetings_took():
     assert seconds - bare == pytest.approx(1e-3 + 8 * 2e-5 + 1.6e5 * 1e-9 - ring)
 
 
+def test_a_shared_out_optimizer_sends_what_a_sum_sends_and_updates_a_part():
+    """On rings that is a scatter and a gather, as long as the sum; where sums were measured, it takes those."""
+    update = 5 * 1.6e5 / 1e10  # of SGD: weights, gradients and momentum, read and written
+    for known in ({}, {GRADIENTS: MEASURED}):
+        whole, _ = step("none", known)
+        shared, candidate = step("shard-optimizer", known)
+        assert candidate.shard == "shard-optimizer"
+        assert shared - whole == pytest.approx(-update / 2)
+
+
 def test_sharded_weights_take_what_they_took_longer():
     longer = Collective(processes=2, per_call=2e-3, per_byte=0.0)
     known = {GRADIENTS: MEASURED, SHARDING: longer, RESHARDING: longer}

@@ -127,6 +127,21 @@ def test_tied_weights_travel_to_the_stage_that_borrows_them_and_their_gradients_
     assert tied - apart == pytest.approx(2 * size / 1e3)
 
 
+def test_weights_that_layers_of_one_stage_share_are_kept_once():
+    model = LanguageModel()
+    table = layer_costs([model.embedding, model.block, model.readout], torch.zeros(2, 4, dtype=torch.long))
+    numbers, size = sum(p.numel() for p in model.parameters()), 4 * VOCABULARY * WIDTH
+    (stage,) = table.stages((0, 3))
+    assert (stage.parameter_bytes, stage.gradient_bytes) == (4 * numbers, 4 * numbers)
+    assert sum(stage.parameter_bytes for stage in table.stages((0, 1, 3))) == 4 * numbers + size
+    memory = [
+        forecast(each, (0, 3), cluster(Link(latency=0.0, bandwidth=1e3)), "backprop", 8, optimizer="adam")
+        for each in (table, replace(table, ties=()))
+    ]
+    # the weights, their gradients, and two numbers of state
+    assert memory[1].bytes[0] - memory[0].bytes[0] == 4 * size
+
+
 class Several(nn.Module):
     """Something with insides."""
 

@@ -210,9 +210,10 @@ def test_gpt_3_without_memory():
     d, layers, T, vocabulary = 12288, 96, 2048, 50257
     assert whole.parameters == layers * (12 * d * d + 13 * d) + 2 * vocabulary * d + T * d + 2 * d
     assert whole.parameters == pytest.approx(175e9, rel=0.01)
-    assert whole.flops().each == layers * (24 * T * d * d + 4 * T * T * d) + 2 * T * d * vocabulary
+    scores = (0.5 + 220 / T) * T * T * d  # those that causal attention computes
+    assert whole.flops().each == layers * (24 * T * d * d + 4 * scores) + 2 * T * d * vocabulary
     # a backward is two forwards and, for attention, the scores again: 10 T T d instead of 8
-    assert whole.flops("B").each == layers * (48 * T * d * d + 10 * T * T * d) + 4 * T * d * vocabulary
+    assert whole.flops("B").each == layers * (48 * T * d * d + 10 * scores) + 4 * T * d * vocabulary
     block = costs.layers[1]
     assert block.activation.each == (16 * d * T + 4 * T + 96 * T) * ITEM
     assert len(costs.layers) == 99

@@ -22,10 +22,10 @@ METHODS = [
     "paci(every=2)", "pipemare(warmup=3)", "pipemare",
 ]  # fmt: skip
 NEEDS_THE_OPTIMIZER = {"pb-lwp-sc", "pb-lwpw", "spectrain"}  # where a parameter server has it
-ONE_VERSION = [*METHODS[:6], "chunked"]  # what fully-shard can train
+ONE_VERSION = [*METHODS[:6], "chunked"]  # what fully-shard and shard-optimizer can train
 SYNCS = [
-    "all-reduce", "all-reduce(hook=bf16)", "fully-shard", "local-sgd(every=3)", "local-sgd(every=2,start=3)",
-    "diloco(every=3)", "parameter-server(staleness=4)",
+    "all-reduce", "all-reduce(hook=bf16)", "shard-optimizer", "fully-shard", "local-sgd(every=3)",
+    "local-sgd(every=2,start=3)", "diloco(every=3)", "parameter-server(staleness=4)",
 ]  # fmt: skip
 OPTIMIZERS = {
     "sgd": partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.01),
@@ -71,7 +71,7 @@ def draw(seed):
     pick = random.Random(seed)
     sync = SYNCS[seed % len(SYNCS)]
     served = sync.startswith("parameter-server")
-    methods = ONE_VERSION if sync == "fully-shard" else METHODS
+    methods = ONE_VERSION if "shard" in sync else METHODS
     method = pick.choice([each for each in methods if not (served and each in NEEDS_THE_OPTIMIZER)])
     momentum = method in NEEDS_THE_OPTIMIZER
     return {
@@ -149,12 +149,13 @@ def saved(folder, sync, replicas, steps=5, **options):
 
 @pytest.mark.parametrize(
     ("had", "sync", "replicas"),
-    [(2, "all-reduce", 3), (3, "all-reduce", 1), (1, "all-reduce", 2), (2, "fully-shard", 3), (2, "local-sgd", 3),
+    [(2, "all-reduce", 3), (3, "all-reduce", 1), (1, "all-reduce", 2), (2, "fully-shard", 3),
+     (2, "shard-optimizer", 3), (2, "local-sgd", 3),
      (2, "diloco", 2), (1, "local-sgd", 2)],
 )  # fmt: skip
 def test_replicas_that_were_alike_go_on_as_any(had, sync, replicas, tmp_path):
     """All begin as the first one was; what is asked of them from then on is what a run does that begins so."""
-    method = {"method": "1f1b"} if sync == "fully-shard" else {}
+    method = {"method": "1f1b"} if "shard" in sync else {}
     first = saved(tmp_path / "run", "all-reduce" if sync != "local-sgd" or had > 1 else sync, had, **method)
     trainer = build({"method": "pb"}, seed=1, sync=sync, replicas=replicas, **method)
     trainer.load(tmp_path / "run")

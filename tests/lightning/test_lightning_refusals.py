@@ -146,6 +146,7 @@ def test_arguments_of_lightnings_trainer(options, message):
         ({"precision": "bf16"}, "it comes from precision= of Lightning's Trainer"),
         ({"clip": 1.0}, "gradient_clip_val"),
         ({"mesh": stretto.Mesh(tensor=2)}, "processes share no stage here"),
+        ({"sync": "shard-optimizer"}, "optimizers of configure_optimizers step whole stages"),
         ({"sync": "parameter-server"}, "optimizers of configure_optimizers step whole stages"),
         ({"method": "1f2b"}, "unknown method"),
         ({"start_method": "thread"}, "start_method='thread'"),

@@ -1,4 +1,6 @@
-"""Kernels of operators: sizes of products by hand, FLOPs that add up, and what batch norms read twice."""
+"""Kernels of operators: sizes of products by hand, FLOPs that add up, batch norms read twice, transposed images."""
+
+import copy
 
 import torch
 from torch import nn
@@ -49,6 +51,14 @@ def test_a_batch_norm_reads_its_images_twice():
         assert images * image <= kernel < images * image + 500
 
 
+def test_the_backward_of_a_layer_norm_has_a_kernel_for_its_input_and_one_for_its_weights():
+    tokens = 2 * 500 * 64 * 4
+    for kind, passes in (("B", [3, 2]), ("I", [3]), ("F", [2])):
+        work = works(nn.Sequential(nn.Linear(64, 64), nn.LayerNorm(64)), torch.randn(2, 500, 64), kind)["layer-norm"]
+        assert [round(kernel.bytes.at(2) / tokens) for kernel in work.kernels] == passes
+        assert sum(kernel.count for kernel in work.kernels) == len(passes)
+
+
 def test_dropout_draws_a_number_for_each_of_its_own():
     class Dropout(nn.Module):
         def forward(self, x):
@@ -58,3 +68,60 @@ def test_dropout_draws_a_number_for_each_of_its_own():
     assert [kernel.random.at(5) for kernel in work.kernels] == [5 * 30]
     (work,) = works(Dropout(), torch.randn(2, 30), "B").values()
     assert [kernel.random.at(5) for kernel in work.kernels] == [0]
+
+
+LAST = torch.channels_last
+
+
+def transposes(module, x, kind):
+    """Bytes and number of each kernel's transposes, on 3 examples."""
+    (work,) = (work for work in layer_costs([module], x).layers[0].works(kind) if work.operator == "convolution")
+    return [(k.transposed.at(3), k.transposes) for k in work.kernels]
+
+
+def test_a_convolution_of_contiguous_images_transposes_two_operands_and_its_result():
+    module, images = nn.Conv2d(8, 12, 3, padding=1, stride=2), torch.randn(2, 8, 10, 10, requires_grad=True)
+    x, w, y = 3 * 8 * 100 * 4, 12 * 8 * 9 * 4, 3 * 12 * 25 * 4
+    assert transposes(module, images, "F") == [(2 * (x + w + y), 3)]
+    inner = nn.Sequential(nn.Conv2d(8, 8, 1), module)
+    of_both = transposes(inner, images, "B")
+    assert (2 * (y + w + x), 3) in of_both  # the images' gradient and the weights' move the same tensors
+    assert sum(bytes for bytes, _ in of_both) == 2 * 2 * (y + w + x) + 2 * (x + x)  # a 1 x 1 weight has both formats
+
+
+def test_nothing_is_transposed_with_channels_last_nor_what_has_both_formats_nor_depthwise():
+    x = torch.randn(2, 8, 10, 10)
+    module = nn.Sequential(nn.Conv2d(8, 12, 3), nn.BatchNorm2d(12), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(12, 4, 1))
+    last = copy.deepcopy(module).to(memory_format=LAST)
+    for kind in "FB":
+        assert sum(many for _, many in transposes(module, x, kind)) > 0
+        assert transposes(last, x.contiguous(memory_format=LAST), kind) == [(0, 0)] * len(transposes(module, x, kind))
+    assert transposes(last[0], x, "F") == [(2 * 3 * 8 * 100 * 4, 1)]  # torch itself makes the images channels last
+    assert transposes(nn.Conv2d(1, 1, 3), x[:, :1].clone(), "F") == [(0, 0)]
+    assert transposes(nn.Conv2d(8, 8, 3, groups=8), x, "F") == [(0, 0)]
+
+
+def test_transposes_of_a_resnet_as_counted_from_the_shapes_of_its_convolutions():
+    from stretto.models.published import planned_network
+
+    network, bytes_ = planned_network("resnet", {"depth": 18, "side": 64}), []
+    with torch.device("meta"):
+        layers, x = network.layers()[:5], network.example(2)
+
+    def add(conv, inputs, output):
+        x, w, y = inputs[0].numel(), conv.weight.numel() * (conv.kernel_size != (1, 1)), output.numel()
+        bytes_.append(4 * 2 * (x + w + y))
+
+    costs = layer_costs(layers, x)
+    for conv in (part for layer in layers for part in layer.modules() if isinstance(part, nn.Conv2d)):
+        conv.register_forward_hook(add)
+    for layer in layers:
+        x = layer(x)
+
+    def counted(kind):
+        return sum(
+            k.count * k.transposed.at(2) for row in costs.layers for work in row.works(kind) for k in work.kernels
+        )
+
+    assert counted("F") == sum(bytes_)
+    assert counted("B") == 2 * sum(bytes_) - bytes_[0]  # images themselves need no gradient

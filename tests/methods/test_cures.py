@@ -83,11 +83,11 @@ def test_refused_with_this_optimizer(method, optimizer):
 @pytest.mark.parametrize(
     ("optimizer", "message"),
     [
-        (torch.optim.NAdam, "takes torch.optim.Adam and AdamW.*SGD.*this optimizer is NAdam.*predict='weight'"),
+        (torch.optim.RMSprop, "takes Adam, AdamW, .*SOAP and Lion.*SGD.*this optimizer is RMSprop.*predict='weight'"),
         (lambda p: torch.optim.SGD(p, 0.1), "momentum=0.*predict='weight'"),
         (lambda p: torch.optim.SGD(p, 0.1, 0.9, nesterov=True), "nesterov=True.*predict='weight'"),
     ],
-    ids=["nadam", "no-momentum", "nesterov"],
+    ids=["rmsprop", "no-momentum", "nesterov"],
 )
 def test_a_step_that_is_not_known_is_refused(method, optimizer, message):
     with pytest.raises(UsageError, match=message):

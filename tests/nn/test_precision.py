@@ -156,7 +156,7 @@ FAMILIES = [*METHODS, "pb(predict=velocity, stash=True)", "pb-lwp(horizon=decaye
 def test_every_method_trains_nearly_as_in_float32(method):
     data = batches(24, n=16)
     optimizer = partial(torch.optim.NAdam, lr=0.03) if method == "nesterov" else partial(SGD, lr=0.05)
-    parts = stages() if method != "zb-v" else [*stages(), nn.Linear(4, 4)]
+    parts = stages() if method not in ("zb-v", "dualpipe-v") else [*stages(), nn.Linear(4, 4)]
     exact = make(method, None, optimizer, copy.deepcopy(parts))
     trainer = make(method, "bf16", optimizer, parts)
     wanted, found = losses_of(exact, data), losses_of(trainer, data)
@@ -326,7 +326,7 @@ def test_a_minibatch_that_failed_leaves_no_gradient_behind():
 def test_a_resumed_run_is_the_run_that_went_on(method, tmp_path):
     data = batches(10)
     optimizer = partial(torch.optim.NAdam, lr=0.01) if method == "nesterov" else SGD
-    more = [nn.Linear(4, 4)] if method == "zb-v" else []
+    more = [nn.Linear(4, 4)] if method in ("zb-v", "dualpipe-v") else []
     scheduler = partial(torch.optim.lr_scheduler.StepLR, step_size=3, gamma=0.5)
 
     def fresh(seed):

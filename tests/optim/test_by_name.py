@@ -4,6 +4,7 @@ from torch import nn
 
 from stretto import UsageError
 from stretto.optim.by_name import make_optimizer, optimizer_row
+from stretto.optim.labels import labelled_by
 from stretto.optimizers import OPTIMIZERS
 
 
@@ -13,7 +14,7 @@ def parameters():
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_those_of_the_table_take_all_three(name):
-    made = make_optimizer(name, 0.1, 0.7, 0.01)(parameters())
+    made = labelled_by(make_optimizer(name, 0.1, 0.7, 0.01), [])(parameters())
     (group,) = made.param_groups
     assert (group["lr"], group["weight_decay"]) == (0.1, 0.01)
     assert (group["betas"][0] if "betas" in group else group["momentum"]) == 0.7

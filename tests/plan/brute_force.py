@@ -51,7 +51,7 @@ def ways(n, methods=SYNC + ASYNC + LOCAL):
                         if (again == "selective" and "selective" not in n) or (sequence and not divided(n, tensor)):
                             continue
                         can_shard = method in SYNC and data > 1 and space == (1, 1)
-                        for shard in limits.get("shards", ("none", "keep", "reshard")):
+                        for shard in limits.get("shards", ("none", "state", "keep", "reshard")):
                             if shard != "none" and not can_shard:
                                 continue
                             for chunks in range(2, stages) if method == "chunked" else (1,):
@@ -69,6 +69,7 @@ def as_run(n, T, again, sequence, some=slice(None)):
     for x in layers[some]:
         x = x | {"again": x.get("again", 0)}
         if sequence:
+            x |= {"sums": x.get("vectors", 0)}
             x |= {key: Q(x[key]) / T for key in ("f", "b", "i", "w", "kept", "again", "in", "out", "weights")}
         if again == "full":
             x |= {key: x[key] and x[key] + x["f"] for key in ("b", "i", "w")}
@@ -351,16 +352,23 @@ def stage_price(n, way, s, S, i, j):
     else:
         pairs = {link(n, p, q) for group in (*replicas, *of_weights) for p in group for q in group if p != q}
         end = (over(n, pairs, R * rows, gradients) if gradients else 0) + update
-    size = static + gradients
-    if shard == "keep":
+    state = n.get("states", 0)  # of the optimizer, for each number of the weights
+    size = static + (1 + state) * gradients
+    if shard == "state":  # gradients are scattered before an update of a part, weights are gathered after it
+        scatter = max(ring(n, group, params, halves=1) for group in replicas)
+        end = scatter + max(ring(n, group, params, adds=False, halves=1) for group in replicas) + update / R
+        size = 2 * params + state * params / R
+    elif shard == "keep":
         end = max(ring(n, group, params) for group in replicas) + update / R
-        size = 2 * params + params / R
+        size = 2 * params + (1 + state) * params / R
     elif shard == "reshard":
         gather = max(ring(n, group, params, adds=False, halves=1) for group in replicas)
         scatter = max(ring(n, group, params, halves=1) for group in replicas)
         f, back = f + gather, back + gather * (2 if recomputed else 1) + scatter
         end = update / R
-        size = 2 * params / R + 2 * max(Q(x["weights"]) / D for x in layers)
+        size = (2 + state) * params / R + 2 * max(Q(x["weights"]) / D for x in layers)
+    if sequence:  # of vectors' gradients, which each process has of its part
+        end += max(ring(n, group, sum(x["sums"] for x in layers)) for group in of_slabs)
     size += count * enters * b + kept if recomputed else count * kept + layerwise
     x = Q(0)
     if s < S - 1 and home(method, s + 1, S, W) != w:

@@ -45,6 +45,9 @@ def draw(seed, workers=None, layers=0):
         "gamma": Fraction(1, 16), "bandwidth": 256, "step": Fraction(1, 64),
         "memory": dice.choice([1 << 20, 1 << 13, 1 << 12, 3 << 10]),
     }  # fmt: skip
+    summed = random.Random(-9 - seed)
+    for x in layers:
+        x["vectors"] = summed.choice([0, 16, 128])  # whose gradients are summed where a sequence is divided
     formed = random.Random(-1 - seed)
     if formed.random() < 0.3:  # layers of which parts may be recomputed
         found["selective"] = [
@@ -105,7 +108,7 @@ def row(name, x):
         activation=Affine(0, float(x["kept"])), shared=Affine(),
         input=Affine(0, float(x.get("in", 1))), output=Affine(0, float(x.get("out", 1))), loose_input=Affine(),
         loose_output=Affine(), recomputed=Affine(0, float(x.get("again", 0))),
-        image_windows=(window_of(x),) if x.get("window") else (),
+        image_windows=(window_of(x),) if x.get("window") else (), summed_once=float(x.get("sums", 0)),
     )  # fmt: skip
 
 
@@ -180,7 +183,9 @@ def link(n, latency, beta):
     )  # fmt: skip
 
 
-SHARD_NAMES = {"none": "none", "keep": "fully-shard", "reshard": "fully-shard(reshard=True)"}
+SHARD_NAMES = {
+    "none": "none", "state": "shard-optimizer", "keep": "fully-shard", "reshard": "fully-shard(reshard=True)",
+}  # fmt: skip
 
 
 def shard_name(name):
@@ -223,12 +228,23 @@ def test_the_best_with_weights_and_images_cut_at_once(seed):
     compare(n | {"limits": {"tensors": [2], "spaces": [CUT[seed % 2]]}}, empty=True)
 
 
+@pytest.mark.parametrize("seed", seeds(12, 24))
+def test_the_best_with_an_optimizer_that_has_state(seed, monkeypatch):
+    """Of two numbers for each weight, which replicas may share out."""
+    from stretto import optimizers
+
+    monkeypatch.setitem(optimizers.OPTIMIZERS, "sgd", optimizers.OPTIMIZERS["sgd"]._replace(states=2))
+    n = draw(7000 + seed, workers=(2, 4)[seed % 2]) | {"states": 2, "memory": (6, 4, 3)[seed % 3] << 10}
+    compare(n | {"limits": {"data": [2, 4]}}, empty=True)
+
+
 def limited(n, seed):
     """The same under some limits, which may leave nothing."""
     dice = random.Random(seed)
     lists = {
         "pipelines": (1, 2, 3, 4), "data": (1, 2, 4), "tensors": (1, 2, 3, 4), "stages": (1, 2, 4),
-        "spaces": ((1, 1), (2, 1), (1, 2), (1, 4)), "shards": ("none", "keep", "reshard"), "microbatches": (1, 2, 4),
+        "spaces": ((1, 1), (2, 1), (1, 2), (1, 4)), "shards": ("none", "state", "keep", "reshard"),
+        "microbatches": (1, 2, 4),
     }  # fmt: skip
     chosen = dice.sample(sorted(lists), dice.choice([1, 1, 2, 3]))
     return n | {"limits": {key: dice.sample(lists[key], dice.randint(1, len(lists[key]))) for key in chosen}}

@@ -10,12 +10,14 @@ from stretto.cost.collective import TENSOR_GATHER, TENSOR_SCATTER, TENSOR_SUM
 from stretto.cost.stage_prediction import LayerTimes
 from stretto.errors import UsageError
 from stretto.mesh import Mesh
-from stretto.plan import Problem, search
+from stretto.plan import Candidate, Problem, search
 from stretto.plan.candidate_costs import Prices
 from stretto.plan.hidden_exchanges import hidden_exchanges, share_kept_busy
+from stretto.plan.places import all_reduce
 from stretto.plan.problem import Form
 from stretto.settings.planning import PlanSettings
 from stretto.study.model_costs import costed
+from stretto.study.tensor_format import TensorFormat
 
 S, H, A, LAYERS = 256, 512, 8, 6
 SIZES = {"depth": LAYERS, "width": H, "heads": A, "context": S, "vocabulary": 128}
@@ -24,8 +26,8 @@ T = 4
 
 @cache
 def model():
-    return costed("decoder", SIZES, None, {}, "adam", dtype="bfloat16", heads=(), sharing=(T,), selective=True,
-                  sequence=True)  # fmt: skip
+    return costed("decoder", SIZES, None, {}, "adam", format=TensorFormat("bfloat16"), heads=(), sharing=(T,),
+                  selective=True, sequence=True)  # fmt: skip
 
 
 def problem(**changes):
@@ -75,6 +77,22 @@ def test_processes_that_divide_the_sequence_exchange_as_many_bytes():
     assert sent(whole.backward_exchanges) == {"tensor-sum": 4 * S * H}
     assert sent(parts.backward_exchanges) == {"tensor-gather": 8 * S * H, "tensor-scatter": 4 * S * H}
     assert parts.input.each == whole.input.each / T
+
+
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+def test_processes_that_divide_the_sequence_sum_gradients_of_whole_vectors_once_a_step(recompute):
+    """As Megatron does: weight and bias of a block's two norms, the biases of its two rows, all of a stage together."""
+    prices = Prices(problem())
+    whole, parts = (prices.layers(Form(T, sequence=each, recompute=recompute)) for each in (False, True))
+    assert {row.summed_once for row in whole} == {0}
+    assert {row.summed_once for row in parts[1:-1]} == {2 * 6 * H}
+    c = Candidate(1, Mesh(data=2, tensor=T), 16, recompute=recompute)
+    (one,), (other,) = (prices.stages_at(c._replace(sequence=each), (0, len(whole))) for each in (False, True))
+    (links,) = prices.places_of(c).weights
+    num_bytes = np.array(sum(row.summed_once for row in parts))
+    assert float(other.all_reduce - one.all_reduce) == pytest.approx(
+        float(all_reduce(links, T, num_bytes, 0.0)), rel=0.01
+    )
 
 
 @pytest.mark.parametrize("sequence", [False, True])

@@ -105,7 +105,7 @@ def test_what_replicas_and_parts_tell_each_other_is_simulated_too():
         )
         (plan,) = refined(found.plans, found.prices)
         made = terms(plan, found.prices)
-        assert (made["all-reduce"] > 0) == (mesh[0] > 1)
+        assert (made["all-reduce"] > 0) == (mesh[0] > 1 or plan.candidate.sequence)  # which sums vectors' gradients
         assert (made["inside stages"] > 0) == (mesh[1] > 1)
 
 

@@ -74,7 +74,7 @@ def test_one_plan_is_measured_for_each_way_whatever_the_limits_are():
     assert divisible["pipeline"].candidate.microbatches == 6
 
 
-SHARDINGS = ("fully-shard", "fully-shard(reshard=True)")
+SHARDINGS = ("shard-optimizer", "fully-shard", "fully-shard(reshard=True)")
 
 
 def test_what_does_not_fit_beside_others_is_measured_after_them():

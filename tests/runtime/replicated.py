@@ -31,11 +31,17 @@ def batches(number, size=14, width=8, ignored=0):
     return made
 
 
-def build(method, mesh=None, *, norm=False, number=4, **options):
+OPTIMIZERS = {
+    "sgd": lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9, weight_decay=0.01),
+    "muon": lambda params, labels: stretto.optim.muon(params, lr=0.02, labels=labels),
+}
+
+
+def build(method, mesh=None, *, norm=False, number=4, optimizer="sgd", **options):
     return stretto.Trainer(
         stages(number, norm=norm),
         nn.functional.cross_entropy,
-        lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9, weight_decay=0.01),
+        OPTIMIZERS[optimizer],
         method,
         example=batches(1)[0][0],
         mesh=mesh,

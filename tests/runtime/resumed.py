@@ -12,6 +12,7 @@ OPTIMIZERS = {
     "sgd": lambda params: torch.optim.SGD(params, lr=0.05, momentum=0.9),
     "adamw": lambda params: torch.optim.AdamW(params, lr=0.01),
     "nadam": lambda params: torch.optim.NAdam(params, lr=0.01),
+    "muon": lambda params, labels: stretto.optim.muon(params, lr=0.01, labels=labels),
 }
 WIDTH = 16
 

@@ -4,6 +4,7 @@ import contextlib
 import os
 import random
 import time
+from functools import partial
 
 import torch
 from torch import nn
@@ -13,6 +14,9 @@ import stretto
 OPTIMIZERS = {
     "sgd": lambda params: torch.optim.SGD(params, lr=0.05, momentum=0.9),
     "nadam": lambda params: torch.optim.NAdam(params, lr=0.01),
+    "muon": partial(stretto.optim.muon, lr=0.01),
+    "soap": partial(stretto.optim.SOAP, lr=0.01, every=3),
+    "lion": partial(stretto.optim.Lion, lr=0.003),
 }
 
 
@@ -33,11 +37,11 @@ def batches(number, size=14, width=8):
     ]
 
 
-def build(method, number=4, **options):
-    optimizer = OPTIMIZERS["nadam" if method.startswith("nesterov") else "sgd"]
+def build(method, number=4, *, optimizer=None, **options):
+    optimizer = optimizer or ("nadam" if method.startswith("nesterov") else "sgd")
     data = batches(1)
     return stretto.Trainer(
-        stages(number), nn.functional.cross_entropy, optimizer, method, example=data[0][0], **options
+        stages(number), nn.functional.cross_entropy, OPTIMIZERS[optimizer], method, example=data[0][0], **options
     )
 
 

@@ -20,6 +20,9 @@ OPTIONS = [
     ("pb", {"precision": "bf16"}), ("pb(finish=9)", {}), ("greedy(head=infopro)", {}),
     ("overlapping(head=infopro)", {}), ("chunked(head=auglocal)", {}), ("greedy(head=auglocal)", {}),
     ("zb-h1", {"recompute": "full"}), ("pipedream", {"recompute": "full", "precision": "bf16"}),
+    ("pb(predict=weight)", {"optimizer": "muon"}), ("gpipe", {"optimizer": "muon", "precision": "bf16"}),
+    ("pipedream", {"optimizer": "soap"}), ("pipeoptim", {"optimizer": "muon"}), ("pb", {"optimizer": "lion"}),
+    ("greedy", {"optimizer": "muon"}),
 ]  # fmt: skip
 EVEN = ("interleaved", "looped-bfs")
 RUNS = [(method, {}) for method in (*SYNCHRONOUS, *LOCAL, *ASYNCHRONOUS)] + OPTIONS

@@ -9,7 +9,7 @@ from stretto import Mesh
 TWO = {  # what is trained, steps before the checkpoint, steps after it
     "all-reduce": ({"method": "backprop", "sync": "all-reduce", "optimizer": "nadam"}, 5, 3),
     "powersgd": ({"method": "greedy", "sync": "all-reduce(hook=powersgd)"}, 13, 4),
-    "fully-shard": ({"method": "1f1b", "sync": "fully-shard(min_block=0)"}, 4, 3),
+    "fully-shard": ({"method": "1f1b", "sync": "fully-shard(min_block=0)", "optimizer": "muon"}, 4, 3),
     "local-sgd": ({"method": "pb", "sync": "local-sgd(every=4)", "optimizer": "sgd"}, 6, 7),
     "post-local": ({"method": "pipedream-2bw", "sync": "local-sgd(every=3,start=7)"}, 5, 9),
     "diloco": ({"method": "pb", "sync": "diloco(every=3)", "precision": "bf16"}, 7, 6),

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from stretto.cost import Cluster
     from stretto.plan import Found, Objective, Plan, Problem
     from stretto.study.model_costs import Costed
+    from stretto.study.tensor_format import TensorFormat
 
 KEEP = 4  # plans that are simulated
 
@@ -116,10 +117,31 @@ def costs_of(settings: PlanSettings, methods: tuple[str, ...], cluster: "Cluster
         heads |= {"auto": None}
     return costed(
         model, options, settings.data or usual, settings.data_options or {}, settings.optimizer,
-        loss=settings.loss, metric=settings.metric, dtype=settings.dtype, heads=tuple(heads),
+        loss=settings.loss, metric=settings.metric, format=format_of(settings), heads=tuple(heads),
         sharing=sharing_workers(settings, cluster), selective="selective" in (settings.recompute or RECOMPUTE),
         sequence=settings.sequence_parallel != "no",
     )  # fmt: skip
+
+
+def format_of(settings: PlanSettings) -> "TensorFormat":
+    """What tensors of a network without data are. Raises UsageError for a choice of any other network's."""
+    from stretto.models.published import is_planned_only
+    from stretto.study.tensor_format import TensorFormat
+
+    format = TensorFormat(settings.dtype or "bfloat16", settings.memory_format)
+    if is_planned_only(settings.model, settings.model_options or {}):
+        return format
+    if settings.dtype is not None:
+        raise UsageError(
+            f"dtype={settings.dtype!r} of {settings.model}: a network with data, or of your own, is planned for in the "
+            "types that its module has, as stretto train --precision float32 trains it; leave it out"
+        )
+    if format.memory_format != "contiguous":
+        raise UsageError(
+            f"memory_format={settings.memory_format!r} of {settings.model}: stretto train takes tensors as the module "
+            "has them. Leave it out; in a file of your own call module.to(memory_format=torch.channels_last)"
+        )
+    return format
 
 
 def with_layers(model: "Costed", settings: PlanSettings, cluster: "Cluster", *, silent: bool) -> "Costed":
@@ -249,4 +271,5 @@ def shards(model: "Costed") -> tuple[str, ...]:
     from stretto.plan.problem import SHARDS
     from stretto.replicas.sync_options import CHOICES
 
-    return SHARDS if model.trained is None or "fully-shard" in CHOICES else ("none",)
+    trains = {"none", *CHOICES}
+    return tuple(each for each in SHARDS if model.trained is None or each.partition("(")[0] in trains)

@@ -13,21 +13,27 @@ over TILES, and over splits of the inner size, counts. A step of a tile is the l
 share of the peak, and of its operands at a multiprocessor's share of `cache_bandwidth`: small tiles read more for each
 FLOP. Splits write their sums in float32 and read them again. So small products attain less, with no figures but those
 of a data sheet.
+
+A convolution on tensor cores (TENSOR_CORES) waits for transposes of contiguous images, by their bytes; one in float32
+takes images as they are (measure/kernels.py has the sources).
 """
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import NamedTuple
 
 from stretto.cost.layer_table import Kernels, Work
-from stretto.errors import UsageError
+from stretto.errors import UsageError, nearest
 
 TILES = ((256, 128), (128, 256), (128, 128), (256, 64), (64, 256), (128, 64), (64, 128), (64, 64))  # of cuBLAS
 SPLITS = (1, 2, 4, 8, 16, 32)  # of the inner size, where there are fewer tiles than multiprocessors
 SHORTEST = 64  # of the inner size, that a tile takes at once
 BYTES = {"float64": 8, "float32": 4, "tfloat32": 4, "bfloat16": 2, "float16": 2, "float8": 1}
-SHARES = ("memory", "products", "convolutions", "attention")
+AUTOCAST = "-autocast"  # behind the dtype that products have under torch.autocast, beside float32 weights
+TENSOR_CORES = ("tfloat32", "bfloat16", "float16", "float8")  # dtypes of products
+SHARES = ("memory", "products", "convolutions", "attention", "attention_2022")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +41,8 @@ class Attained:
     """What large operators attain of a device's peaks, and the seconds that small ones take beside their work.
 
     `products`, `convolutions` and `attention` are shares of the peak, `memory` of the memory's bandwidth.
+    `products_in` has shares of products and convolutions in the dtypes whose share is another one. `attention_2022` is
+    that of the first kernels of fused attention, and as `attention` if it is left out.
     `multiprocessors` compute the tiles of a product, read at `cache_bandwidth` bytes/s; without them, products of any
     size attain their share. `overlap` is 1 for products that compute and move bytes in turn; without it they do both at
     the same time. `random_numbers` is how many are drawn a second, for dropout. Each kernel takes
@@ -46,6 +54,8 @@ class Attained:
     products: float = 1.0
     convolutions: float = 1.0
     attention: float = 1.0
+    attention_2022: float | None = None
+    products_in: Mapping[str, float] = field(default_factory=dict)
     multiprocessors: int | None = None
     cache_bandwidth: float | None = None
     overlap: float | None = None
@@ -54,9 +64,14 @@ class Attained:
     per_launch: float = 0.0
 
     def __post_init__(self) -> None:
-        for key in SHARES:
-            if not 0 < getattr(self, key) <= 1:
-                raise UsageError(f"{key} = {getattr(self, key):g}: a share of the peak is more than 0, and 1 at most")
+        shares = {key: getattr(self, key) for key in SHARES if getattr(self, key) is not None}
+        shares |= {f"products_in.{dtype}": share for dtype, share in self.products_in.items()}
+        for key, share in shares.items():
+            if not 0 < share <= 1:
+                raise UsageError(f"{key} = {share:g}: a share of the peak is more than 0, and 1 at most")
+        for dtype in self.products_in:
+            if dtype not in BYTES:
+                raise UsageError(f"products_in.{dtype} is no dtype: {nearest(dtype, BYTES)}")
         for key in ("per_kernel", "per_launch"):
             if not 0 <= getattr(self, key) < math.inf:
                 raise UsageError(f"{key} = {getattr(self, key):g}: it must be 0 or more seconds")
@@ -68,6 +83,11 @@ class Attained:
             raise UsageError(
                 f"cache_bandwidth = {self.cache_bandwidth:g}: it must be more than 0; leave it out instead"
             )
+
+    def in_dtype(self, dtype: str) -> "Attained":
+        """What the device attains of the peak of a dtype."""
+        share = self.products_in.get(dtype)
+        return self if share is None else replace(self, products=share, convolutions=share)
 
     def at_speed(self, speed: float) -> "Attained":
         """What a device attains that is `speed` times as fast."""
@@ -85,11 +105,17 @@ class Attained:
 
 
 class Peaks(NamedTuple):
-    """A device's peaks: FLOP/s, bytes/s of its memory, and the bytes of a number."""
+    """A device's peaks: FLOP/s, bytes/s of its memory, the bytes of a number; and whether tensor cores compute."""
 
     flops: float
     bandwidth: float
     item: int
+    tensor_cores: bool
+
+
+def dtype_of_products(dtype: str) -> str:
+    """The dtype whose peak products have: float16 of float16-autocast."""
+    return dtype.removesuffix(AUTOCAST)
 
 
 class KernelSeconds(NamedTuple):
@@ -119,8 +145,7 @@ def mean_kernels(work: Work) -> tuple[Kernels, ...]:
 def one_kernel(operator: str, kernel: Kernels, attained: Attained, peaks: Peaks, examples: float) -> float:
     """Seconds of a kernel on the device."""
     flops, moved = kernel.flops.at(examples), kernel.bytes.at(examples)
-    share = {"attention": attained.attention, "convolution": attained.convolutions}.get(operator, attained.products)
-    rate = peaks.flops * share
+    rate = peaks.flops * share_of(operator, attained)
     computing = flops / rate if flops else 0.0
     memory = peaks.bandwidth * attained.memory
     if kernel.product is not None and attained.multiprocessors is not None:
@@ -131,10 +156,22 @@ def one_kernel(operator: str, kernel: Kernels, attained: Attained, peaks: Peaks,
     drawn = kernel.random.at(examples)
     drawing = drawn / attained.random_numbers if attained.random_numbers else 0.0
     moving = moved / memory
+    transposing = 0.0
+    if peaks.tensor_cores and kernel.transposes:
+        transposing = kernel.transposed.at(examples) / memory + kernel.transposes * attained.per_kernel
     if operator == "linear" and attained.overlap is not None and computing:
         longer: float = (1 + (moving / computing) ** attained.overlap) ** (1 / attained.overlap)
         return computing * longer + attained.per_kernel
-    return max(computing, moving, drawing) + attained.per_kernel
+    return max(computing, moving, drawing) + attained.per_kernel + transposing
+
+
+def share_of(operator: str, attained: Attained) -> float:
+    """The share of the peak that large operators of a sort attain."""
+    if operator == "attention-2022" and attained.attention_2022 is not None:
+        return attained.attention_2022
+    if operator.startswith("attention"):
+        return attained.attention
+    return attained.convolutions if operator == "convolution" else attained.products
 
 
 class TileSpeeds(NamedTuple):

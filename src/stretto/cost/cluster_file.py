@@ -72,6 +72,8 @@ def to_dict(cluster: Cluster) -> dict[str, Any]:
     for device in content["devices"].values():
         if device["speed"] == 1:
             del device["speed"]
+        if not device.get("attained", {"products_in": True})["products_in"]:
+            del device["attained"]["products_in"]
     for link in content["links"].values():
         for key in ("collectives", "rings"):
             if not link[key]:
@@ -128,8 +130,15 @@ def device_of(place: str, content: Any) -> Device:
 
     return build(Device, place, content, {
         "peak": lambda at, value: each_of(at, value, lambda key, number: checked(key, number, "float")),
-        "attained": lambda at, value: build(Attained, at, value),
+        "attained": attained_of,
         "rates": lambda at, value: each_of(at, value, lambda key, passes: each_of(key, passes, rate)),
+    })  # fmt: skip
+
+
+def attained_of(place: str, content: Any) -> Attained:
+    """What a device attains, from a table."""
+    return build(Attained, place, content, {
+        "products_in": lambda at, value: each_of(at, value, lambda key, share: checked(key, share, "float")),
     })  # fmt: skip
 
 

@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeVar, get_args
 
 from stretto.cost.collective import TENSOR_GATHER, TENSOR_SCATTER, TENSOR_SUM
 from stretto.errors import UsageError
+from stretto.optimizers import NO_MATRICES, MatrixWork, Optimizer
 from stretto.options.checks import sequence, whole
 from stretto.parallel.space.geometry import Window
 
@@ -56,7 +57,8 @@ class ProductSizes:
 class Kernels:
     """`count` equal kernels of a GPU: FLOPs and bytes of each, and the random numbers that it draws.
 
-    `product` has its sizes if it is a matrix product.
+    `product` has its sizes if it is a matrix product. On tensor cores a convolution of contiguous images has so many
+    `transposes`, which read and write `transposed` bytes beside.
     """
 
     count: float
@@ -64,6 +66,8 @@ class Kernels:
     bytes: Affine
     product: ProductSizes | None = None
     random: Affine = Affine()
+    transposed: Affine = Affine()
+    transposes: int = 0
 
 
 @dataclass(frozen=True)
@@ -167,10 +171,11 @@ class LayerCost:
     part of it that earlier layers keep too. `input` and `output` are sent between stages; `loose_input` and
     `loose_output` are the parts of them that the layer itself does not keep. `recomputed` is what its backward makes
     again before it frees it, beside what is kept. Only single layers have `peaks`.
-    `image_windows` are its convolutions and pools of images, in the order in which they run.
+    `image_windows` are its convolutions and pools of images, in the order in which they run. `matrices` is what some
+    optimizers keep and compute for its matrices.
 
     `forward_exchanges` and `backward_exchanges` are what processes that share the layer send each other, None where
-    that has not been counted.
+    that has not been counted. `summed_once` are bytes of gradients that they sum once a step.
     """
 
     name: str
@@ -196,6 +201,19 @@ class LayerCost:
     backward_exchanges: Works | None = None
     image_windows: tuple[ImageWindow, ...] = ()
     recomputed: Affine = Affine()
+    summed_once: float = 0.0
+    matrices: MatrixWork = NO_MATRICES
+
+    def state_bytes(self, optimizer: Optimizer) -> float:
+        """Bytes of an optimizer's state, of the dtype of the parameters."""
+        if not self.parameters:
+            return 0.0
+        return optimizer.state_numbers(self.trained, self.matrices) * self.parameter_bytes / self.parameters
+
+    @property
+    def trained(self) -> float:
+        """How many numbers are trained."""
+        return self.gradient_bytes * self.parameters / self.parameter_bytes if self.parameters else 0.0
 
     def works(self, kind: Kind) -> Works:
         """The work of an action of this kind."""
@@ -239,6 +257,8 @@ class LayerCost:
             backward_exchanges=exchanges_together(self.backward_exchanges, after.backward_exchanges),
             image_windows=self.image_windows + after.image_windows,
             recomputed=max(self.recomputed, after.recomputed, key=lambda bytes: (bytes.each, bytes.fixed)),
+            summed_once=self.summed_once + after.summed_once,
+            matrices=self.matrices + after.matrices,
         )
 
 
@@ -351,7 +371,17 @@ class ModelCosts:
                 f"bounds={list(bounds)} for {num_layers} layers: write 0, where each further stage begins, and "
                 f"{num_layers}, each larger than the one before"
             )
-        return tuple(reduce(LayerCost.then, self.layers[start:stop]) for start, stop in pairwise(bounds))
+        rows = [reduce(LayerCost.then, self.layers[start:stop]) for start, stop in pairwise(bounds)]
+        repeats = [self.repeated(start, stop) for start, stop in pairwise(bounds)]
+        return tuple(
+            replace(row, parameter_bytes=row.parameter_bytes - more, gradient_bytes=row.gradient_bytes - more)
+            for row, more in zip(rows, repeats, strict=True)
+        )
+
+    def repeated(self, start: int, stop: int) -> float:
+        """Bytes of shared weights that the rows from `start` up to `stop` count more than once."""
+        uses = ((sum(start <= layer < stop for layer in tie.layers), tie.bytes) for tie in self.ties)
+        return sum((count - 1) * num_bytes for count, num_bytes in uses if count)
 
     def tied(self, bounds: Sequence[int]) -> dict[tuple[int, int], float]:
         """Bytes of shared weights by (owner stage, borrowing stage); the first stage that uses a weight owns it."""
@@ -391,6 +421,8 @@ def layer_of(content: Mapping[str, Any]) -> LayerCost:
     works = {"forward", "backward", "input_gradient", "weight_gradient", "forward_exchanges", "backward_exchanges"}
     read: dict[str, Any] = {}
     for key in (field.name for field in fields(LayerCost)):
+        if key == "summed_once" and key not in content:  # a table of 0.2 before it was counted
+            continue
         value = content[key]
         if key in works:
             read[key] = None if value is None else tuple(map(work_of, value))
@@ -400,6 +432,8 @@ def layer_of(content: Mapping[str, Any]) -> LayerCost:
             read[key] = None if value is None else peaks_of(value)
         elif key == "image_windows":
             read[key] = tuple(map(image_window_of, value))
+        elif key == "matrices":
+            read[key] = MatrixWork(**value)
         else:
             read[key] = Affine(**value) if isinstance(value, Mapping) else value
     return LayerCost(**read)
@@ -415,8 +449,9 @@ def kernels_of(content: Mapping[str, Any]) -> Kernels:
     """Equal kernels from nested dicts."""
     sizes = content["product"]
     product = None if sizes is None else ProductSizes(**{name: Affine(**size) for name, size in sizes.items()})
-    flops, num_bytes, drawn = (Affine(**content[key]) for key in ("flops", "bytes", "random"))
-    return Kernels(content["count"], flops, num_bytes, product, drawn)
+    keys = ("flops", "bytes", "random", "transposed")
+    flops, num_bytes, drawn, transposed = (Affine(**content[key]) for key in keys)
+    return Kernels(content["count"], flops, num_bytes, product, drawn, transposed, content["transposes"])
 
 
 def image_window_of(content: Mapping[str, Any]) -> ImageWindow:

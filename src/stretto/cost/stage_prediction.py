@@ -9,12 +9,12 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
-from stretto.cost.attained import BYTES, KernelSeconds, Peaks, kernel_seconds
+from stretto.cost.attained import BYTES, TENSOR_CORES, KernelSeconds, Peaks, dtype_of_products, kernel_seconds
 from stretto.cost.cluster import Cluster, Device, WorkerKind
 from stretto.cost.layer_table import Affine, Kind, LayerCost, Measured, ModelCosts, Work, Works
 from stretto.cost.rings import all_reduce_seconds as library_all_reduce
 from stretto.errors import UsageError
-from stretto.optimizers import optimizer_of
+from stretto.optimizers import ITERATIONS, Optimizer, optimizer_of
 from stretto.options.checks import of_kind, positive
 
 if TYPE_CHECKING:
@@ -49,11 +49,12 @@ def device_and_host(work: Work, direction: str, machine: Machine, examples: floa
     if rate is not None:
         seconds = rate.seconds(work.calls, flops, num_bytes) * (rate.contention if machine.crowded else 1)
         return KernelSeconds(seconds, 0.0)
-    peak = device.peak_of(machine.dtype) if flops else math.inf
+    dtype = dtype_of_products(machine.dtype)
+    peak = device.peak_of(dtype) if flops else math.inf
     if device.attained is None:
         return KernelSeconds(max(flops / peak, num_bytes / device.memory_bandwidth), 0.0)
-    peaks = Peaks(peak, device.memory_bandwidth, BYTES.get(machine.dtype, 4))
-    return kernel_seconds(work, device.attained, peaks, examples)
+    peaks = Peaks(peak, device.memory_bandwidth, BYTES.get(dtype, 4), dtype in TENSOR_CORES)
+    return kernel_seconds(work, device.attained.in_dtype(dtype), peaks, examples)
 
 
 def layer_seconds(layer: LayerCost, kind: Kind, machine: Machine, examples: float) -> float:
@@ -92,12 +93,27 @@ def update_seconds(layer: LayerCost, machine: Machine, optimizer: str) -> float:
     if layer.measured is not None and layer.measured.update is not None:
         return layer.measured.update * slowdown(layer.measured, machine) / machine.device.speed
     chosen, device = optimizer_of(optimizer), machine.device
-    moved = chosen.accesses * layer.gradient_bytes
+    moved, products = chosen.accesses * layer.gradient_bytes, matrix_seconds(layer, chosen, machine)
     rate = device.rates.get(chosen.family, {}).get("update")
     if rate is None:
         work = Work(chosen.family, layer.parameter_tensors, Affine(), Affine(moved))
-        return pass_seconds((work,), "update", machine, 0)
-    return rate.seconds(layer.parameter_tensors, 0, moved) * (rate.contention if machine.crowded else 1)
+        return pass_seconds((work,), "update", machine, 0) + products
+    return rate.seconds(layer.parameter_tensors, 0, moved) * (rate.contention if machine.crowded else 1) + products
+
+
+def matrix_seconds(layer: LayerCost, optimizer: Optimizer, machine: Machine) -> float:
+    """Seconds of the matrix products of an optimizer's step, by the rates of linear layers or the roofline.
+
+    Muon's are of bfloat16; where a device has no peak for it, of the machine's dtype.
+    """
+    flops, matrices = optimizer.flops(layer.matrices), layer.matrices
+    if not flops:
+        return 0.0
+    muon = optimizer.on_matrices == "orthogonalise"
+    num_bytes = ITERATIONS * matrices.moved if muon else 8 * layer.gradient_bytes
+    work = Work("linear", ITERATIONS * matrices.products if muon else 1, Affine(flops), Affine(num_bytes))
+    low = machine._replace(dtype="bfloat16") if muon and "bfloat16" in machine.device.peak else machine
+    return pass_seconds((work,), "forward", low, 0)
 
 
 def accumulate_seconds(layer: LayerCost, machine: Machine) -> float:
@@ -131,7 +147,7 @@ def layer_times(
     times = []
     for layer in costs.layers:
         key = (*(id(layer.works(kind)) for kind in kinds), id(layer.measured), layer.parameter_tensors,
-               layer.gradient_bytes)  # fmt: skip
+               layer.gradient_bytes, layer.matrices)  # fmt: skip
         if key not in known:
             forward, backward, inputs, weights = (layer_seconds(layer, kind, machine, examples) for kind in kinds)
             update, accumulate = update_seconds(layer, machine, optimizer), accumulate_seconds(layer, machine)
@@ -261,7 +277,7 @@ def stage_times(
                 held=stage.held.at(share),
                 parameters=stage.parameter_bytes,
                 gradients=stage.gradient_bytes,
-                state=optimizer_of(optimizer).states * stage.gradient_bytes,
+                state=stage.state_bytes(optimizer_of(optimizer)),
             )
         )  # fmt: skip
     return tuple(predicted)

@@ -6,11 +6,11 @@ one for each message that may be in flight, the receiver one.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from stretto.cost.layer_table import LayerCost, ModelCosts, Peaks
 from stretto.methods import Method
-from stretto.optimizers import optimizer_of
+from stretto.optimizers import Optimizer, optimizer_of
 from stretto.schedule import Action, Edge, Rules, Schedule
 
 PREFIX = 64.0  # bytes of the header of each message
@@ -72,7 +72,7 @@ def stage_memory(rows: Sequence[LayerCost], examples: float, optimizer: str, hea
     memory = StageMemory(
         weights=whole.parameter_bytes,
         gradients=whole.gradient_bytes,
-        state=chosen.states * whole.gradient_bytes,
+        state=whole.state_bytes(chosen),
         input=input_bytes,
         output=output_bytes,
         kept=kept,
@@ -80,18 +80,28 @@ def stage_memory(rows: Sequence[LayerCost], examples: float, optimizer: str, hea
         first_backward=first,
         later_backward=later,
         input_gradient=inputs,
-        update=2 * largest if chosen.states > 1 else 0.0,
+        update=chosen.scratch * largest,
     )
-    return memory if head is None else with_head(memory, head, examples, chosen.states)
+    return memory if head is None else with_head(memory, head, examples, chosen)
 
 
-def with_head(stage: StageMemory, head: LayerCost, examples: float, states: int) -> StageMemory:
+def with_shared_once(stage: StageMemory, repeated: float, optimizer: Optimizer) -> StageMemory:
+    """The memory of a stage without the bytes of weights that its layers share and repeat."""
+    return replace(
+        stage,
+        weights=stage.weights - repeated,
+        gradients=stage.gradients - repeated,
+        state=stage.state - optimizer.states * repeated,
+    )
+
+
+def with_head(stage: StageMemory, head: LayerCost, examples: float, optimizer: Optimizer) -> StageMemory:
     """The memory of a stage with a head behind it."""
     kept = head.activation.at(examples) - (head.input - head.loose_input).at(examples)
     return StageMemory(
         weights=stage.weights + head.parameter_bytes,
         gradients=stage.gradients + head.gradient_bytes,
-        state=stage.state + states * head.gradient_bytes,
+        state=stage.state + head.state_bytes(optimizer),
         input=stage.input, output=stage.output, kept=stage.kept + kept,
         forward=max(stage.forward, stage.kept + kept),
         first_backward=stage.first_backward + head.gradient_bytes + stage.output - kept,
@@ -115,9 +125,12 @@ def peak_bytes(
     """The peak bytes of tensors on each worker, without the user's own batches."""
     stage_heads = heads or [None] * schedule.num_stages
     stages = [
-        stage_memory(costs.layers[bounds[s] : bounds[s + 1]], examples, optimizer, stage_heads[s])
+        with_shared_once(
+            stage_memory(costs.layers[bounds[s] : bounds[s + 1]], examples, optimizer, stage_heads[s]),
+            costs.repeated(bounds[s], bounds[s + 1]), optimizer_of(optimizer),
+        )
         for s in range(schedule.num_stages)
-    ]
+    ]  # fmt: skip
     versions = method.versions(schedule)
     buffers = channel_bytes(method, schedule, rules, stages)
     peaks = []

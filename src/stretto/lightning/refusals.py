@@ -47,7 +47,7 @@ def refuse_arguments(options: dict[str, Any]) -> None:
     if isinstance(mesh, Mesh) and mesh.inside > 1:
         raise UsageError(f"StrettoStrategy({mesh}): processes share no stage here; use mesh=Mesh(data=N) alone")
     sync = find_sync(options.get("sync", "all-reduce"))
-    if sync.serving is not None or sync.sharding is not None:
+    if sync.serving is not None or sync.sharding is not None or sync.shares_optimizer:
         raise UsageError(
             f"StrettoStrategy(sync={sync.name!r}): optimizers of configure_optimizers step whole stages; use "
             "'all-reduce', 'local-sgd(every=8)' or 'diloco(every=8)'"

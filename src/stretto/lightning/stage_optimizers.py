@@ -14,10 +14,10 @@ import torch
 from torch import nn
 
 from stretto.errors import UsageError
+from stretto.optim.copied_optimizer import copied
 from stretto.options.checks import shown
 
 OWN = ("params", "param_names")  # what a group does not take over
-PATCHED = ("step", "_opt_called", "zero_grad")  # what schedulers and Lightning change of an optimizer
 
 
 class StageOptimizers:
@@ -183,17 +183,6 @@ class Constant:
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
         """Do nothing."""
-
-
-def copied(
-    optimizer: torch.optim.Optimizer, groups: list[dict[str, Any]], state: dict[Any, Any]
-) -> torch.optim.Optimizer:
-    """An optimizer like the given one with other groups and state, made without its constructor."""
-    made = type(optimizer).__new__(type(optimizer))
-    attributes = {key: value for key, value in vars(optimizer).items() if key not in PATCHED}
-    attributes |= {key: copy.copy(value) for key, value in attributes.items() if isinstance(value, dict)}
-    vars(made).update(attributes | {"param_groups": groups, "state": state})
-    return made
 
 
 def refuse_wrapped(optimizer: torch.optim.Optimizer) -> None:

@@ -2,8 +2,8 @@
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, fields, is_dataclass
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -25,13 +25,17 @@ from stretto.cost.layer_table import (
 )
 from stretto.errors import UsageError
 from stretto.measure.aten_costs import Done, Operators
+from stretto.measure.cuda_autocast import CudaAutocast, autocasting
 from stretto.measure.image_windows import ImageWindows, SeenWindow, image_windows
+from stretto.measure.kernels import Kernel
 from stretto.measure.live_bytes import LiveBytes, returning
 from stretto.nn import tied_weights
 from stretto.nn.batch import num_examples
 from stretto.nn.layer_recompute import Recomputing, marked
 from stretto.nn.preserve import device_of, output_tensors, undisturbed
 from stretto.nn.stopwatch import as_leaves, attempt
+from stretto.optim.labels import stage_labels
+from stretto.optimizers import MatrixWork
 from stretto.options.checks import flag, function, of_kind, refuse, sequence
 
 Inputs = tuple[Tensor, ...]
@@ -48,6 +52,7 @@ def layer_costs(
     target: Tensor | None = None,
     fake: bool = True,
     recompute: str = "none",
+    autocast: torch.dtype | None = None,
 ) -> ModelCosts:
     """A row for each of `layers`, run one after the other on `example`, as in training; one more for a loss.
 
@@ -55,7 +60,8 @@ def layer_costs(
     does not depend on the batch. `fake` runs them on torch's fake tensors: nothing is computed and nothing allocated,
     so that modules on the meta device, or made under `faking()`, will do whatever their size. A model whose shapes
     depend on its numbers needs `fake=False`. Nothing is trained; modules, statistics and generators stay as they were.
-    With `recompute` "selective" or "full" they are the costs of layers that are recomputed so in training.
+    With `recompute` "selective" or "full" they are the costs of layers that are recomputed so in training; with
+    `autocast`, float16 or bfloat16, of layers and loss under torch.autocast on a CUDA device.
 
     Raises UsageError for a layer that cannot take what reaches it.
     """
@@ -63,19 +69,33 @@ def layer_costs(
     given = example if isinstance(example, tuple) else (example,)
     named = list(zip(names or [str(index) for index in range(len(layers))], layers, strict=True))
     sweep = faked if fake else real
-    again = {id(layer): layers_again(layer, recompute) for layer in layers}
+    contexts = {id(layer): ForwardContext(layers_again(layer, recompute), autocast) for layer in layers}
     runs = []
     for times in (1, 2):
         ends = [] if loss is None or target is None else [("loss", Loss(loss, repeated(target, times)))]
-        runs.append(sweep([*named, *ends], tuple(repeated(x, times) for x in given), again))
+        contexts |= {id(end): ForwardContext(None, autocast) for _, end in ends}
+        runs.append(sweep([*named, *ends], tuple(repeated(x, times) for x in given), contexts))
     works: dict[tuple[int, int], PassWorks] = {}  # equal layers have the same object, so that they are priced once
-    rows = []
+    rows, matrices = [], matrices_of(layers)
     for (name, module), few, many in zip([*named, *ends], *runs, strict=True):
         pair, key = Pair(given[0].shape[0], few, many), (id(few.passes), id(many.passes))
         if key not in works:
             works[key] = PassWorks(*map(pair.works, "FBIW"))
-        rows.append(row(name, module, pair, works[key]))
+        rows.append(replace(row(name, module, pair, works[key]), matrices=matrices.get(id(module), MatrixWork())))
     return ModelCosts(tuple(rows), dtype_of(layers), ties=tuple(map(tied, tied_weights.find(layers))))
+
+
+def matrices_of(layers: Sequence[nn.Module]) -> dict[int, MatrixWork]:
+    """What optimizers do with the matrices of each layer, by its id; a parameter that layers share counts in each."""
+    labels, totals = stage_labels(layers), {}
+    for index, layer in enumerate(layers):
+        total = MatrixWork()
+        for name, parameter in layer.named_parameters():
+            if parameter.requires_grad and parameter.dim() > 1:
+                hidden = labels[f"{index}.{name}"].is_hidden_matrix
+                total += MatrixWork.of(parameter.shape[0], parameter.shape[1:].numel(), hidden=hidden)
+        totals[id(layer)] = total
+    return totals
 
 
 def layers_again(layer: nn.Module, recompute: str) -> Recomputing:
@@ -178,18 +198,23 @@ class Pair:
         the batch.
         """
         few, many = self.few.passes[kind].kernels, self.many.passes[kind].kernels
-        if [(x.sort, x.product is None) for x in few] != [(x.sort, x.product is None) for x in many]:
+        if [alike_in(x) for x in few] != [alike_in(x) for x in many]:
             return {}
         kernels: dict[str, tuple[Kernels, ...]] = {}
         for (one, other), count in Counter(zip(few, many, strict=True)).items():
             product = None
             if one.product and other.product:
                 product = ProductSizes(*map(self.line, one.product, other.product))
-            amounts = (self.line(getattr(one, key), getattr(other, key)) for key in ("flops", "bytes", "random"))
-            flops, num_bytes, drawn = amounts
-            alike = Kernels(count, flops, num_bytes, product, drawn)
+            keys = ("flops", "bytes", "random", "transposed")
+            flops, num_bytes, drawn, transposed = (self.line(getattr(one, key), getattr(other, key)) for key in keys)
+            alike = Kernels(count, flops, num_bytes, product, drawn, transposed, one.transposes)
             kernels[one.sort] = (*kernels.get(one.sort, ()), alike)
         return kernels
+
+
+def alike_in(kernel: Kernel) -> Hashable:
+    """What a kernel has whatever the number of examples is."""
+    return kernel.sort, kernel.product is None, kernel.transposes
 
 
 class PassWorks(NamedTuple):
@@ -239,7 +264,28 @@ def dtype_of(layers: Sequence[nn.Module]) -> str:
     return str(next(found, torch.float32)).removeprefix("torch.")
 
 
-def real(named: Sequence[tuple[str, nn.Module]], inputs: Inputs, again: Mapping[int, Recomputing]) -> list[LayerRun]:
+class ForwardContext(NamedTuple):
+    """How a layer runs: what of it is recomputed, if known, and the type of products under autocast."""
+
+    again: Recomputing | None = None
+    autocast: torch.dtype | None = None
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        """A context for one forward, in which what is recomputed keeps its inputs only."""
+        with ExitStack() as stack:
+            if self.autocast is not None:
+                stack.enter_context(CudaAutocast(self.autocast))
+                for module in () if self.again is None else self.again.modules:
+                    stack.enter_context(autocasting(module, self.autocast))
+            if self.again is not None:
+                stack.enter_context(self.again())
+            yield
+
+
+def real(
+    named: Sequence[tuple[str, nn.Module]], inputs: Inputs, contexts: Mapping[int, ForwardContext]
+) -> list[LayerRun]:
     """Run the layers as they are."""
     modules = [module for _, module in named]
     device = device_of(modules)
@@ -248,14 +294,16 @@ def real(named: Sequence[tuple[str, nn.Module]], inputs: Inputs, again: Mapping[
             module.train()
         return run(
             [
-                Runnable(name, module, [*module.parameters(), *module.buffers()], again=again.get(id(module)))
+                Runnable(name, module, [*module.parameters(), *module.buffers()], contexts[id(module)])
                 for name, module in named
             ],
             tuple(each.to(device) for each in inputs),
         )
 
 
-def faked(named: Sequence[tuple[str, nn.Module]], inputs: Inputs, again: Mapping[int, Recomputing]) -> list[LayerRun]:
+def faked(
+    named: Sequence[tuple[str, nn.Module]], inputs: Inputs, contexts: Mapping[int, ForwardContext]
+) -> list[LayerRun]:
     """Run the layers on tensors without numbers, as on the CPU."""
     mode = current() or FakeTensorMode(allow_non_fake_inputs=True)
     known: dict[int, Tensor] = {}
@@ -269,7 +317,7 @@ def faked(named: Sequence[tuple[str, nn.Module]], inputs: Inputs, again: Mapping
     def on_fakes(name: str, module: nn.Module) -> Runnable:
         own = {key: fake(each) for key, each in (*module.named_parameters(), *module.named_buffers())}
         call, weights = (lambda *given: functional_call(module, own, given)), list(own.values())
-        return Runnable(name, call, weights, alike(module), again.get(id(module)))
+        return Runnable(name, call, weights, contexts[id(module)], alike(module))
 
     with mode, training([module for _, module in named]):
         return run([on_fakes(*each) for each in named], tuple(fake(each) for each in inputs))
@@ -301,24 +349,24 @@ def training(modules: Sequence[nn.Module]) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Runnable:
-    """A layer, its parameters and buffers as they are used, what it is alike with, if known, and what is recomputed."""
+    """A layer, its parameters and buffers as they are used, how it runs, and what it is alike with, if known."""
 
     name: str
     call: Callable[..., Any]
     own: Sequence[Tensor]
+    context: ForwardContext
     alike: Hashable = None
-    again: Recomputing | None = None
 
     def run(self, *inputs: Tensor) -> Any:
         """A forward, which does not keep what is recomputed."""
-        with self.again() if self.again is not None else nullcontext():
+        with self.context():
             return self.call(*inputs)
 
     def kept(self, known: Collection[int]) -> dict[int, Tensor]:
         """The inputs of what is recomputed, kept beside what the latest graph saves, but for `known` storages."""
-        if self.again is None:
+        if self.context.again is None:
             return {}
-        tensors, self.again.kept[:] = list(self.again.kept), []
+        tensors, self.context.again.kept[:] = list(self.context.again.kept), []
         return {storage(tensor): tensor.detach() for tensor in tensors if storage(tensor) not in known}
 
 

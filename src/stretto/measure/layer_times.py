@@ -17,6 +17,7 @@ from stretto.measure.layer_flops import Loss
 from stretto.nn import deferred
 from stretto.nn.preserve import device_of, output_tensors, undisturbed
 from stretto.nn.stopwatch import as_leaves, timed
+from stretto.optim.labels import labelled_by
 from stretto.runtime.process_memory import keep_memory
 
 Inputs = tuple[Tensor, ...]
@@ -73,7 +74,9 @@ def with_times(
     keep_memory()
     samples: Samples = defaultdict(list)
     device = device_of(layers)
-    copies = [prepared(layer, optimizer) for layer in deferred.deep_copy(list(layers))]
+    modules = deferred.deep_copy(list(layers))
+    optimizer = None if optimizer is None else labelled_by(optimizer, modules)
+    copies = [prepared(layer, optimizer) for layer in modules]
     with undisturbed([layer.module for layer in copies], device), torch.enable_grad():
         for layer in copies:
             layer.module.train()

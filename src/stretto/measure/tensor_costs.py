@@ -81,6 +81,7 @@ def tensor_costs(
     in_place: bool = False,
     sequence: bool = False,
     recompute: str = "none",
+    autocast: torch.dtype | None = None,
 ) -> ModelCosts:
     """The costs of `layers`, as one stage, to each of `parts` processes that share their weights; as `layer_costs`.
 
@@ -96,7 +97,9 @@ def tensor_costs(
         cut = cut_module(copy.deepcopy(whole, numberless), axis, plan or {}, sequence=sequence)
         for parts_of_sequence in sequence_parts(cut):
             parts_of_sequence.running = True  # layers run one by one, and not by their container
-        costs = layer_costs(list(cut.children()), example, loss=loss, target=target, recompute=recompute)
+        costs = layer_costs(
+            list(cut.children()), example, loss=loss, target=target, recompute=recompute, autocast=autocast
+        )
     return with_exchanges(costs)
 
 
@@ -108,7 +111,7 @@ def sequence_parts(module: nn.Module) -> Iterator[SequenceParts]:
 
 def published_tensor_costs(
     network: PublishedNetwork, layers: Sequence[nn.Module], inputs: tuple[Tensor, Tensor], parts: int,
-    whole: ModelCosts, *, sequence: bool = False, recompute: str = "none",
+    whole: ModelCosts, *, sequence: bool = False, recompute: str = "none", autocast: torch.dtype | None = None,
 ) -> ModelCosts:  # fmt: skip
     """The same for a network without data, as Megatron runs it; `inputs` are an input batch and its target.
 
@@ -128,7 +131,7 @@ def published_tensor_costs(
     x, y = inputs
     counted = tensor_costs(
         [layers[index] for index in kept], x, parts, loss=loss, target=y, plan=plan, in_place=True,
-        sequence=sequence, recompute=recompute,
+        sequence=sequence, recompute=recompute, autocast=autocast,
     )  # fmt: skip
     numbers = [bisect_right(kept, index) - 1 for index in range(len(layers))]
     cut_rows = [
@@ -142,11 +145,13 @@ def published_tensor_costs(
 def summed_once(row: LayerCost) -> LayerCost:
     """A block on parts of the sequence that does not sum its norms' gradients in each backward, but once a step.
 
-    As Megatron does; those sums, of some vectors a step, are not priced.
+    As Megatron does, with those of biases behind rows; all of a stage in one sum.
     """
     if not any(work.operator == TENSOR_SCATTER for work in row.forward_exchanges or ()):
         return row
-    return replace(row, backward_exchanges=tuple(w for w in row.backward_exchanges or () if w.operator != TENSOR_SUM))
+    others = tuple(work for work in row.backward_exchanges or () if work.operator != TENSOR_SUM)
+    sums = sum(work.bytes.fixed for work in row.backward_exchanges or () if work.operator == TENSOR_SUM)
+    return replace(row, backward_exchanges=others, summed_once=sums)
 
 
 def representatives(rows: Sequence[LayerCost], *, ends: bool) -> list[int]:

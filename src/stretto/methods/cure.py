@@ -57,7 +57,7 @@ class Cure:
     def optimizers(self) -> tuple[str, ...]:
         """The names of the optimizers that it works with, as in plans and settings; empty for any.
 
-        Velocities are read off SGD alone, an optimizer's own steps off SGD and Adam's kin.
+        Velocities are read off SGD alone, an optimizer's own steps off those of `optim/direction.py`.
         """
         passes = (self.forward, self.backward, self.recompute)
         forms = {prediction.form for prediction in passes if isinstance(prediction, Prediction)}
@@ -65,4 +65,4 @@ class Cure:
             return (self.optimizer.lower(),)
         if self.spike or "velocity" in forms:
             return ("sgd",)
-        return ("sgd", "adam", "adamw") if "step" in forms else ()
+        return ("sgd", "adam", "adamw", "nadam", "lion", "muon", "soap") if "step" in forms else ()

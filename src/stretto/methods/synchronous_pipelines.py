@@ -161,7 +161,7 @@ def zb_h2(*, microbatches: int | None = None) -> Method:
         allows=lambda count, workers: count >= 2 * workers - 1,  # fewer leave a bubble that no closed form has
     )
     summary = "1F1B with more forwards ahead, weight gradients in the bubble"
-    return synchronous("zb-h2", summary, zb_h2_schedule, microbatches, planning, least=lambda workers: 2 * workers - 1)
+    return synchronous("zb-h2", summary, zb_h2_schedule, microbatches, planning)
 
 
 def zb_v(*, microbatches: int | None = None) -> Method:

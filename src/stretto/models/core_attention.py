@@ -54,9 +54,12 @@ class CoreAttention(nn.Module):
             x.flatten(0, 1) for x in (query, repeated(key, shared), repeated(value, shared))
         )  # each [N heads, T, d]
         mask = self.mask[:length, :length]
-        scores = torch.baddbmm(mask, queries, keys.transpose(1, 2), alpha=head_width**-0.5)
-        mixed = torch.bmm(self.dropout(scores.softmax(-1)), values)
+        mixed = torch.bmm(self.dropout(self.scores(queries, keys, mask).softmax(-1)), values)
         return mixed.view(*query.shape[:2], length, head_width).transpose(1, 2).flatten(2)
+
+    def scores(self, queries: Tensor, keys: Tensor, mask: Tensor) -> Tensor:
+        """The scores of [N heads, T, d] queries and keys, scaled and masked."""
+        return torch.baddbmm(mask, queries, keys.transpose(1, 2), alpha=queries.shape[2] ** -0.5)
 
 
 class FusedAttention(nn.Module):

@@ -12,6 +12,7 @@ from torch import nn
 
 from stretto.errors import UsageError, nearest
 from stretto.models.alexnet import LEAST_SIDE, SIDE, final_side, imagenet_alexnet
+from stretto.models.megatron_loss import megatron_token_loss
 from stretto.models.model import Recipe
 from stretto.models.network_ends import ClassifierEnd, LogitsEnd, MaskedTokenEnd, PatchStart, TokenStart
 from stretto.models.published_network import PublishedNetwork, float32_token_loss, images, pixels, tokens
@@ -23,7 +24,8 @@ from stretto.models.vgg import imagenet_vgg
 from stretto.options.checks import is_among, number, shown
 from stretto.options.named import choose, resolve, whole
 
-ATTENTIONS = ("scores", "fused")
+ATTENTIONS = ("scores", "fused", "fused-2022")
+LOSSES = {"torch": float32_token_loss, "megatron": megatron_token_loss}
 POSITIONS = ("learned", "rotary")
 
 
@@ -43,19 +45,24 @@ def decoder(
     norm: str = "layer",
     gated: bool = False,
     bias: bool = True,
+    fused: bool = True,
+    loss: str = "torch",
 ) -> PublishedNetwork:
     """A language model of `depth` causal blocks between an embedding and the logits of all tokens; GPT-2 unless said.
 
     kv_heads: heads of keys and values, which several heads of queries share; as many as `heads`. hidden: units of a
     block's perceptron, 4 `width`; gated: SiLU of a gate times them, as in Llama, else GELU. attention: "scores", which
-    are made, dropped out and kept, or "fused". tied: the output layer's weight is the embedding's. positions: learned
-    or rotary. norm: layer or rms. bias: of all linear layers but the last.
+    are made, dropped out and kept, "fused", or "fused-2022" by the first such kernels. tied: the output layer's weight
+    is the embedding's. positions: learned or rotary. norm: layer or rms. bias: of all linear layers but the last.
+    fused: False runs biases, GELU, masks, dropout and sums one by one. loss: that of "torch", or of "megatron".
     """
     shape = block_shape(
         "decoder", depth=depth, width=width, heads=heads, context=context, kv_heads=kv_heads, hidden=hidden,
-        attention=attention, dropout=dropout, positions=positions, norm=norm, gated=gated, bias=bias, causal=True,
+        attention=attention, dropout=dropout, positions=positions, norm=norm, gated=gated, bias=bias, fused=fused,
+        causal=True,
     )  # fmt: skip
-    return language(shape, vocabulary, partial(LogitsEnd, shape, vocabulary), tied=checked(tied, "decoder"), types=0)
+    end = partial(LogitsEnd, shape, vocabulary)
+    return language(shape, vocabulary, end, tied=checked(tied, "decoder"), types=0, loss=loss)
 
 
 def encoder(
@@ -74,6 +81,8 @@ def encoder(
     norm: str = "layer",
     gated: bool = False,
     bias: bool = True,
+    fused: bool = True,
+    loss: str = "torch",
 ) -> PublishedNetwork:
     """A masked language model, where every token attends to all; BERT unless said otherwise. Options as of `decoder`.
 
@@ -82,22 +91,24 @@ def encoder(
     """
     shape = block_shape(
         "encoder", depth=depth, width=width, heads=heads, context=context, kv_heads=kv_heads, hidden=hidden,
-        attention=attention, dropout=dropout, positions=positions, norm=norm, gated=gated, bias=bias, causal=False,
+        attention=attention, dropout=dropout, positions=positions, norm=norm, gated=gated, bias=bias, fused=fused,
+        causal=False,
     )  # fmt: skip
-    return language(
-        shape, vocabulary, partial(MaskedTokenEnd, shape, vocabulary), tied=checked(tied, "encoder"), types=2
-    )
+    end = partial(MaskedTokenEnd, shape, vocabulary)
+    return language(shape, vocabulary, end, tied=checked(tied, "encoder"), types=2, loss=loss)
 
 
 def language(
-    shape: BlockShape, vocabulary: int, end: Callable[[], nn.Module], *, tied: bool, types: int
+    shape: BlockShape, vocabulary: int, end: Callable[[], nn.Module], *, tied: bool, types: int, loss: str
 ) -> PublishedNetwork:
     """A network of tokens, ending in `end`."""
-    whole(f"model {'decoder' if shape.causal else 'encoder'!r}", "vocabulary", vocabulary)
+    owner = f"model {'decoder' if shape.causal else 'encoder'!r}"
+    whole(owner, "vocabulary", vocabulary)
+    choose(owner, "loss", loss, tuple(LOSSES))
     recipe: Recipe = [partial(TokenStart, shape, vocabulary, types), *blocks(shape), end]
     return PublishedNetwork(
-        recipe, tokens(shape.context), tokens(shape.context), float32_token_loss,
-        tied=("embedding.token.weight", "score.weight") if tied else None, classes="score", counts_parts=True,
+        recipe, tokens(shape.context), tokens(shape.context), LOSSES[loss],
+        tied=("embedding.token.weight", "score.weight") if tied else None, classes="score", counts_parts=shape.fused,
         optimizer="adam",
     )  # fmt: skip
 
@@ -199,6 +210,7 @@ def block_shape(
     norm: str = "layer",
     gated: bool = False,
     bias: bool = True,
+    fused: bool = True,
 ) -> BlockShape:
     """The shape of a transformer's blocks. Raises UsageError for options that do not fit together."""
     owner = f"model {model!r}"
@@ -209,7 +221,7 @@ def block_shape(
     choose(owner, "attention", attention, ATTENTIONS)
     choose(owner, "positions", positions, POSITIONS)
     choose(owner, "norm", norm, tuple(NORMS))
-    for option, value in {"gated": gated, "bias": bias}.items():
+    for option, value in {"gated": gated, "bias": bias, "fused": fused}.items():
         choose(owner, option, value, (True, False))
     number(f"{owner}: dropout", dropout, 0, 1)
     check_heads(model, width, heads)
@@ -226,7 +238,7 @@ def block_shape(
         )
     return BlockShape(
         depth, width, heads, shared, units, context, causal, attention, float(dropout), gated, bias, norm,
-        positions == "rotary",
+        positions == "rotary", fused,
     )  # fmt: skip
 
 

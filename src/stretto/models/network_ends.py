@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from stretto.models.core_attention import Dropout
+from stretto.models.eager_operators import EagerLinear
 from stretto.models.residual_block import BlockShape
 from stretto.models.transformer import Embedding, unembedding
 
@@ -64,8 +65,9 @@ class MaskedTokenEnd(nn.Module):
     def __init__(self, shape: BlockShape, vocabulary: int) -> None:
         super().__init__()
         self.norm = shape.normalisation()
-        self.transform = nn.Sequential(nn.Linear(shape.width, shape.width), nn.GELU(), shape.normalisation())
-        self.score = nn.Linear(shape.width, vocabulary)
+        transform = nn.Linear if shape.fused else EagerLinear
+        self.transform = nn.Sequential(transform(shape.width, shape.width), shape.gelu(), shape.normalisation())
+        self.score = transform(shape.width, vocabulary)
 
     def forward(self, x: Tensor) -> Tensor:
         """The logits at every position."""

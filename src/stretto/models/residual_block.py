@@ -21,6 +21,8 @@ from functools import partial
 from torch import Tensor, nn
 
 from stretto.models.core_attention import CoreAttention, FusedAttention
+from stretto.models.eager_operators import EagerCoreAttention, EagerGELU, EagerLinear, EagerSum
+from stretto.models.early_attention import EarlyFusedAttention
 from stretto.models.fused_operators import ResidualSum, RMSNorm, rotary
 from stretto.models.transformer import initialise
 
@@ -32,7 +34,8 @@ class BlockShape:
     """What the blocks of a network have in common.
 
     `heads` of queries share `kv_heads` of keys and values, `hidden` units are in the perceptron, `context` is the most
-    tokens. attention: "scores" or "fused". norm: "layer" or "rms".
+    tokens. attention: "scores", "fused" or "fused-2022". norm: "layer" or "rms". Not `fused`: each
+    operator by itself.
     """
 
     depth: int
@@ -48,6 +51,7 @@ class BlockShape:
     bias: bool
     norm: str
     rotary: bool
+    fused: bool
 
     def normalisation(self) -> nn.Module:
         """A norm over the features of each token."""
@@ -57,7 +61,23 @@ class BlockShape:
         """The core of an attention."""
         if self.attention == "fused":
             return FusedAttention(causal=self.causal)
-        return CoreAttention(self.context, causal=self.causal, dropout=self.dropout)
+        if self.attention == "fused-2022":
+            return EarlyFusedAttention(causal=self.causal)
+        kind = CoreAttention if self.fused else EagerCoreAttention
+        return kind(self.context, causal=self.causal, dropout=self.dropout)
+
+    def linear(self, inputs: int, outputs: int) -> nn.Module:
+        """A linear layer that adds its own bias."""
+        return (nn.Linear if self.fused else EagerLinear)(inputs, outputs, bias=self.bias)
+
+    def gelu(self) -> nn.Module:
+        """The perceptron's function."""
+        return nn.GELU() if self.fused else EagerGELU()
+
+    def residual_sum(self) -> nn.Module:
+        """What adds a branch to the stream."""
+        kind = ResidualSum if self.fused else EagerSum
+        return kind(self.width, dropout=self.dropout, bias=self.bias)
 
 
 class GroupedAttention(nn.Module):
@@ -73,7 +93,7 @@ class GroupedAttention(nn.Module):
         self.group = shape.heads // shape.kv_heads
         self.rotary = shape.rotary
         rows = shape.kv_heads * (self.group + 2) * self.head_width
-        self.qkv = nn.Linear(shape.width, rows, bias=shape.bias)
+        self.qkv = shape.linear(shape.width, rows)
         self.core = shape.core()
         self.output = nn.Linear(shape.width, shape.width, bias=False)  # its bias is in the sum behind it
 
@@ -94,8 +114,8 @@ class Perceptron(nn.Module):
 
     def __init__(self, shape: BlockShape) -> None:
         super().__init__()
-        self.widen = nn.Linear(shape.width, shape.hidden, bias=shape.bias)
-        self.gelu = nn.GELU()
+        self.widen = shape.linear(shape.width, shape.hidden)
+        self.gelu = shape.gelu()
         self.narrow = nn.Linear(shape.hidden, shape.width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -112,7 +132,7 @@ class GatedPerceptron(nn.Module):
 
     def __init__(self, shape: BlockShape) -> None:
         super().__init__()
-        self.gates = nn.Linear(shape.width, 2 * shape.hidden, bias=shape.bias)
+        self.gates = shape.linear(shape.width, 2 * shape.hidden)
         self.silu = nn.SiLU()
         self.narrow = nn.Linear(shape.hidden, shape.width, bias=False)
 
@@ -130,10 +150,10 @@ class ResidualBlock(nn.Module):
         super().__init__()
         self.attention_norm = shape.normalisation()
         self.attention = GroupedAttention(shape)
-        self.attention_sum = ResidualSum(shape.width, dropout=shape.dropout, bias=shape.bias)
+        self.attention_sum = shape.residual_sum()
         self.mlp_norm = shape.normalisation()
         self.mlp = (GatedPerceptron if shape.gated else Perceptron)(shape)
-        self.mlp_sum = ResidualSum(shape.width, dropout=shape.dropout, bias=shape.bias)
+        self.mlp_sum = shape.residual_sum()
         initialise(self, ("attention.output", "mlp.narrow"), shape.depth)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -66,6 +66,11 @@ class Recomputing:
         self.kept: list[Tensor] = []
         self._record: Callable[[list[Tensor]], None] | None = self.kept.extend if records else None
 
+    @property
+    def modules(self) -> list[nn.Module]:
+        """What is recomputed."""
+        return [body.module for body in self._bodies]
+
     @contextmanager
     def __call__(self) -> Iterator[None]:
         """A context in which forwards keep inputs only."""

@@ -13,6 +13,8 @@ from stretto.errors import UsageError
 NUMBERS = (int, float)
 NEEDED = {"lr", "momentum", "dampening", "weight_decay", "nesterov", "betas", "eps", "alpha", "rho", "lr_decay"}
 """Keys that optimizers' groups have had in every version of torch; torch itself sets newer keys if they are missing."""
+SQUARE = {"left_correlation": 0, "left_basis": 0, "right_correlation": 1, "right_basis": 1}
+"""State of SOAP for a matrix [m, n]: [m, m] for 0, [n, n] for 1."""
 MISFITS = (RuntimeError, ValueError, KeyError, TypeError, AttributeError, IndexError)
 
 
@@ -88,15 +90,19 @@ def check_state_value(
 ) -> None:
     """Raise ValueError for a value that the optimizer cannot hold for a parameter.
 
-    torch's optimizers hold a tensor of one element or of the parameter's shape; `counts`: the value may be a plain
-    number, a count of steps. Adafactor (rows and columns), LBFGS (all parameters at once) and optimizers from
-    elsewhere are not checked.
+    torch's optimizers hold a tensor of one element or of the parameter's shape, SOAP also square ones for rows and
+    columns; `counts`: the value may be a plain number, a count of steps. Adafactor (rows and columns), LBFGS (all
+    parameters at once) and optimizers from elsewhere are not checked.
     """
     kind = type(optimizer)
     if not kind.__module__.startswith(("torch.optim", "stretto.optim")) or kind.__name__ in ("Adafactor", "LBFGS"):
         return
     if isinstance(value, Tensor):
-        if value.numel() != 1:
+        side = SQUARE.get(where.rpartition(".")[2])
+        if side is not None:
+            size = parameter.shape[0] if side == 0 else parameter.shape[1:].numel()
+            _check_tensor(value, parameter.new_empty(size, size, device="meta"), where)
+        elif value.numel() != 1:
             _check_tensor(value, parameter, where)
     elif not (value is None or (counts and type(value) in NUMBERS)):
         raise ValueError(f"{where} is {value!r}")

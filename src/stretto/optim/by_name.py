@@ -18,7 +18,7 @@ MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 UNFIT = {
     "LBFGS": "it evaluates the loss several times a step",
     "SparseAdam": "it takes sparse gradients only",
-    "Muon": "it takes matrices only, no biases",
+    "Muon": "it takes matrices only; 'muon' pairs it with AdamW",
 }
 
 
@@ -89,11 +89,16 @@ def make_optimizer(name: str, lr: float | None, momentum: float | None, weight_d
     if momentum is not None:
         key = "betas" if "betas" in takes and "momentum" not in takes else "momentum"
         refuse_missing(name, key, momentum, takes)
-        given[key] = (momentum, 0.999) if key == "betas" else momentum
+        given[key] = (momentum, second_beta(takes[key])) if key == "betas" else momentum
     if weight_decay or (name in OPTIMIZERS):
         refuse_missing(name, "weight_decay", weight_decay, takes)
         given["weight_decay"] = weight_decay
     return partial(function, **given)
+
+
+def second_beta(default: Any) -> float:
+    """The second one of default betas; 0.999 where there are none."""
+    return float(default[1]) if isinstance(default, tuple | list) and len(default) == 2 else 0.999
 
 
 def refuse_missing(name: str, key: str, value: object, takes: dict[str, Any]) -> None:

@@ -1,4 +1,17 @@
-"""Predicts weights by an optimizer's next step, computed from its state alone."""
+"""Predicts weights by an optimizer's next step, computed from its state alone.
+
+A prediction moves a weight by a distance s, the sum of the coming learning rates, along the step d that the optimizer's
+averages predict: `w - s (d + wd w)`, without the last term where weight decay is coupled. Before the first step it is
+the weight itself.
+
+    SGD     v, the velocity (PipeOptim, XPipe)
+    Adam    m^ / (sqrt(v^) + eps)
+    NAdam   c m / (sqrt(v^) + eps), c = (1 - mu_t) / ((1 - P_t) (1 - b1^t)) + mu_{t+1} / (1 - P_t mu_{t+1}): its step
+            with the mean gradient m / (1 - b1^t) as the next one; P_t = mu_1 ... mu_t. c tends to 1, which is Adam
+    Muon    f O, the last orthogonalised update O with the factor f of the matrix's shape
+    SOAP    QL (QL^T m^ QR / (sqrt(v^) + eps)) QR^T in the basis as it stands; with bases I it is Adam
+    Lion    sign(m): its step with m as the next gradient
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,28 +19,92 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stretto.errors import UsageError
+from stretto.optim.combined import CombinedOptimizer
+from stretto.optim.lion import Lion
 from stretto.optim.momentum import check_momentum
+from stretto.optim.sharded_muon import shape_factor
+from stretto.optim.soap import SOAP, as_matrix, from_basis, into_basis
+
+State = Mapping[str, Any]
+KNOWN = (torch.optim.Adam, torch.optim.NAdam, CombinedOptimizer, SOAP, Lion)
 
 
 def check_direction(optimizer: torch.optim.Optimizer, what: str, remedy: str) -> None:
-    """Raise UsageError unless the optimizer is Adam, AdamW, or SGD whose step is `w <- w - lr v`."""
-    if not isinstance(optimizer, torch.optim.Adam):
-        check_momentum(optimizer, f"{what} takes torch.optim.Adam and AdamW; else it", remedy)
+    """Raise UsageError unless the optimizer's next step is known: see above. SGD's must be `w <- w - lr v`."""
+    if isinstance(optimizer, torch.optim.Muon):
+        raise UsageError(
+            f"{what} is along the last orthogonalised update, which torch.optim.Muon does not keep: use "
+            "stretto.optim.muon, which does then, or predict='weight'"
+        )
+    if not isinstance(optimizer, KNOWN):
+        check_momentum(optimizer, f"{what} takes Adam, AdamW, NAdam, muon, SOAP and Lion; else it", remedy)
 
 
-def extrapolated(parameter: Tensor, state: Mapping[str, Any], group: Mapping[str, Any], distance: float) -> Tensor:
-    """The weight moved by `distance`, a sum of learning rates, along the step that the optimizer's averages predict.
+def keep_updates(optimizer: torch.optim.Optimizer) -> None:
+    """Let Muon's groups keep the last orthogonalised updates, two bytes a number, from their next step on."""
+    if isinstance(optimizer, CombinedOptimizer):
+        for group in optimizer.param_groups:
+            if group["rule"] == "Muon":
+                group["keeps_update"] = True
 
-    Before the optimizer's first step it is the parameter itself. SGD: `w - distance v`. Adam:
-    `w - distance m_hat / (sqrt(v_hat) + eps)`, minus weight decay if it is decoupled (AdamW). Coupled weight decay and
-    the sign of `maximize` are in the averages already.
-    """
+
+def extrapolated(
+    optimizer: torch.optim.Optimizer, parameter: Tensor, group: Mapping[str, Any], distance: float
+) -> Tensor:
+    """The weight moved by `distance`, a sum of learning rates, along the step that the optimizer's averages predict."""
+    state: State = optimizer.state.get(parameter, {})
+    if isinstance(optimizer, Lion):
+        return parameter if not state else moved(parameter, state["exp_avg"].sign(), group, distance)
+    if group.get("rule") == "Muon":
+        return parameter if "update" not in state else along_update(parameter, state["update"], group, distance)
+    if isinstance(optimizer, SOAP):
+        return parameter if not state or state["step"] == 0 else along_soap(parameter, state, group, distance)
     if "exp_avg" not in state:
         velocity = state.get("momentum_buffer")
         return parameter if velocity is None else torch.add(parameter, velocity, alpha=-distance)
-    steps, (beta1, beta2) = float(state["step"]), map(float, group["betas"])
-    square = state["max_exp_avg_sq" if group["amsgrad"] else "exp_avg_sq"]
-    norm = square.sqrt().div_((1 - beta2**steps) ** 0.5).add_(group["eps"])
+    if isinstance(optimizer, torch.optim.NAdam):
+        return along_adam(parameter, state, group, distance, distance * nadam_factor(state, group))
+    average = distance / (1 - float(group["betas"][0]) ** float(state["step"]))
+    return along_adam(parameter, state, group, distance, average)
+
+
+def along_adam(parameter: Tensor, state: State, group: Mapping[str, Any], distance: float, average: float) -> Tensor:
+    """`w - average m / (sqrt(v^) + eps)`, and decoupled weight decay; a coupled one is in the averages."""
+    square = state["max_exp_avg_sq" if group.get("amsgrad") else "exp_avg_sq"]
+    norm = root(square, state, group)
     kept = 1 - distance * group["weight_decay"] if group.get("decoupled_weight_decay") else 1.0
     start = parameter if kept == 1 else parameter * kept
-    return torch.addcdiv(start, state["exp_avg"], norm, value=-distance / (1 - beta1**steps))
+    return torch.addcdiv(start, state["exp_avg"], norm, value=-average)
+
+
+def nadam_factor(state: State, group: Mapping[str, Any]) -> float:
+    """How many times the average m NAdam's next step is, over its norm."""
+    beta, decay, steps = float(group["betas"][0]), float(group["momentum_decay"]), float(state["step"])
+    now, after = (beta * (1 - 0.5 * 0.96 ** (step * decay)) for step in (steps, steps + 1))
+    product = float(state["mu_product"])
+    return float((1 - now) / ((1 - product) * (1 - beta**steps)) + after / (1 - product * after))
+
+
+def along_update(parameter: Tensor, update: Tensor, group: Mapping[str, Any], distance: float) -> Tensor:
+    """`w - distance (f O + wd w)`."""
+    factor = shape_factor(parameter.shape, group["adjust_lr_fn"])
+    return moved(parameter, update.to(parameter.dtype) * factor, group, distance)
+
+
+def along_soap(parameter: Tensor, state: State, group: Mapping[str, Any], distance: float) -> Tensor:
+    """As Adam in the basis, turned back."""
+    norm = root(as_matrix(state["exp_avg_sq"]), state, group)
+    step = from_basis(into_basis(as_matrix(state["exp_avg"]), state) / norm, state).view_as(parameter)
+    return moved(parameter, step / (1 - group["betas"][0] ** state["step"]), group, distance)
+
+
+def root(square: Tensor, state: State, group: Mapping[str, Any]) -> Tensor:
+    """`sqrt(v / (1 - b2^t)) + eps`."""
+    steps, beta = float(state["step"]), float(group["betas"][1])
+    return square.sqrt().div_((1 - beta**steps) ** 0.5).add_(group["eps"])
+
+
+def moved(parameter: Tensor, step: Tensor, group: Mapping[str, Any], distance: float) -> Tensor:
+    """`w - distance (step + wd w)`."""
+    return torch.add(parameter * (1 - distance * group["weight_decay"]), step, alpha=-distance)

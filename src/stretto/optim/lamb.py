@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from stretto.optim.layerwise import (
+    check_betas,
     check_range,
     check_real,
     explaining_params,
@@ -17,7 +18,7 @@ from stretto.optim.layerwise import (
     scaled,
     with_gradients,
 )
-from stretto.options.checks import flag, refuse
+from stretto.options.checks import flag
 
 
 class LAMB(torch.optim.Optimizer):
@@ -48,10 +49,7 @@ class LAMB(torch.optim.Optimizer):
     ) -> None:
         for name, value in (("lr", lr), ("eps", eps), ("weight_decay", weight_decay)):
             check_range(name, value, 0, float("inf"))
-        if not isinstance(betas, tuple | list) or len(betas) != 2:
-            refuse("betas", betas, "two numbers, (0.9, 0.999)")
-        for index, beta in enumerate(betas):
-            check_range(f"betas[{index}]", beta, 0, 1)
+        check_betas(betas)
         numbers = {"lr": float(lr), "eps": float(eps), "weight_decay": float(weight_decay)}
         defaults = {**numbers, "betas": betas, "vectors": vectors}
         flag("vectors", vectors)

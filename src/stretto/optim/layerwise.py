@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from stretto.errors import UsageError
-from stretto.options.checks import is_number, shown
+from stretto.options.checks import is_number, refuse, shown
 
 
 def foreach_groups(group: Mapping[str, Any]) -> Iterator[tuple[list[Tensor], bool]]:
@@ -88,3 +88,11 @@ def check_range(name: str, value: float, low: float, below: float) -> None:
     if not (is_number(value) and low <= value < below):
         remedy = f"from {low:g} up to, but not including, {below:g}" if below < float("inf") else f"of {low:g} or more"
         raise UsageError(f"{name}={shown(value)}: choose a value {remedy}")
+
+
+def check_betas(betas: object) -> None:
+    """Raise UsageError unless it is two decay rates, each with 0 <= beta < 1."""
+    if not isinstance(betas, tuple | list) or len(betas) != 2:
+        refuse("betas", betas, "two numbers, (0.9, 0.999)")
+    for index, beta in enumerate(betas):
+        check_range(f"betas[{index}]", beta, 0, 1)

@@ -29,9 +29,9 @@ def load(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
 
 
 def _keeps(value: Tensor, parameter: Tensor, known: bool) -> bool:
-    # Whether a state tensor keeps its saved dtype. Known optimizers hold scalars, and tensors of the parameter's shape
-    # and dtype; other optimizers may hold anything.
+    # Whether a state tensor keeps its saved dtype. Known optimizers hold scalars, and larger tensors of the parameter's
+    # dtype; other optimizers may hold anything.
     wider = torch.promote_types(value.dtype, parameter.dtype) == value.dtype or not value.is_floating_point()
     if parameter.dim() and value.shape == parameter.shape:
         return wider and not known
-    return value.is_floating_point() or not known
+    return not known or (value.is_floating_point() and value.numel() == 1)

@@ -1,4 +1,4 @@
-"""Checks that an optimizer is the momentum SGD whose velocity the corrections for delay use."""
+"""The momenta of an optimizer's groups, and whether it is the SGD whose velocity the corrections for delay use."""
 
 import torch
 
@@ -14,3 +14,9 @@ def check_momentum(optimizer: torch.optim.Optimizer, what: str, remedy: str) -> 
         if not 0 < group["momentum"] < 1 or group["nesterov"] or group["dampening"] != 0:
             values = ", ".join(f"{key}={group[key]}" for key in ("momentum", "nesterov", "dampening"))
             raise UsageError(f"{needs}; this one has {values}: {remedy}")
+
+
+def momenta_of(optimizer: torch.optim.Optimizer) -> list[float]:
+    """Each group's momentum: that of SGD and Muon, the first beta of Adam and its kin, 0 where there is neither."""
+    groups = optimizer.param_groups
+    return [float(group["betas"][0] if group.get("betas") else group.get("momentum", 0.0)) for group in groups]

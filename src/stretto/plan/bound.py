@@ -15,7 +15,7 @@ from stretto.plan.candidate_costs import UPDATE, Prices, Table, adds_fill, range
 from stretto.plan.objective import Rates
 from stretto.plan.partition import least_bottleneck
 from stretto.plan.places import DeviceKind, Numbers, message, receiving, sending
-from stretto.plan.problem import Form
+from stretto.plan.problem import SHARD_OPTIMIZER, Form
 from stretto.plan.search_space import Candidate
 
 ENDS = ("input", "output")  # what may be a message
@@ -288,6 +288,8 @@ class Bounds:
     def bytes(self, c: Candidate) -> float:
         """Bytes of weights, gradients and optimizer state of all stages."""
         total, data = self.total(c.mesh.tensor), c.mesh.data
+        if c.shard == SHARD_OPTIMIZER:
+            return total.parameters + total.gradients + total.state / data
         if c.shard == "fully-shard":
             return total.parameters + total.gradients + (total.parameters + total.state) / data
         return sum(total) / (1 if c.shard == "none" else data)
@@ -314,6 +316,8 @@ class Bounds:
     def _static(self, tensor: int, shard: str, data: int, versions: float) -> Table:
         sizes = self.prices.sizes(Form(tensor), 1.0)
         weights, gradients, state = sizes.parameters, sizes.gradients, sizes.state
+        if shard == SHARD_OPTIMIZER:
+            return weights + gradients + state / data
         if shard == "fully-shard":
             return weights + gradients + (weights + state) / data
         return versions * weights + gradients + state if shard == "none" else (weights + gradients + state) / data

@@ -8,7 +8,8 @@ In the code, `c` is a candidate, `s` one of its stages, and a table has at [i, j
                  no gradient; I + W if split      gradients + forward if recomputed + accumulation if M > 1
                  both: + the runtime's own time of each action + sending and receiving its messages
     x          = the transit of a message to stage s + 1, as long as of one back: the time that keeps neither end busy
-    end        = the replicas' all-reduce (or sharding's gather and scatter) + update + a copy of weights still in use
+    end        = the replicas' all-reduce (or sharding's scatter and gather), a tensor axis's sum of norms' gradients
+                 where it divides the sequence + update + a copy of weights still in use
                  + the runtime's own time of an action and, divided among a worker's stages, of a turn and its losses
     turn       = forward + backward + 2x      messages exposed: 1f1b, zb-h1, interleaved, pipedream and its kin
                  max(forward, x) + max(backward, x)      streamed: gpipe
@@ -35,7 +36,8 @@ for each other, and the weight gradients of zb-v and dualpipe-v, whose order is 
 without a drain are exact for any stages if messages take no longer than the work that hides them; those of chunked and
 overlapping are exact for any messages. Memory of a stage:
 
-    versions x weights + gradients + optimizer state (divided among replicas if sharded) + held x activations
+    versions x weights + gradients + optimizer state (divided among replicas as far as they are sharded)
+    + held x activations
     + what is recomputed at a time: by the layer that recomputes most, or by the whole stage
 
 Energy of a step: every device's power while it waits, times the step, plus what it uses more while it is busy, times
@@ -55,7 +57,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stretto.cost.cluster import Link
-from stretto.cost.collective import RESHARDING, SHARDING, TENSOR_SUM
+from stretto.cost.collective import GRADIENTS, RESHARDING, SHARDING, TENSOR_SUM
 from stretto.cost.layer_table import LayerCost, ModelCosts, keeping_inputs
 from stretto.cost.stage_prediction import LayerTimes, Machine, layer_times, with_head
 from stretto.mesh import Mesh
@@ -76,7 +78,7 @@ from stretto.plan.places import (
     scattering,
     sending,
 )
-from stretto.plan.problem import Form, Problem, merged
+from stretto.plan.problem import SHARD_OPTIMIZER, Form, Problem, merged
 from stretto.plan.search_space import Candidate
 from stretto.plan.split_layer_costs import halo_seconds, layer_parts, num_all_reduces_of
 from stretto.plan.ways import correction
@@ -94,6 +96,7 @@ class Sizes(NamedTuple):
     tensors: Table  # how many trained parameters
     held: Table
     recomputed: Table  # by the backward of the layer that recomputes most
+    summed_once: Table  # gradients that processes which share weights sum once a turn
     largest: Table  # the weights of the largest layer
     input: Numbers
     output: Numbers
@@ -109,8 +112,8 @@ class StageTable(NamedTuple):
     `action_overhead`, the runtime's own time. `deferrable` is the part of the backward that can fill a bubble: W.
     `transit` is the part of a message to the next stage that keeps neither end busy.
 
-    Seconds of a turn: `all_reduce` among replicas, `update`, `loss_overhead` (sending and receiving losses), and
-    `turn_overhead`, the runtime's own time.
+    Seconds of a turn: `all_reduce` among replicas, and of norms' gradients on a divided sequence, `update`,
+    `loss_overhead` (sending and receiving losses), and `turn_overhead`, the runtime's own time.
 
     Bytes: `static_bytes` always, `microbatch_bytes` for each micro-batch held, `recompute_bytes` for the one that is
     recomputed.
@@ -305,17 +308,29 @@ class Prices:
     def _weights(self, form: Form) -> tuple[Table, ...]:
         # What of the sizes does not depend on examples.
         layers, indices = self.distinct(form)
-        weights, gradients, state, tensors = (
-            np.array(values, dtype=float)[indices]
-            for values in zip(
-                *((x.parameter_bytes, x.gradient_bytes, self.problem.state(x), x.parameter_tensors) for x in layers),
-                strict=True,
-            )
-        )
-        return (*map(range_sums, (weights, gradients, state, tensors)), range_max(weights))
+        amounts = [
+            (x.parameter_bytes, x.gradient_bytes, self.problem.state(x), x.parameter_tensors, x.summed_once)
+            for x in layers
+        ]
+        weights, gradients, state, tensors, once = np.array(amounts, dtype=float)[indices].T
+        more, more_tensors = self.repeats(form)
+        states = max((of_layer / size for of_layer, size in zip(state, gradients, strict=True) if size), default=0.0)
+        tables = zip((weights, gradients, state, tensors), (more, more, states * more, more_tensors), strict=True)
+        return (*(range_sums(values) - twice for values, twice in tables), range_sums(once), range_max(weights))
+
+    def repeats(self, form: Form) -> tuple[Table, Table]:
+        """What the rows of the layers [i, j) count more than once: bytes of shared weights, and how many these are."""
+        counted, layers = self.problem.counted_costs(form), len(self.problem.layers)
+        costs, parts = (self.problem.whole_costs(form), form.tensor) if counted is None else (counted, 1)
+        num_bytes, tensors = np.zeros((layers + 1,) * 2), np.zeros((layers + 1,) * 2)
+        for tie in costs.ties:
+            uses = range_sums(np.isin(np.arange(layers), tie.layers).astype(float))
+            more = np.maximum(0.0, uses - 1)
+            num_bytes, tensors = num_bytes + more * tie.bytes / parts, tensors + more
+        return num_bytes, tensors
 
     def _sizes(self, form: Form, examples: float) -> Sizes:
-        parameters, gradients, state, tensors, largest = self.weights(form)
+        parameters, gradients, state, tensors, summed_once, largest = self.weights(form)
         activation, shared, inputs, outputs, loose_input, loose_output, recomputed = (
             self.amount(form, key, examples) for key in AMOUNTS
         )
@@ -325,7 +340,7 @@ class Prices:
         return Sizes(
             parameters, gradients, state, tensors, held,
             range_max(np.maximum(0.0, recomputed)) if recomputed.any() else np.zeros_like(held),
-            largest, np.append(inputs, 0.0), np.concatenate([[0.0], outputs]),
+            summed_once, largest, np.append(inputs, 0.0), np.concatenate([[0.0], outputs]),
         )  # fmt: skip
 
     def _intra_stage(
@@ -434,7 +449,17 @@ class Prices:
             microbatch_bytes=zeros + sizes.input[:, None] if c.recomputes(s) else held,
             recompute_bytes=held if c.recomputes(s) else sizes.recomputed,
         )
-        return self.with_runtime(c, s, computing if c.shard == "none" else self.with_sharding(c, s, computing))
+        stage = computing if c.shard == "none" else self.with_sharding(c, s, computing)
+        if c.sequence:
+            stage = stage._replace(all_reduce=stage.all_reduce + self.summed_once(c, worker))
+        return self.with_runtime(c, s, stage)
+
+    def summed_once(self, c: Candidate, worker: int) -> Table:
+        """Seconds of the sum of those gradients that processes which divide the sequence have parts of: of norms."""
+        places, num_bytes = self.places_of(c), self.sizes(c.form, c.examples).summed_once
+        links = places.weights[worker]
+        measured = measured_seconds(TENSOR_SUM, links, c.mesh.tensor, num_bytes)
+        return all_reduce(links, c.mesh.tensor, num_bytes, places.gamma) if measured is None else measured
 
     def summed_gradients(self, c: Candidate, worker: int, gradients: Table, tensors: Table) -> Table:
         """Seconds of the sums of gradients over replicas and slabs; slabs sum those of a layer in its backward."""
@@ -468,8 +493,14 @@ class Prices:
         )
 
     def with_sharding(self, c: Candidate, s: int, stage: StageTable) -> StageTable:
-        """The stage with weights, gradients and optimizer state sharded among replicas."""
+        """The stage with its optimizer state, or weights and gradients too, sharded among replicas."""
         sizes = self.sizes(c.form, c.examples)
+        if c.shard == SHARD_OPTIMIZER:
+            return stage._replace(
+                all_reduce=self.scattered_and_gathered(c, c.worker_of(s), stage),
+                update=stage.update / c.mesh.data,
+                static_bytes=sizes.parameters + sizes.gradients + sizes.state / c.mesh.data,
+            )
         gather, scatter = self.sharding_messages(c, c.worker_of(s), stage)
         update = np.maximum(stage.update / c.mesh.data, self.launches(c, c.worker_of(s), sizes.tensors))
         if c.shard == "fully-shard":
@@ -486,6 +517,17 @@ class Prices:
             update=update,
             static_bytes=(sizes.parameters + sizes.gradients + sizes.state) / c.mesh.data + 2 * sizes.largest,
         )
+
+    def scattered_and_gathered(self, c: Candidate, worker: int, stage: StageTable) -> Table:
+        """Seconds of scattering gradients before an update, and of gathering weights after it.
+
+        Where collectives were measured as training runs them: those of the sum of gradients, which sends as many bytes.
+        """
+        places, sizes = self.places_of(c), self.sizes(c.form, c.examples)
+        links, data = places.replicas[worker], c.mesh.data
+        if any(GRADIENTS in link.collectives for link in links):
+            return stage.all_reduce
+        return gathering(links, data, sizes.parameters) + scattering(links, data, sizes.gradients, places.gamma)
 
     def launches(self, c: Candidate, worker: int, tensors: Table) -> Table:
         """Seconds in which a worker's host starts the updates of so many tensors, however small their shards are."""

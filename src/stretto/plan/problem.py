@@ -14,7 +14,8 @@ from stretto.plan.halos import too_few_rows
 from stretto.plan.planned_methods import FAMILIES, names_of, planned
 
 RECOMPUTE = ("none", "selective", "full", "stage")
-SHARDS = ("none", "fully-shard", "fully-shard(reshard=True)")
+SHARD_OPTIMIZER = "shard-optimizer"  # of what replicas have alike, only the optimizer's state is shared out
+SHARDS = ("none", SHARD_OPTIMIZER, "fully-shard", "fully-shard(reshard=True)")
 USUAL_TENSORS = (1, 2, 4, 8, 16)  # tried where a problem names none, within a node
 USUAL_SPACES = ((1, 1), (2, 1), (4, 1), (2, 2))
 
@@ -126,6 +127,11 @@ class Problem:
             for value in getattr(self, name) or ():
                 if value < 1:
                     raise UsageError(f"{name} lists {value}: whole numbers of at least 1")
+        if optimizer_of(self.optimizer).needs_whole and max(self.tensors or (1,)) > 1:
+            raise UsageError(
+                f"tensors lists {max(self.tensors or ())}, but optimizer {self.optimizer!r} needs whole layers, of "
+                "which each process would have a part: leave it out, or take an optimizer that works on each element"
+            )
         for space in self.spaces:
             if len(space) != 2 or min(space) < 1:
                 raise UsageError(f"spaces lists {shown(space)}: give pairs of whole numbers of at least 1, such as 2,1")
@@ -196,9 +202,10 @@ class Problem:
 
     def state(self, layer: LayerCost) -> float:
         """Bytes of optimizer state for a layer."""
-        states = optimizer_of(self.optimizer).states
-        numbers = layer.gradient_bytes / (layer.parameter_bytes / layer.parameters) if layer.parameters else 0
-        return 4 * (1 + states) * numbers if self.masters else states * layer.gradient_bytes
+        chosen = optimizer_of(self.optimizer)
+        if self.masters:
+            return 4 * (layer.trained + chosen.state_numbers(layer.trained, layer.matrices))
+        return layer.state_bytes(chosen)
 
     def but(self, **changes: object) -> "Problem":
         """A copy of the problem with some fields changed."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import TypeVar
 
+from stretto.cost.attained import dtype_of_products
 from stretto.errors import UsageError
 from stretto.plan.branch_and_bound import Plan, search
 from stretto.plan.candidate_costs import Prices
@@ -153,5 +154,5 @@ def flops(problem: Problem, batch: int) -> float:
 
 def peak(problem: Problem, dtype: str) -> float:
     """FLOP/s of all workers of a problem."""
-    used = Counter(problem.cluster.kinds[: problem.workers])
-    return sum(count * problem.cluster.devices_by_kind[kind].peak_of(dtype) for kind, count in used.items())
+    used, devices = Counter(problem.cluster.kinds[: problem.workers]), problem.cluster.devices_by_kind
+    return sum(count * devices[kind].peak_of(dtype_of_products(dtype)) for kind, count in used.items())

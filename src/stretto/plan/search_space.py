@@ -8,10 +8,11 @@ from typing import NamedTuple
 from stretto.cost.cluster import Link
 from stretto.mesh import Mesh
 from stretto.methods import BASELINE, Planning, StageAt
+from stretto.optimizers import optimizer_of
 from stretto.plan.placements import IN_ORDER, placements
 from stretto.plan.places import Places
 from stretto.plan.planned_methods import GradientFlow, PlannedMethod, gradients, planned
-from stretto.plan.problem import RECOMPUTE, Form, Problem, usual_tensors
+from stretto.plan.problem import RECOMPUTE, SHARD_OPTIMIZER, SHARDS, Form, Problem, usual_tensors
 
 
 class Candidate(NamedTuple):
@@ -78,8 +79,9 @@ class Candidate(NamedTuple):
     @property
     def order(self) -> tuple[object, ...]:
         """A sort key among plans of equal value: fewer workers first, then shorter pipelines, then simpler ways."""
-        kind = RECOMPUTE.index(self.recompute)
-        return (self.workers, *self._replace(mesh=self.mesh.tensor, recompute=kind), self.mesh.space)  # type: ignore[arg-type]
+        kind, shard = RECOMPUTE.index(self.recompute), SHARDS.index(self.shard)
+        simple = self._replace(mesh=self.mesh.tensor, recompute=kind, shard=shard)  # type: ignore[arg-type]
+        return (self.workers, *simple, self.mesh.space)
 
     def stage_at(self, stage: int) -> StageAt:
         """The stage, as an argument of the method's closed forms."""
@@ -197,7 +199,7 @@ def tensors_of(problem: Problem) -> tuple[int, ...]:
     """The numbers of processes that may share a stage's weights: those named, or the usual ones within a node."""
     if problem.tensors is not None:
         return tuple(dict.fromkeys(problem.tensors))
-    return usual_tensors(problem.cluster)
+    return (1,) if optimizer_of(problem.optimizer).needs_whole else usual_tensors(problem.cluster)
 
 
 def methods_on(problem: Problem, axes: Candidate) -> Iterator[Alternatives]:
@@ -213,8 +215,11 @@ def methods_on(problem: Problem, axes: Candidate) -> Iterator[Alternatives]:
         if not allows(problem.stages, stages):
             continue
         untied = stages == 1 or not problem.costs.ties  # no stages share weights
-        can_shard = tried.drains and untied and shareable(axes.mesh, problem)
-        shards = [shard for shard in dict.fromkeys(problem.shards) if can_shard or shard == "none"]
+        shards = [
+            shard
+            for shard in dict.fromkeys(problem.shards)
+            if shard == "none" or (tried.drains and shareable(shard, axes.mesh, problem, untied=untied))
+        ]
         # A single loss is backprop, one for each stage is greedy.
         chunks = range(2, stages) if tried.planning.losses else (1,)
         for count, losses in product(counts_of(problem, axes, method), chunks):
@@ -252,9 +257,16 @@ def loops_on(problem: Problem, axes: Candidate) -> Iterator[tuple[str, int]]:
             yield from ((method, number) for number in sorted(numbers - {0, 1, planning.stages_per_worker}))
 
 
-def shareable(mesh: Mesh, problem: Problem) -> bool:
-    """Whether weights can be sharded among replicas: there are several; `stretto train` shards whole weights only."""
-    return mesh.data > 1 and mesh.space == (1, 1) and (mesh.tensor == 1 or not problem.trained)
+def shareable(shard: str, mesh: Mesh, problem: Problem, *, untied: bool) -> bool:
+    """Whether there are replicas that can share out their optimizer's state, or weights, too, as `shard` says.
+
+    Weights only where no stages share them; `stretto train` shards whole weights only. SOAP cannot step a share of a
+    matrix; Muon gathers them.
+    """
+    if mesh.data == 1 or mesh.space != (1, 1):
+        return False
+    steps_shares = optimizer_of(problem.optimizer).on_matrices != "rotate"
+    return shard == SHARD_OPTIMIZER or (steps_shares and untied and (mesh.tensor == 1 or not problem.trained))
 
 
 def counts_of(problem: Problem, axes: Candidate, method: str) -> Iterator[int]:

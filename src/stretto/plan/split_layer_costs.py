@@ -74,7 +74,8 @@ def part_of_works(passes: Works, parts: int, *, fixed: bool) -> Works:
             columns = Affine(sizes.columns.fixed / parts, sizes.columns.each / parts)
             rows = Affine(sizes.rows.fixed, sizes.rows.each / parts)
             sizes = replace(sizes, columns=columns) if fixed else replace(sizes, rows=rows)
-        return Kernels(each.count, part(each.flops), part(each.bytes), sizes, part(each.random))
+        amounts = part(each.flops), part(each.bytes), sizes, part(each.random), part(each.transposed)
+        return Kernels(each.count, *amounts, each.transposes)
 
     return tuple(
         Work(w.operator, w.calls, part(w.flops), part(w.bytes), tuple(map(kernels, w.kernels))) for w in passes

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stretto.errors import UsageError
 from stretto.nn.sharded_modules import is_share
 from stretto.nn.state_check import check_like
+from stretto.replicas.optimizer_share import OptimizerShare, without_missing
 from stretto.replicas.reducer import ReplicaReducer, Then
-from stretto.replicas.sync_options import AllReduce, DiLoCo, FullyShard, LocalSGD, Sync
+from stretto.replicas.sync_options import AllReduce, DiLoCo, FullyShard, LocalSGD, ShardOptimizer, Sync
 
 
 class Agreement(ABC):
@@ -108,16 +108,7 @@ class GradientSum(SharedMinibatch):
         trainable = [parameter for parameter in parameters if parameter.requires_grad]
         if not trainable:
             return
-        has_gradient = torch.tensor([float(parameter.grad is not None) for parameter in trainable])
-        for parameter in trainable:
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-            elif parameter.grad.is_sparse:
-                raise UsageError(
-                    f"a sparse gradient {tuple(parameter.grad.shape)}: all-reduce adds up dense ones; build the "
-                    "embedding with sparse=False"
-                )
-        counts = has_gradient.to(trainable[0])  # of replicas with a gradient, once summed
+        counts = without_missing(trainable)  # of replicas with a gradient, once summed
 
         def drop_missing() -> None:
             if not bool(counts.all()):
@@ -127,6 +118,19 @@ class GradientSum(SharedMinibatch):
 
         gradients = [parameter.grad for parameter in trainable if parameter.grad is not None]
         self._peers.add_up_gradients([*gradients, counts], drop_missing)
+
+
+class ScatteredGradientSum(SharedMinibatch):
+    """Each replica gets the sum of the gradients that its share of the optimizer takes."""
+
+    def __init__(self, peers: ReplicaReducer, share: OptimizerShare) -> None:
+        super().__init__(peers)
+        self._share = share
+
+    def meet(self, parameters: Sequence[Tensor], updates: int, then: Then) -> None:
+        """Sum them. A missing gradient counts as 0; one that all replicas miss stays None."""
+        self._share.sum_gradients()
+        then()
 
 
 class ShardedGradientSum(SharedMinibatch):
@@ -266,11 +270,18 @@ class OuterStep(WeightAverage):
             velocity.zero_()
 
 
-def agreement(sync: Sync, peers: ReplicaReducer, parameters: Sequence[Tensor]) -> Agreement:
-    """The agreement of one replica of a stage under `sync`; `parameters` are those that its optimizer steps."""
+def agreement(
+    sync: Sync, peers: ReplicaReducer, parameters: Sequence[Tensor], share: OptimizerShare | None
+) -> Agreement:
+    """The agreement of one replica of a stage under `sync`; `parameters` are those that its optimizer steps.
+
+    `share` is its share of the optimizer, where it steps no more.
+    """
+    if share is not None:
+        return ScatteredGradientSum(peers, share)
     if isinstance(sync, FullyShard) and any(map(is_share, parameters)):
         return ShardedGradientSum(peers)
-    if isinstance(sync, AllReduce | FullyShard):  # an emulated replica has whole weights under FullyShard, too
+    if isinstance(sync, AllReduce | ShardOptimizer | FullyShard):  # emulated replicas have all, whatever is shared out
         return GradientSum(peers)
     if isinstance(sync, DiLoCo):
         return OuterStep(peers, sync, parameters)

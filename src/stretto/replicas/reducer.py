@@ -9,6 +9,25 @@ from torch import Tensor
 Then = Callable[[], None]
 
 
+class ShareExchange(ABC):
+    """Messages of replicas that step shares of a stage's weights. All call it in the same order, with like shapes."""
+
+    def __init__(self, count: int, me: int) -> None:
+        self.count, self.me = count, me
+
+    @abstractmethod
+    def scatter(self, shares: Sequence[Sequence[Tensor]], totals: Sequence[Tensor]) -> None:
+        """Send each replica its share of this one's gradients; write what all send to this one, added up in order."""
+
+    @abstractmethod
+    def gather(self, shares: Sequence[Sequence[Tensor]]) -> None:
+        """Send this replica's share to all others, and overwrite theirs with what they send."""
+
+    @abstractmethod
+    def states(self, state: Mapping[int, Any]) -> list[dict[int, Any]]:
+        """What each replica gives, on the CPU: dicts, lists, numbers and tensors."""
+
+
 class ReplicaReducer(ABC):
     """Sums tensors over replicas. All replicas call it for the same stages, in the same order, with the same shapes."""
 
@@ -25,6 +44,11 @@ class ReplicaReducer(ABC):
     @abstractmethod
     def add_up_gradients(self, gradients: Sequence[Tensor], then: Then) -> None:
         """As `add_up`, with the compression that the user has chosen (`AllReduce.hook`)."""
+
+    @property
+    def exchange(self) -> ShareExchange | None:
+        """What exchanges shares of weights; None where replicas are emulated, and keep whole optimizers."""
+        return None
 
     def begin(self) -> None:  # noqa: B027 (most have nothing to do)
         """A step begins."""

@@ -1,9 +1,9 @@
 """Which checkpoints replicas can resume from: those with each replica's state, or with one that all share."""
 
 from stretto.errors import UsageError
-from stretto.replicas.sync_options import AllReduce, FullyShard, ParameterServer, Sync
+from stretto.replicas.sync_options import AllReduce, FullyShard, ParameterServer, ShardOptimizer, Sync
 
-ALIKE = (AllReduce.name, FullyShard.name)  # all replicas have the same optimizer state
+ALIKE = (AllReduce.name, ShardOptimizer.name, FullyShard.name)  # a checkpoint has one optimizer state for all replicas
 
 
 def refuse_other(place: str, saved: str | None, had: int, sync: Sync, replicas: int) -> None:

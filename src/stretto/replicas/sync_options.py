@@ -39,6 +39,11 @@ class Sync:
         return None
 
     @property
+    def shares_optimizer(self) -> bool:
+        """Whether each replica steps a share of the weights only, and keeps no more of the optimizer's state."""
+        return False
+
+    @property
     def serving(self) -> "ParameterServer | None":
         """This strategy if servers hold the weights; None without servers."""
         return None
@@ -105,6 +110,29 @@ class AllReduce(Sync):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ShardOptimizer(Sync):
+    """As AllReduce, but each replica updates its share of the weights, and keeps optimizer state of no others.
+
+    ZeRO stage 1 (Rajbhandari et al. 2020, arXiv 1910.02054), Megatron's distributed optimizer: before an update each
+    replica gets the sum of its share's gradients, and after it the weights of the other shares. Float32 masters
+    (precision="bf16") are shared out as well. Shares have as many elements each, wherever they cut a tensor; an
+    optimizer that looks at whole tensors (LAMB, LARS) gets whole ones, dealt out by size.
+    """
+
+    name: ClassVar[str] = "shard-optimizer"
+    agreement: ClassVar[Agreement] = "A"
+
+    @property
+    def shares_optimizer(self) -> bool:
+        """True."""
+        return True
+
+    def check(self, method: Method, precision: str | None) -> None:
+        """Raise UsageError for a method with several versions of the weights."""
+        refuse_versions(method, self)
+
+
+@dataclass(frozen=True, kw_only=True)
 class FullyShard(Sync):
     """As AllReduce, but each replica keeps only its shard of weights, gradients and optimizer state.
 
@@ -132,11 +160,7 @@ class FullyShard(Sync):
 
     def check(self, method: Method, precision: str | None) -> None:
         """Raise UsageError for a method with several versions of the weights, or a precision with float32 masters."""
-        if method.weights != "current" or method.cure.forward is not None or method.cure.backward is not None:
-            raise UsageError(
-                f"method {method} works with several versions of the weights, and {self.name} gathers the current one: "
-                "use sync='all-reduce', or a method whose passes see the current weights (1f1b, greedy, ...)"
-            )
+        refuse_versions(method, self)
         if precision == "bf16":
             raise UsageError(
                 f"precision='bf16' steps float32 masters, which {self.name} does not shard: use "
@@ -265,7 +289,7 @@ class ParameterServer(Sync):
 
 
 CHOICES: dict[str, type[Sync]] = {
-    strategy.name: strategy for strategy in (AllReduce, FullyShard, LocalSGD, DiLoCo, ParameterServer)
+    strategy.name: strategy for strategy in (AllReduce, ShardOptimizer, FullyShard, LocalSGD, DiLoCo, ParameterServer)
 }
 
 
@@ -285,6 +309,15 @@ def check_algorithm(name: str) -> None:
     known = [*ALGORITHMS, "auto"]
     if not is_among(name, known):
         raise UsageError(f"all-reduce: unknown algorithm {shown(name)}: {nearest(str(name), known)}")
+
+
+def refuse_versions(method: Method, sync: Sync) -> None:
+    """Raise UsageError for a method with several versions of the weights."""
+    if method.weights != "current" or method.cure.forward is not None or method.cure.backward is not None:
+        raise UsageError(
+            f"method {method} works with several versions of the weights, and {sync.name} gathers the current one: "
+            "use sync='all-reduce', or a method whose passes see the current weights (1f1b, greedy, ...)"
+        )
 
 
 def check_whole(sync: Sync, name: str, least: int) -> None:

@@ -14,9 +14,9 @@ from torch.distributed.fsdp import fully_shard
 from stretto.errors import UsageError
 from stretto.replicas import FullyShard
 from stretto.runtime.replica_group import ReplicaGroup
+from stretto.runtime.share_exchange import posted
 
 all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # its name until torch 2.11
-TAG = 1 << 29  # of the messages of a reduce-scatter; those of `collectives.all_reduce` are larger
 
 
 def shard(
@@ -157,10 +157,9 @@ class Exchange(NamedTuple):
 def reduce_scatter(gradients: Tensor, group: dist.ProcessGroup) -> Exchange:
     """Send each replica its share of `gradients` [replicas * share], and receive this one's of the others."""
     me, shares = dist.get_rank(group), list(gradients.chunk(dist.get_world_size(group)))
-    works: list[dist.Work | None] = []
-    for other, theirs in enumerate(shares):
-        if other != me:
-            works.append(dist.isend(theirs, group=group, group_dst=other, tag=TAG))
-            shares[other] = torch.empty_like(theirs)
-            works.append(dist.irecv(shares[other], group=group, group_src=other, tag=TAG))
-    return Exchange(shares, [work for work in works if work is not None], gradients)
+    sent = {other: [share] for other, share in enumerate(shares) if other != me}
+    received = {other: [torch.empty_like(share)] for other, (share,) in sent.items()}
+    works = posted(sent, received, group)
+    for other, (share,) in received.items():
+        shares[other] = share
+    return Exchange(shares, works, gradients)

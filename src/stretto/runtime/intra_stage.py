@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils._pytree import tree_map
 
-from stretto.errors import UsageError
 from stretto.mesh import Placement
 from stretto.nn.buckets import align, tensors_of
-from stretto.optim import LAMB, LARS, Masters
+from stretto.optim import Masters
+from stretto.optim.whole_matrices import refuse_parts
 from stretto.parallel.operator import gather, norms, tensor
 from stretto.parallel.space import collect, refuse_whole, scatter, spatial, whole
 from stretto.runtime.failure import PeerLostError
@@ -96,18 +96,13 @@ class SharedWeights(SharedWorker):
         with self.working():
             return gather(module)
 
-    def norms(self, modules: Sequence[nn.Module], masters: Masters) -> Norms:
+    def norms(self, modules: Sequence[nn.Module], masters: Masters, here: Norms = own_norms) -> Norms:
         """Those of a cut parameter's parts together."""
-        return norms(modules, self._mesh, masters.of, own_norms)
+        return norms(modules, self._mesh, masters.of, here)
 
     def check(self, optimizer: torch.optim.Optimizer, stage: int) -> None:
-        """LARS and LAMB compare a layer's weights with its update."""
-        if isinstance(optimizer, LARS | LAMB):
-            raise UsageError(
-                f"{type(optimizer).__name__} needs the norms of whole layers, of which each process has a part "
-                f"(tensor={self.parts}, stage {stage}): use tensor=1, or an optimizer that works on each element (SGD, "
-                "Adam)"
-            )
+        """LARS and LAMB compare a layer's weights with its update; Muon and SOAP need whole matrices."""
+        refuse_parts(optimizer, f"tensor={self.parts}", stage)
 
 
 class SharedImages(SharedWorker):

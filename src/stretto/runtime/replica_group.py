@@ -12,12 +12,11 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from stretto.collectives import Calibration, CollectiveError, all_reduce
 from stretto.nn.buckets import buckets, joined, split_like
 from stretto.replicas import Sync
-from stretto.replicas.reducer import ReplicaReducer, Then
+from stretto.replicas.reducer import ReplicaReducer, ShareExchange, Then
 from stretto.runtime.failure import PeerLostError
 from stretto.runtime.powersgd import PowerSGD
+from stretto.runtime.share_exchange import LARGE, GroupExchange
 from stretto.runtime.wait_report import Status
-
-LARGE = 1 << 20  # bytes of a gradient that is a message of its own
 
 
 class ReplicaGroup(NamedTuple):
@@ -85,6 +84,11 @@ class GroupPeers(ReplicaReducer):
         for part, total in zip(parts, flat[len(large) :], strict=True):
             for gradient, values in zip(part, split_like(total, part), strict=True):
                 gradient.copy_(values)
+
+    @property
+    def exchange(self) -> ShareExchange:
+        """Over the same group."""
+        return GroupExchange(self._replica_group)
 
     @property
     def remembers(self) -> bool:

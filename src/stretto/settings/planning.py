@@ -50,9 +50,14 @@ class PlanSettings:
     the one of them is priced that keeps as much state."""
     batch_size: Annotated[tuple[int, ...] | None, WHOLES] = None
     """Examples of a step; several to choose from: 64,128."""
-    dtype: str = "bfloat16"
-    """Of the weights of a network without data: with bfloat16 and float16 the optimizer keeps float32 copies; tfloat32
-    are float32 weights whose products take the tensor cores of a GPU."""
+    dtype: str | None = None
+    """Of the weights of a network without data, bfloat16 unless said otherwise: with bfloat16 and float16 the optimizer
+    keeps float32 copies; tfloat32 are float32 weights whose products take the tensor cores of a GPU; bfloat16-autocast
+    and float16-autocast are float32 weights under torch.autocast, with operators in the types that these have on a
+    GPU."""
+    memory_format: str = "contiguous"
+    """Of the images of a network without data: contiguous, as torch has them unless told otherwise, or channels_last,
+    which tensor cores take without transposing them."""
     methods: Annotated[tuple[str, ...], TEXTS] = ("synchronous",)
     """Methods to choose from: names, or synchronous, asynchronous, local, all. Synchronous ones, which are plain
     training, unless said otherwise, but all for --objective loss."""
@@ -66,7 +71,8 @@ class PlanSettings:
     space: Annotated[tuple[tuple[int, int], ...] | None, PAIRS] = None
     """Parts of images along height and width to choose from: 2,1 1,1. 1,1 leaves images whole."""
     sharding: Annotated[tuple[str, ...] | None, TEXTS] = None
-    """What replicas may do with weights: none (all have all), fully-shard, fully-shard(reshard=True)."""
+    """What replicas may share out: none, shard-optimizer (the optimizer's state: ZeRO-1), fully-shard (weights and
+    gradients, too), fully-shard(reshard=True)."""
     recompute: Annotated[tuple[str, ...] | None, TEXTS] = None
     """What a backward may compute again instead of keeping it: none; selective (marked modules, as the core of
     attention), full (each layer from its input), stage (whole stages, a method's option recompute=True). Any, unless

@@ -96,8 +96,8 @@ class Settings:
     space: Annotated[tuple[int, ...], WHOLES] = (1, 1)
     """Processes that share each image: along its height, along its width."""
     sync: str = "all-reduce"
-    """How replicas stay together: all-reduce, "all-reduce(hook=bf16)", fully-shard, "local-sgd(every=8)",
-    "local-sgd(every=8,start=100)", "diloco(every=8)", "parameter-server(staleness=4)"."""
+    """How replicas stay together: all-reduce, "all-reduce(hook=bf16)", shard-optimizer, fully-shard,
+    "local-sgd(every=8)", "local-sgd(every=8,start=100)", "diloco(every=8)", "parameter-server(staleness=4)"."""
     recompute: str = "none"
     """What a backward computes again instead of keeping it: none; full, of every layer all but its input; selective,
     the modules marked for it, such as the scores of attention. Same numbers."""

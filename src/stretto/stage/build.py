@@ -1,8 +1,9 @@
 """Builds a `Stage` from a module, a head and the specification of its Trainer: the only place that does."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -15,14 +16,20 @@ from stretto.nn import tied_weights
 from stretto.nn.seeding import ForwardSeeds
 from stretto.nn.sharded_modules import is_sharded
 from stretto.nn.tied_weights import Lender
+from stretto.optim.elementwise import is_elementwise
+from stretto.optim.labels import Label, labelled, takes_labels
+from stretto.optim.momentum import momenta_of
 from stretto.optim.named import NamedOptimizer
+from stretto.optim.whole_matrices import check_shares
 from stretto.replicas.agreement import Agreement, agreement
+from stretto.replicas.element_shares import Shares
+from stretto.replicas.optimizer_share import OptimizerShare
 from stretto.replicas.parameter_server.client import ServedAgreement
 from stretto.replicas.parameter_server.servers import Servers
 from stretto.replicas.reducer import ReplicaReducer
 from stretto.schedule import Delays, Rules
 from stretto.stage.intra_stage import StageSharing
-from stretto.stage.phase_settings import build_phases, check_served, momentum_of
+from stretto.stage.phase_settings import build_phases, check_served, places_by_group
 from stretto.stage.stage import PhaseSettings, Stage, StageParts
 from stretto.stage.trainer_arguments import build_optimizer, build_scheduler
 from stretto.stage.trainer_specification import Specification
@@ -30,11 +37,11 @@ from stretto.weights.sharded import Sharded
 
 
 class BuiltStage(NamedTuple):
-    """A stage with its settings for each phase, and its `Place`, which is None for a stage without an optimizer."""
+    """A stage with its settings for each phase, and its `Place` for each group of its optimizer, if it has one."""
 
     stage: Stage
     phases: tuple[PhaseSettings, PhaseSettings]  # the method's own, and the synchronous one
-    place: Place | None
+    places: list[Place]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -42,7 +49,8 @@ class StageBuilder:
     """Builds the stages of one replica.
 
     `ties` are the parameters that several stages of this replica use, `sharing` is how processes share one stage,
-    `readings` says which weights the heads of other stages read.
+    `labels` say by its name in `Trainer.gather` what a parameter is for, `readings` which weights the heads of other
+    stages read.
     """
 
     specification: Specification
@@ -50,6 +58,7 @@ class StageBuilder:
     delays: Delays
     ties: Sequence[tied_weights.Tied]
     sharing: StageSharing
+    labels: Mapping[str, Label]
     readings: HeadReadings = field(default_factory=HeadReadings)
     replica: int = 0
 
@@ -74,15 +83,16 @@ class StageBuilder:
             split, per_update = index in self.rules.split, self.rules.per_update
             weights = Sharded(module, per_update, split=split, reshard=specification.sync.sharding.reshard)
             phases = (phases[0]._replace(weights=weights), phases[1])  # fully-shard has no other phases
+        self._share_out(parts, reducer)
         stepped = [parts.masters.of(p) for p in trainable(parts)]
-        parts.agreement = self._agreement(index, stepped, optimizer, reducer)
+        parts.agreement = self._agreement(parts, stepped, reducer)
         if isinstance(parts.agreement, ServedAgreement):
             push = parts.agreement.step
             phases = (phases[0]._replace(step=lambda _: push()), phases[1]._replace(step=lambda _: push()))
         elif specification.scheduler is not None and optimizer is not None:
             parts.scheduler = build_scheduler(specification.scheduler, optimizer)
         stage = Stage(parts, specification, self.rules, phases[0])
-        return BuiltStage(stage, phases, None if optimizer is None else place)
+        return BuiltStage(stage, phases, [] if optimizer is None else places_by_group(place, optimizer))
 
     def _parts(self, index: int, module: nn.Module, head: nn.Module | None) -> StageParts:
         # All but agreement and scheduler, which depend on the stage's settings.
@@ -101,36 +111,49 @@ class StageBuilder:
         parts.masters = specification.precision.masters(modules, parameters)
         parts.norms = self.sharing.norms(modules, parts.masters)
         if parameters:
-            make = specification.optimizer
+            make, names = specification.optimizer, names_of(parts, parameters)
             if isinstance(make, NamedOptimizer):
-                make = make.named(names_of(parts, parameters))
+                make = make.named(names)
+            parts.labels = [self.labels[name] for name in names] if takes_labels(make) else []
+            make = labelled(make, parts.labels)
             parts.optimizer = build_optimizer(make, [parts.masters.copies.get(p, p) for p in parameters])
             parts.masters.check(parts.optimizer)
             self.sharing.check(parts.optimizer, index)
+            check_shares(parts.optimizer, index)
         return parts
 
     def _lends(self, index: int, module: nn.Module) -> Lender | None:
         read = self.readings.lent(index, module)
         return Lender(read) if read else tied_weights.lender_of(self.ties, index)
 
+    def _share_out(self, parts: StageParts, reducer: ReplicaReducer | Servers | None) -> None:
+        # Where replicas share out the optimizer's state. Emulated ones keep it whole, which changes no number.
+        optimizer = parts.optimizer
+        if not self.specification.sync.shares_optimizer or optimizer is None or not isinstance(reducer, ReplicaReducer):
+            return
+        parameters = trainable(parts)
+        stepped = [parts.masters.of(parameter) for parameter in parameters]
+        shares = Shares(stepped, reducer.count, elementwise=is_elementwise(optimizer))
+        if reducer.exchange is not None:
+            parts.share = OptimizerShare(optimizer, parameters, parts.masters, shares, reducer)
+        modules = [part for part in (parts.module, parts.head) if part is not None]
+        parts.norms = self.sharing.norms(modules, parts.masters, (parts.share or shares).norms)
+
     def _agreement(
-        self,
-        index: int,
-        parameters: list[Tensor],
-        optimizer: torch.optim.Optimizer | None,
-        reducer: ReplicaReducer | Servers | None,
+        self, parts: StageParts, parameters: list[Tensor], reducer: ReplicaReducer | Servers | None
     ) -> Agreement | None:
+        optimizer = parts.optimizer
         if reducer is None or (isinstance(reducer, Servers) and optimizer is None):
             return None
         if isinstance(reducer, ReplicaReducer):
-            return agreement(self.specification.sync, reducer, parameters)
+            return agreement(self.specification.sync, reducer, parameters, parts.share)
         assert optimizer is not None, "servers are for stages with an optimizer"
         check_served(self.specification.method, self.specification.sync)
-        return reducer.join(index, self.replica, parameters, optimizer, self._step_shard)
+        return reducer.join(parts.index, self.replica, parameters, optimizer, partial(self._step_shard, parts.labels))
 
-    def _step_shard(self, parameters: list[nn.Parameter]) -> tuple[torch.optim.Optimizer, Any]:
+    def _step_shard(self, labels: Sequence[Label], parameters: list[nn.Parameter]) -> tuple[torch.optim.Optimizer, Any]:
         specification = self.specification
-        optimizer = build_optimizer(specification.optimizer, parameters)
+        optimizer = build_optimizer(labelled(specification.optimizer, labels), parameters)
         stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         if not stepped <= set(map(id, parameters)):
             raise UsageError(
@@ -144,7 +167,8 @@ class StageBuilder:
 
     def _place(self, index: int, optimizer: torch.optim.Optimizer | None) -> Place:
         delay, recompute = self.delays.mean[index], self.delays.recompute[index]
-        return Place(index, self.rules.num_stages, delay, momentum_of(optimizer), recompute)
+        momentum = 0.0 if optimizer is None else max(momenta_of(optimizer))  # groups have their own horizons
+        return Place(index, self.rules.num_stages, delay, momentum, recompute)
 
 
 def trainable(parts: StageParts) -> list[nn.Parameter]:

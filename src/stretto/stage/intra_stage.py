@@ -41,9 +41,9 @@ class StageSharing:
         state: dict[str, Tensor] = whole_state(module.state_dict())
         return state
 
-    def norms(self, modules: Sequence[nn.Module], masters: Masters) -> Norms:
-        """The function that takes the norms of these modules' gradients."""
-        return own_norms
+    def norms(self, modules: Sequence[nn.Module], masters: Masters, here: Norms = own_norms) -> Norms:
+        """The function that takes the norms of these modules' gradients; `here` takes those of what is here."""
+        return here
 
     def check(self, optimizer: torch.optim.Optimizer, stage: int) -> None:
         """Raise UsageError for an optimizer that needs whole weights where this process has a part of them."""

@@ -12,6 +12,7 @@ from stretto.methods.cure import Correction as CorrectionCure
 from stretto.methods.cure import Cure, Place, Prediction
 from stretto.optim import Rescheduled, SpikeCompensation
 from stretto.optim.coming_rates import Scheduler
+from stretto.optim.momentum import momenta_of
 from stretto.stage.stage import PhaseSettings, StageParts
 from stretto.stage.trainer_specification import Specification
 from stretto.weights import WEIGHTS, Live, Plain, Predicted, Substituted, Weights
@@ -134,10 +135,19 @@ def build_rule(
         return CurrentRule()
     if isinstance(cure, CorrectionCure):
         return Correction(cure.span(place))
-    horizon = cure.horizon(place)
-    if cure.form == "step":
-        return StepPrediction(optimizer, horizon, scheduler)
-    return VelocityPrediction(optimizer, horizon) if cure.form == "velocity" else WeightPrediction(horizon)
+    horizons = [cure.horizon(at) for at in places_by_group(place, optimizer)]
+    horizon = max(horizons)
+    rule: Rule = (
+        StepPrediction(optimizer, horizon, scheduler)
+        if cure.form == "step"
+        else VelocityPrediction(optimizer, horizon)
+        if cure.form == "velocity"
+        else WeightPrediction(horizon)
+    )
+    if len(set(horizons)) > 1:
+        groups = zip(horizons, optimizer.param_groups, strict=True)
+        rule.horizons = {id(parameter): own for own, group in groups for parameter in group["params"]}
+    return rule
 
 
 def build_recompute_rule(
@@ -158,11 +168,15 @@ def build_recompute_rule(
 
 
 def warn_of_overshoot(method: Method, places: Sequence[Place]) -> None:
-    """Warn of a prediction more than twice as far ahead as momentum lasts, 1/(1-m) updates: it is worse than none."""
+    """Warn of a prediction more than twice as far ahead as momentum lasts, 1/(1-m) updates: it is worse than none.
+
+    `places` are those of each stage and each group of its optimizer; the warning is of the one that overshoots most.
+    """
     if method.cure.forward is None or not places:
         return
-    horizon, place = max((method.cure.forward.horizon(place), place) for place in places)
-    span = 1 / (1 - place.momentum) if place.momentum < 1 else math.inf
+    forward = method.cure.forward
+    _, place = max((forward.horizon(place) * max(0.0, 1 - place.momentum), place) for place in places)
+    horizon, span = forward.horizon(place), 1 / (1 - place.momentum) if place.momentum < 1 else math.inf
     if horizon > 2 * span:
         warnings.warn(
             f"{method} predicts the weights of stage {place.stage} {horizon:g} updates ahead, but momentum "
@@ -213,10 +227,6 @@ def check_served(method: Method, sync: object) -> None:
         )
 
 
-def momentum_of(optimizer: Optimizer | None) -> float:
-    """The momentum of SGD, the first beta of Adam and its kin, 0 where there is neither."""
-    if optimizer is None:
-        return 0.0
-    group = optimizer.param_groups[0]
-    betas = group.get("betas")
-    return float(betas[0]) if betas else float(group.get("momentum", 0.0))
+def places_by_group(place: Place, optimizer: Optimizer) -> list[Place]:
+    """A stage's place for each group of its optimizer, with that group's momentum."""
+    return [place._replace(momentum=momentum) for momentum in momenta_of(optimizer)]

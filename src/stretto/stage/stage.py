@@ -28,10 +28,11 @@ from stretto.nn.shapes import describe, summary
 from stretto.nn.sharded_modules import gathered, is_sharded, local_share, local_state, whole_state
 from stretto.nn.state_check import check_part, check_weights, explaining_misfits
 from stretto.nn.tied_weights import Borrower, Lender, take_gradients
-from stretto.optim import Masters
+from stretto.optim import Label, Masters
 from stretto.optim.loading import load
 from stretto.options.checks import shown
 from stretto.replicas.agreement import Agreement
+from stretto.replicas.optimizer_share import MasterShare, OptimizerShare
 from stretto.schedule import KINDS, Rules
 from stretto.stage.trainer_specification import Specification
 from stretto.weights import Weights
@@ -39,7 +40,7 @@ from stretto.weights import Weights
 Tensors = tuple[Tensor, ...]
 Gradient = tuple[Tensor | None, ...]  # one for each tensor of an activation
 Kinds = tuple[tuple[torch.dtype, torch.Size], ...]
-Norms = Callable[[Sequence[Tensor]], Tensor]  # of parameters' gradients, [number of gradients]
+Norms = Callable[[Sequence[Tensor]], Tensor]  # of the gradients of parameters that have one, [parameters]
 
 VERSION, GRADIENT = attrgetter("_version"), attrgetter("grad")
 
@@ -108,22 +109,25 @@ class StageParts:
     """What one stage consists of.
 
     `head` is None where the stage has no head, or is the last and its module's output is the model's. `optimizer` is
-    None where nothing is trained, `scheduler` where none is stepped here. `masters` are what the optimizer steps in
+    None where nothing is trained, `scheduler` where none is stepped here. `labels` say what each of its parameters is
+    for, if the function that makes it asks. `masters` are what the optimizer steps in
     place of low-precision parameters. `lends` and `borrows` say which parameters it shares with other stages.
-    `agreement` keeps its copies in all replicas together; None without replicas. `norms` takes the gradients' norms
-    where a process holds only parts of them. `seeds` seed the generator before each forward: dropout depends on
-    the seed, stage, replica and micro-batch alone.
+    `agreement` keeps its copies in all replicas together; None without replicas. `share` is this replica's share of the
+    optimizer, where it steps no more. `norms` takes the gradients' norms where a process holds only parts of them.
+    `seeds` seed the generator before each forward: dropout depends on the seed, stage, replica and micro-batch alone.
     """
 
     index: int
     module: nn.Module
     head: nn.Module | None = None
     optimizer: torch.optim.Optimizer | None = None
+    labels: Sequence[Label] = ()
     scheduler: Any = None
     masters: Masters = field(default_factory=Masters)
     lends: Lender | None = None
     borrows: Borrower | None = None
     agreement: Agreement | None = None
+    share: OptimizerShare | None = None
     norms: Norms | None = None
     seeds: ForwardSeeds | None = None
 
@@ -168,6 +172,8 @@ class Stage:
         self._parameters += self.masters.copies.values()
         self._autocast = specification.precision.autocast(specification.device)
         self.agreement = parts.agreement
+        self._share = parts.share
+        self._limited: Sequence[Tensor] = self._parameters if parts.share is None else parts.share.pieces
         self._gradient_norms: Norms = parts.norms or own_norms
         self.gradient_norms: Tensor | None = None  # of the last update, before its limit; None unless measured
         self.measures_norms = False  # also where nothing limits them
@@ -273,7 +279,8 @@ class Stage:
                 raise UsageError(f"{origin}: stage {self.index} has {has} {name} here and had {had} {name} there")
             if part is not None:
                 with explaining_misfits(f"{origin} does not fit the {name} of stage {self.index}"):
-                    part.check(state[name]) if isinstance(part, Agreement) else check_part(state[name], part)
+                    checks = isinstance(part, Agreement | OptimizerShare | MasterShare)
+                    part.check(state[name]) if checks else check_part(state[name], part)
                     share = local_state(state[name], part)
                     load(part, share) if isinstance(part, torch.optim.Optimizer) else part.load_state_dict(share)
         with explaining_misfits(f"{origin} does not fit stage {self.index}"):
@@ -285,11 +292,12 @@ class Stage:
             self.weights.load_state_dict(to_device(state["weights"], device_of([self.module])))
 
     def _parts(self) -> tuple[tuple[str, Any], ...]:
+        share = self._share
         return (
             ("module", self.module),
             ("head", self.head),
-            ("masters", self.masters if self.masters.copies else None),
-            ("optimizer", self.optimizer),
+            ("masters", None if not self.masters.copies else self.masters if share is None else MasterShare(share)),
+            ("optimizer", self.optimizer if share is None else share),
             ("scheduler", self.scheduler),
             ("agreement", self.agreement if self.agreement is not None and self.agreement.remembers else None),
         )
@@ -407,6 +415,8 @@ class Stage:
         for parameter in self._parameters:
             if parameter.grad is not None:
                 parameter.grad = None
+        if self._share is not None:
+            self._share.drop_gradients()
 
     def _backward(self, operands: Mapping[str, Any]) -> dict[str, Any]:
         self._begin()
@@ -537,7 +547,11 @@ class Stage:
         return {"norm": self._norms()}
 
     def _norms(self) -> Tensor:
-        norms = self._gradient_norms(self._parameters)
+        if self._share is None:
+            with_gradients: Sequence[Tensor] = [each for each in self._parameters if each.grad is not None]
+        else:
+            with_gradients = self._share.with_gradients
+        norms = self._gradient_norms(with_gradients)
         self.gradient_norms = norms if self.agreement is None else self.agreement.norms(norms)
         return self.gradient_norms
 
@@ -557,14 +571,18 @@ class Stage:
             if not counts:
                 self._drop_gradients()
             elif self._clip is not None:
-                clip(self._parameters, self._clip, operands.get("norm") or [self._norms()])
+                clip(self._limited, self._clip, operands.get("norm") or [self._norms()])
             elif self.measures_norms:
                 self._norms()
             steps = counts or (self.agreement is not None and self.agreement.steps)
             step: Callable[[], object] = nothing
             if steps:  # optimizer.step is looked up each time: a scheduler replaces it
                 step = self.optimizer.step if self._step is None else partial(self._step, finished)
-            self.weights.update(partial(self.masters.step, step) if steps and self.masters.copies else step)
+            if steps and self._share is not None:
+                step = partial(self._share.step, step)
+            elif steps and self.masters.copies:
+                step = partial(self.masters.step, step)
+            self.weights.update(step)
             self._drop_gradients()
             if self.scheduler is not None and counts:
                 self.scheduler.step()

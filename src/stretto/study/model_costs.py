@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 from stretto.cost.layer_table import LayerCost, ModelCosts, with_recomputed
 from stretto.errors import UsageError, nearest
 from stretto.options.user_function import is_function
+from stretto.study.tensor_format import AS_TORCH_HAS_THEM, TensorFormat
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from stretto.models.model import Model
-    from stretto.models.published_network import PublishedNetwork
     from stretto.settings.runs import TrainSettings
     from stretto.splitting import Stages
 
@@ -91,7 +91,7 @@ class Costed:
 
 def costed(
     name: str, model_options: Mapping[str, Any], data: str | None, data_options: Mapping[str, Any], optimizer: str,
-    *, loss: str = "auto", metric: tuple[str, ...] = (), dtype: str = "float32",
+    *, loss: str = "auto", metric: tuple[str, ...] = (), format: TensorFormat = AS_TORCH_HAS_THEM,
     heads: Sequence[str] = ("auto",), sharing: Sequence[int] = (), selective: bool = False, sequence: bool = False,
 ) -> Costed:  # fmt: skip
     """Count the costs of a model on its data, of a network without data, or of the user's own (`file.py:function`).
@@ -99,8 +99,8 @@ def costed(
     `sharing` are numbers of processes that may share the weights of a model: the costs to each of them are counted,
     too; with `selective` also those of layers whose marked modules are recomputed, with `sequence` those on parts of
     the sequence. Without `data` a user's own network is counted on its example, without a loss. `metric` costs nothing.
-    `dtype` concerns networks without data only. `heads` are the names of those that are counted. Raises UsageError for
-    an unknown name.
+    `format` concerns networks without data only; others are as their modules are. `heads` are the names of those that
+    are counted. Raises UsageError for an unknown name.
     """
     from stretto.models.published import NETWORKS, is_planned_only
     from stretto.models.table import MODELS
@@ -109,7 +109,7 @@ def costed(
     forms = Forms(tuple(sharing), selective=selective, sequence=sequence)
     if is_planned_only(name, model_options):
         refuse_data(name, data=data, data_options=data_options, loss=loss, metric=metric)
-        return of_paper(name, model_options, optimizer, dtype=dtype, heads=heads, forms=forms)
+        return of_paper(name, model_options, optimizer, format=format, heads=heads, forms=forms)
     if (is_function(name) and data is not None) or name in MODELS:
         options = {"model_options": dict(model_options), "data_options": dict(data_options)}
         return trainable(
@@ -226,6 +226,7 @@ def planned_optimizer(name: str) -> str:
     import torch
 
     from stretto.optim.by_name import make_optimizer, optimizer_row, takes_rate
+    from stretto.optim.labels import labelled_by
     from stretto.optimizers import OPTIMIZERS
     from stretto.options.user_errors import error_place
 
@@ -235,7 +236,7 @@ def planned_optimizer(name: str) -> str:
     parameter = torch.nn.Parameter(torch.zeros(4, 4))
     parameter.grad = torch.ones(4, 4)
     try:
-        made = make_optimizer(name, rate, None, 0.0)([parameter])
+        made = labelled_by(make_optimizer(name, rate, None, 0.0), [])([parameter])
         made.step()
     except Exception as error:
         raise UsageError(
@@ -251,7 +252,7 @@ def of_paper(
     options: Mapping[str, Any],
     optimizer: str,
     *,
-    dtype: str,
+    format: TensorFormat,
     heads: Sequence[str],
     forms: Forms,
 ) -> Costed:
@@ -263,21 +264,21 @@ def of_paper(
     from stretto.models.published import planned_network
 
     network = planned_network(name, options)
-    kind = getattr(torch, "float32" if dtype == "tfloat32" else dtype, None)
-    if not isinstance(kind, torch.dtype):
-        raise UsageError(f"dtype={dtype!r}: choose float32, tfloat32, bfloat16 or float16")
     with torch.device("meta"):
-        layers = [layer.to(kind) for layer in network.layers()]
         x, y = network.example(EXAMPLES), network.target(EXAMPLES)
-    x = x.to(kind) if x.is_floating_point() else x
-    costs = replace(layer_costs(layers, x, loss=network.loss, target=y), dtype=dtype)
+        layers, x = format.converted(network.layers(), x, name)
+    autocast = format.autocast
+    costs = replace(layer_costs(layers, x, loss=network.loss, target=y, autocast=autocast), dtype=format.dtype)
     features = outputs(layers, x) if heads or x.dim() == 4 else []
-    parts, unshared = parts_of(network, layers, (x, y), costs, forms.sharing)
 
     def count(number: int, sequence: bool, how: str) -> ModelCosts:
         if number == 1:
-            return layer_costs(layers, x, loss=network.loss, target=y, recompute=how)
-        return published_tensor_costs(network, layers, (x, y), number, costs, sequence=sequence, recompute=how)
+            return layer_costs(layers, x, loss=network.loss, target=y, recompute=how, autocast=autocast)
+        return published_tensor_costs(
+            network, layers, (x, y), number, costs, sequence=sequence, recompute=how, autocast=autocast
+        )
+
+    parts, unshared = parts_of(count, forms.sharing if network.counts_parts else ())
 
     formed, unformed = counted_forms(layers, forms, count, {1: costs, **parts})
     return Costed(
@@ -299,16 +300,13 @@ def refuse_data(name: str, *, loss: str, **given: object) -> None:
 
 
 def parts_of(
-    network: "PublishedNetwork", layers: "Sequence[nn.Module]", inputs: "tuple[Tensor, Tensor]", whole: ModelCosts,
-    sharing: Sequence[int],
-) -> tuple[dict[int, ModelCosts], dict[int, str]]:  # fmt: skip
-    """As `shared_costs`, of a network without data; nothing where parts follow from the whole."""
-    from stretto.measure.tensor_costs import published_tensor_costs
-
+    count: Callable[[int, bool, str], ModelCosts], sharing: Sequence[int]
+) -> tuple[dict[int, ModelCosts], dict[int, str]]:
+    """As `shared_costs`, of a network without data: the costs to each of several processes, and why others cannot."""
     found, reasons = {}, {}
-    for parts in sharing if network.counts_parts else ():
+    for parts in sharing:
         try:
-            found[parts] = published_tensor_costs(network, layers, inputs, parts, whole)
+            found[parts] = count(parts, False, "none")
         except UsageError as error:  # too few heads for so many processes, say
             reasons[parts] = str(error)
     return found, reasons

@@ -20,6 +20,8 @@ from stretto.nn.layer_recompute import check_marked
 from stretto.nn.remote_stage import RemoteStage
 from stretto.nn.seeding import PreservedGenerator, derive
 from stretto.nn.shapes import example_for_linear
+from stretto.optim.labels import head_labels, stage_labels, takes_labels
+from stretto.optim.muon_with_adamw import check_used
 from stretto.schedule import Delays, Rules, Schedule
 from stretto.stage.build import BuiltStage, StageBuilder
 from stretto.stage.phase_settings import warn_of_overshoot
@@ -77,12 +79,15 @@ class Construction:
         self._ties = self._tied(known)
         self._readings = readings(of.method.head, of.method.reach(num_stages), heads, known)
         self._check_reading(known)
+        self._labels = stage_labels(known) if takes_labels(of.optimizer) else {}  # while parameters are whole
+        self._all_known = not any(isinstance(stage, RemoteStage) for stage in known)
         self._share_stages()
         self.schedule, self.rules = self._plan(of.method.plan, workers)
         self.lag = of.method.lag(num_stages) + of.sync.lag(of.mesh.data)
         self.placement = Placement(of.mesh, self.schedule.num_workers)
         self.heads = self._heads(heads, example, given, known)
         check_sharing(known, self.heads)
+        self._labels |= head_labels(self.heads) if self._labels else {}
         self._check_losses()
         enable_training(known)
         backend.share([*self.stages, *self.heads])
@@ -231,6 +236,7 @@ class Construction:
             ties=self._ties,
             sharing=self._backend.sharing,
             readings=self._readings,
+            labels=self._labels,
         )
         stages_here = [index for index, stage in enumerate(self.stages) if not isinstance(stage, RemoteStage)]
         builders = [first_builder.of_replica(self._backend.replicas[0], self._ties)]
@@ -250,7 +256,8 @@ class Construction:
             for builder, (stages, heads) in zip(builders, parts, strict=True):
                 built.append(builder.build(index, stages[index], heads[index], reducer))
         self._check_optimizers(built, parts)
-        warn_of_overshoot(self._of.method, [stage.place for stage in built if stage.place is not None])
+        check_used([stage.optimizer for stage, *_ in built], self._labels.values(), all_known=self._all_known)
+        warn_of_overshoot(self._of.method, [place for stage in built for place in stage.places])
         for stages, heads in parts:
             self._of.precision.convert([*stages, *heads])  # last, since nothing can be refused from here on
         self.replicas = [

@@ -149,11 +149,16 @@ def drawing_of(trainer: "Trainer") -> str:
     return f"{trainer.method}: {trainer.method.summary}\n\n{draw.text(timeline.spans, width=WIDTH)}"
 
 
+def plain_options(group: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a parameter group that are numbers, texts and tuples."""
+    return {key: value for key, value in group.items() if isinstance(value, bool | int | float | str | tuple)}
+
+
 def settings_of(trainer: "Trainer") -> dict[str, Any]:
     """What a Trainer was made of, as plain data."""
     optimizer = next((each for each in trainer.optimizers if each is not None), None)
-    group = {} if optimizer is None else optimizer.param_groups[0]
-    options = {key: value for key, value in group.items() if isinstance(value, bool | int | float | str | tuple)}
+    groups = [] if optimizer is None else [plain_options(group) for group in optimizer.param_groups]
+    options = groups[0] if len(groups) == 1 else {f"group {number}": group for number, group in enumerate(groups)}
     return {
         "method": str(trainer.method),
         "stages": len(trainer.stages),

@@ -96,10 +96,11 @@ class Trainer:
             processes: a part of the weights on a slab of each image. The axes multiply to the number of
             processes. On one process replicas are emulated, at the price of their memory, and stages are not shared.
         sync: how replicas stay together. "all-reduce" adds up their gradients before each update of a stage: the same
-            gradient as without replicas, however the examples divide. "fully-shard" does the same, and on processes
-            each replica keeps only its share of weights, gradients and optimizer state: `stages` hold shares then, and
-            `gather` makes whole weights of them. "local-sgd(every=8)" and "diloco(every=8)", or
-            stretto.LocalSGD(...), stretto.DiLoCo(...), let each train by itself and merge weights now and then.
+            gradient as without replicas, however the examples divide. "shard-optimizer" does the same, and on processes
+            each replica updates its share of the weights and keeps no more of the optimizer's state. With "fully-shard"
+            it keeps only its share of weights and gradients, too: `stages` hold shares then, and `gather` makes whole
+            weights of them. "local-sgd(every=8)" and "diloco(every=8)", or stretto.LocalSGD(...),
+            stretto.DiLoCo(...), let each train by itself and merge weights now and then.
             "parameter-server(staleness=4)", or stretto.ParameterServer(...), lets none wait for another's gradients.
             Statistics of BatchNorm are each replica's own; those of replica 0 count in evaluation.
         recompute: "none"; "full", with which every layer of a stage keeps its input alone, and computes the rest again
@@ -774,8 +775,8 @@ class Trainer:
 
         The same number of replicas under the same `sync` goes on exactly: each has its own statistics (buffers),
         optimizer state and state of its `sync`. Where all replicas had the same optimizer state (all-reduce without
-        powersgd, fully-shard, a single replica) any number may go on, also under local-sgd or diloco, all of them from
-        replica 0's state. In all other cases UsageError says which replicas could go on.
+        powersgd, shard-optimizer, fully-shard, a single replica) any number may go on, also under local-sgd or diloco,
+        all of them from replica 0's state. In all other cases UsageError says which replicas could go on.
 
         Raises UsageError, and changes nothing, if a file is damaged or missing, or if the checkpoint is of other
         stages, another seed or precision, a method with another name or options, or other replicas.

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from stretto.errors import UsageError
 from stretto.optim.coming_rates import FutureRates, Scheduler
-from stretto.optim.direction import check_direction, extrapolated
+from stretto.optim.direction import check_direction, extrapolated, keep_updates
 from stretto.optim.momentum import check_momentum
 
 Horizon = float | Callable[[int], float]  # how many updates ahead, or a function from the updates so far to that
@@ -25,7 +25,8 @@ Parameters = Mapping[str, Tensor]
 class Rule(ABC):
     """The values that a forward, backward or recompute reads in place of a parameter's own."""
 
-    horizon: Horizon = 0.0  # of a prediction, in updates
+    horizon: Horizon = 0.0  # of a prediction, in updates: the longest, where groups of the optimizer have their own
+    horizons: Mapping[int, float] = {}  # by the id of a parameter, where that is so
 
     def __init__(self) -> None:
         self.updates = 0
@@ -44,6 +45,10 @@ class Rule(ABC):
     def ahead(self) -> float:
         """How many updates ahead of the current weights the rule's values are; 0 for a rule that does not predict."""
         return horizon_at(self.horizon, self.updates)
+
+    def ahead_of(self, parameter: Tensor) -> float:
+        """As `ahead`, for one parameter."""
+        return self.horizons[id(parameter)] if self.horizons else self.ahead()
 
     def held(self) -> Iterator[Tensor]:
         """The tensors that the rule keeps between updates."""
@@ -90,7 +95,7 @@ class VelocityPrediction(Rule):
 
     def value(self, name: str, parameter: Tensor) -> Tensor:
         """`w - lr h v`; the parameter itself where h is 0 or the optimizer has no velocity yet."""
-        ahead = horizon_at(self.horizon, self.updates)
+        ahead = self.ahead_of(parameter)
         velocity = self.optimizer.state.get(parameter, {}).get("momentum_buffer")
         if ahead == 0 or velocity is None:
             return parameter
@@ -102,15 +107,16 @@ class StepPrediction(Rule):
     """Where the optimizer's own step would carry a weight: `w - (lr_1 + ... + lr_h) step`, w before its first step.
 
     PipeOptim (Guan et al. 2023, arXiv 2312.00839) and, for Adam, XPipe (Guan et al. 2019, arXiv 1911.04610): the step
-    is SGD's velocity, Adam's `m_hat / (sqrt(v_hat) + eps)`, and for AdamW the weight decay beside it. The rates are
-    those of the coming updates, as the scheduler will set them. Copies no weights. Raises UsageError for other
-    optimizers.
+    is SGD's velocity, Adam's `m_hat / (sqrt(v_hat) + eps)`, and for AdamW the weight decay beside it; those of NAdam,
+    Muon, SOAP and Lion are derived in `optim/direction.py`. The rates are those of the coming updates, as the scheduler
+    will set them. Copies no weights. Raises UsageError for other optimizers.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, horizon: Horizon, scheduler: Scheduler | None = None) -> None:
         super().__init__()
         remedy = "use one of these, or predict='weight', which takes any optimizer"
         check_direction(optimizer, "prediction along the step", remedy)
+        keep_updates(optimizer)
         self.optimizer = optimizer
         self.horizon = horizon
         self.rates = FutureRates(optimizer, scheduler)
@@ -118,17 +124,12 @@ class StepPrediction(Rule):
 
     def value(self, name: str, parameter: Tensor) -> Tensor:
         """`w - (lr_1 + ... + lr_h) step`; the parameter itself where h is 0 or the optimizer has no state yet."""
-        ahead = horizon_at(self.horizon, self.updates)
-        state = self._state(parameter)
-        if ahead == 0 or not state:
+        ahead = self.ahead_of(parameter)
+        if ahead == 0 or not self.optimizer.state.get(parameter):
             return parameter
         group = self._group[id(parameter)]
         distance = self.rates.sum(group, self.updates, ahead)
-        return extrapolated(parameter, state, self.optimizer.param_groups[group], distance)
-
-    def _state(self, parameter: Tensor) -> Mapping[str, Any]:
-        state: Mapping[str, Any] = self.optimizer.state.get(parameter, {})
-        return state
+        return extrapolated(self.optimizer, parameter, self.optimizer.param_groups[group], distance)
 
 
 class WeightPrediction(Rule):
@@ -145,7 +146,7 @@ class WeightPrediction(Rule):
 
     def value(self, name: str, parameter: Tensor) -> Tensor:
         """`w + h (w_t - w_{t-1})`; the parameter itself where h is 0 or no update is known."""
-        ahead = horizon_at(self.horizon, self.updates)
+        ahead = self.ahead_of(parameter)
         if ahead == 0 or name not in self._former:
             return parameter
         return torch.lerp(self._former[name], parameter, 1 + ahead)  # torch computes w - (w - former) * -h

@@ -47,7 +47,7 @@ def synchronous(draw, name, stages):
         if count:
             return count
         of_workers = stretto.method(name).plan(stages, workers)[0].num_workers
-        return max(4, {"zb-h2": 2 * of_workers - 1, "dualpipe-v": 2 * of_workers}.get(name, of_workers))
+        return max(4, of_workers * (2 if name == "dualpipe-v" else 1))
 
     return name, options, Definition(pieces=pieces, synchronous=True, whole_norm=True), workers
 

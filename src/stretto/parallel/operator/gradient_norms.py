@@ -13,7 +13,7 @@ Norms = Callable[[Sequence[Tensor]], Tensor]
 
 
 def norms(modules: Sequence[nn.Module], mesh: DeviceMesh, stepped: Callable[[Tensor], Tensor], whole: Norms) -> Norms:
-    """A function from parameters to the norms of their whole gradients, [number of gradients].
+    """A function from parameters that have gradients to the norms of the whole gradients, [parameters].
 
     Its result is the same on every process of the axis, and every process has to call it. `stepped` returns the tensor
     that holds a parameter's gradient; `whole` returns the norms of the gradients that this process holds.
@@ -23,7 +23,7 @@ def norms(modules: Sequence[nn.Module], mesh: DeviceMesh, stepped: Callable[[Ten
 
     def whole_norms(parameters: Sequence[Tensor]) -> Tensor:
         local_norms = whole(parameters)
-        is_cut = [parameter in cut for parameter in parameters if parameter.grad is not None]
+        is_cut = [parameter in cut for parameter in parameters]
         if not any(is_cut):
             return local_norms
         cut_mask = torch.tensor(is_cut, device=local_norms.device)

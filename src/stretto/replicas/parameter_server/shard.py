@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from stretto.errors import UsageError
 from stretto.nn.state_check import check_part, check_updates
+from stretto.optim.elementwise import is_elementwise
 from stretto.optim.loading import load
 from stretto.schedule.even_split import bounds
 
@@ -24,13 +25,6 @@ SMALL = 4096  # elements; a tensor with fewer is not cut
 Rows = tuple[int, int]  # first, end
 Piece = Tensor | tuple[Tensor, Tensor] | None  # dense; or rows [n] and their values [n, ...]; or nothing
 Build = Callable[[list[nn.Parameter]], tuple[torch.optim.Optimizer, Any]]  # the optimizer, and a scheduler or None
-
-# These update each element from its own gradients only.
-ELEMENTWISE = (
-    torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.SparseAdam, torch.optim.Adagrad,
-    torch.optim.NAdam, torch.optim.RAdam, torch.optim.RMSprop, torch.optim.Adadelta, torch.optim.Adamax,
-    torch.optim.ASGD, torch.optim.Rprop,
-)  # fmt: skip
 
 
 class Cut:
@@ -41,7 +35,7 @@ class Cut:
 
     def __init__(self, parameters: Sequence[Tensor], shards: int, optimizer: torch.optim.Optimizer) -> None:
         self.shards = shards
-        may_cut = type(optimizer) in ELEMENTWISE
+        may_cut = is_elementwise(optimizer)
         num_elements = [0] * shards
         self._rows: list[list[Rows]] = []
         for parameter in parameters:

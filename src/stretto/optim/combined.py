@@ -1,0 +1,56 @@
+"""Several optimizers as one: each parameter group is stepped by the rule of its own."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+
+from stretto.optim.layerwise import with_gradients
+from stretto.optim.sharded_muon import ShardedMuon
+
+RULES: dict[str, type[torch.optim.Optimizer]] = {"Muon": ShardedMuon, "AdamW": torch.optim.AdamW}
+
+
+class CombinedOptimizer(torch.optim.Optimizer):
+    """One optimizer of several: `CombinedOptimizer([torch.optim.Muon(...), torch.optim.AdamW(...)])`.
+
+    Its groups are theirs, each with its own options and with the name of its rule, "Muon" or "AdamW", under "rule"; the
+    state of a parameter is that of its rule. Schedulers, checkpoints and whatever reads groups see one optimizer. It
+    takes over the given optimizers, which are not to be stepped any more.
+    """
+
+    def __init__(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
+        groups: list[dict[str, Any]] = []
+        for optimizer in optimizers:
+            rule = type(optimizer).__name__
+            assert rule in RULES, f"no rule for {rule}"
+            groups += [{**group, "rule": rule} for group in optimizer.param_groups]
+        super().__init__(groups, {})
+
+    def has_rule(self, rule: str) -> bool:
+        """Whether one of its groups has this rule."""
+        return rule in rules_of(self.param_groups)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Let each rule step its groups; return the closure's loss, if there is one."""
+        loss = with_gradients(closure)
+        for rule, kind in RULES.items():
+            groups = [group for group in self.param_groups if group["rule"] == rule]
+            if groups:  # made anew: what schedulers and loading replace is then never an old one
+                made = kind.__new__(kind)
+                made.__setstate__({"defaults": {}, "state": self.state, "param_groups": groups})
+                made.step()
+        return loss
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load what `state_dict` returned. Raises ValueError if its groups have other rules."""
+        rules, saved = rules_of(self.param_groups), rules_of(state_dict["param_groups"])
+        if rules != saved:
+            raise ValueError(f"groups of the rules {saved}, expected {rules}")
+        super().load_state_dict(state_dict)
+
+
+def rules_of(groups: Sequence[dict[str, Any]]) -> list[Any]:
+    """The name of each group's rule."""
+    return [group.get("rule") for group in groups]
