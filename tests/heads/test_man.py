@@ -146,6 +146,13 @@ def test_nobody_waits(name, count):
     assert found[0] == found[1]
 
 
+@pytest.mark.parametrize(("name", "behind"), [("greedy", 2), ("overlapping(delay=1)", 3), ("chunked(chunks=2)", 2)])
+def test_which_version_is_read(name, behind):
+    """That after the update of micro-batch m - 2, or m - 3 where updates come a micro-batch later."""
+    rules = method(name).plan(6, reads=[(3, 2, 1)])[1]
+    assert [rules.ties[0].newest(m) for m in range(9)] == [m - behind for m in range(9)]
+
+
 def tied(count=4):
     """Embedding and unembedding are one weight, which the stage between them borrows, too, if there is one."""
     network = stages(count)

@@ -6,10 +6,9 @@ train. B, the paper's learnable bias, is a copy of that layer, which it trains, 
 statistics of norms in E are its own, not averages.
 
 The next stage sends its weights after each `every`-th update. The forward of micro-batch m on stage s reads the average
-of the first weights and of all that were sent up to the update with micro-batch m - 2, in their order; where the next
-stage begins a pipeline (`chunked`), as many updates older as its delay. With every=1 that is what the authors' loop
-over all modules reads. Nobody waits, and placement does not change the results. A flush brings in all that have been
-sent.
+of the first weights and of all that were sent up to the update with micro-batch m - 2, in their order; m - 3 under
+`overlapping(delay=1)`. With every=1 m - 2 is what the authors' loop over all modules reads. Nobody waits, and placement
+does not change the results. A flush brings in all that have been sent.
 
 Ours: E and B start as copies of the layer (there they are drawn anew), the classifier has two layers, and for language
 models it is a copy of the readout. InfoPro's decoder, which the authors keep beside it, is left out.
