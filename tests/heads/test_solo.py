@@ -158,7 +158,7 @@ def test_no_optimizer_sees_a_copy():
 @pytest.mark.parametrize(("last", "options", "said"), [
     (nn.Sequential(nn.Linear(WIDTH, VOCABULARY), nn.ReLU()), {}, "the last stage ends otherwise"),
     (nn.Sequential(nn.Linear(WIDTH, 5), nn.Linear(5, VOCABULARY)), {}, "the last stage ends otherwise"),
-    (Readout(), {"mesh": stretto.Mesh(data=2), "sync": "local-sgd(every=2)"}, "head 'solo' reads weights of the last"),
+    (Readout(), {"mesh": stretto.Mesh(data=2), "sync": "local-sgd(every=2)"}, "head 'solo' reads the last stage's"),
 ])  # fmt: skip
 def test_refusals(last, options, said):
     network = [nn.Embedding(VOCABULARY, WIDTH), last]
@@ -170,5 +170,5 @@ def test_refusals(last, options, said):
 
 def test_a_forward_that_is_run_again_is_refused():
     (x, _), *_ = batches(1)
-    with pytest.raises(UsageError, match="would read a newer readout than it did"):
+    with pytest.raises(UsageError, match="would read newer weights of the last stage's readout"):
         stretto.Trainer(stages(), token_loss, SGD, "chunked(head=solo, recompute=True)", example=x)

@@ -28,6 +28,7 @@ def test_layers_that_pass_on_several_tensors_have_costs_and_heads():
         ("mlp", "unknown head 'mlp'"),
         ("infopro", "has yet to choose the cut"),
         ("auglocal", "has yet to choose the cut"),
+        ("man", "has yet to choose the cut"),
     ],
 )
 def test_why_a_head_has_no_price(head, said):

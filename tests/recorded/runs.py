@@ -93,9 +93,9 @@ def with_options() -> list[Run]:
         "pipemare(microbatches=2, reschedule=5)", "pipemare(recompute=True)",
     ]  # fmt: skip
     heads = {
-        "mlp": ["linear", "two-layer", "two-layer(width=7)", "infopro", "auglocal"],
-        "cnn": ["pooled", "two-layer", "infopro", "auglocal"],
-        "transformer": ["language", "two-layer", "auglocal", "solo"],
+        "mlp": ["linear", "two-layer", "two-layer(width=7)", "infopro", "auglocal", "man"],
+        "cnn": ["pooled", "two-layer", "infopro", "auglocal", "man(depth=2)"],
+        "transformer": ["language", "two-layer", "auglocal", "blocks", "solo", "man(every=2)"],
     }
     return [
         *(plain(method) for method in mlp),

@@ -252,11 +252,13 @@ def between_devices(function, *args):
     return globals()[function](*args)
 
 
-def read_only(method, **options):
-    """All stages of a language model read the last one's unembedding."""
+def read_only(method, tied=False, **options):
+    """Stages of a language model read weights of others: of the last one's unembedding, or of the one behind them."""
     torch.manual_seed(5)
     parts = [nn.Embedding(11, 8), *(nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(5))]
-    parts.append(nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 11, bias=False)))
+    parts.append(nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 11, bias=False)))
+    if tied:
+        parts[-1][2].weight = parts[0].weight
     generator = torch.Generator().manual_seed(2)
     words = [torch.randint(11, (3, 6), generator=generator) for _ in range(14)]
 

@@ -90,6 +90,19 @@ def test_a_shared_readout_travels(method):
     assert same(told[0][3], weights)
 
 
+@pytest.mark.parametrize(
+    ("processes", "method"),
+    [(2, "greedy(head=man(momentum=0.9, every=2))"), (3, "overlapping(head=man(momentum=0.9))"),
+     pytest.param(3, "chunked(chunks=3, head=man(momentum=0.9, every=3))", marks=pytest.mark.slow)],
+)  # fmt: skip
+def test_averages_of_the_next_stages_layers_travel(processes, method):
+    told = launch(processes, "runtime.scripts:read_only", method, True)
+    *wanted, weights = scripts.read_only(method, True, workers=processes)
+    assert all(list(each[:3]) == wanted for each in told)
+    assert any("average" in name for name in weights)
+    assert same(told[0][3], weights)
+
+
 def test_shapes_may_change_and_several_tensors_travel():
     told = launch(2, "runtime.scripts:shapes_that_change", "pb")
     *wanted, weights = scripts.shapes_that_change("pb", workers=2)

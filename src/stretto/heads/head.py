@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from stretto.heads.reading import WeightReading
+
 Tensors = tuple[Tensor, ...]
 
 
@@ -65,7 +67,8 @@ class HeadKind:
     `build` takes a `Site`, and the head's options as keywords. `dims` takes the numbers of dimensions of the stage's
     and the model's output and returns whether the kind fits; `takes` says the same in words. "auto" chooses among the
     `plain` kinds. A head of a kind with `several` reads all tensors of a stage, else the first one. One that is
-    `of_network` is made from the whole network as it is cut, so that it is not known before the cut.
+    `of_network` is made from the whole network as it is cut, so that it is not known before the cut. One with `reads`
+    is a `ReadingHead` with an option `every`: it gets the owner's weights after each `every` updates.
     """
 
     dims: Callable[[int, int], bool]
@@ -74,6 +77,7 @@ class HeadKind:
     plain: bool = False
     several: bool = False
     of_network: bool = False
+    reads: WeightReading | None = None
 
 
 class First(nn.Module):

@@ -8,19 +8,16 @@ update up to that one. So a stage with a worker of its own never waits for a rea
 results.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from torch import Tensor, nn
 
 from stretto.errors import UsageError
 from stretto.heads.head import REMEDY, Site
+from stretto.heads.reading import ReadingHead, WeightReading
 from stretto.nn import deferred
 from stretto.nn.remote_stage import RemoteStage
 from stretto.options.named import whole
-from stretto.options.parse import parse
-from stretto.schedule import Reach
-
-NAME = "solo"
 
 
 def solo(at: Site, *, every: int = 1) -> nn.Module:
@@ -83,47 +80,32 @@ def is_readout(layers: Sequence[nn.Module]) -> bool:
     return type(layers[0]).__name__.endswith("Norm") and isinstance(layers[1], nn.Linear)
 
 
-class SharedReadout(nn.Module):
+class SharedReadout(ReadingHead):
     """A read-only copy of the last stage's readout."""
 
     def __init__(self, copied: nn.Module) -> None:
         super().__init__()
         self.readout = copied.requires_grad_(False)
 
+    @property
+    def copied(self) -> nn.Module:
+        """The readout."""
+        return self.readout
+
     def forward(self, x: Tensor, *others: Tensor) -> Tensor:
         """The readout of the first tensor, [N, T, d] -> [N, T, V]."""
         output: Tensor = self.readout(x)
         return output
 
-    def receive(self, arrived: Iterable[Mapping[int, Tensor]]) -> None:
-        """Replace the weights by newer values, as new parameters: a forward in flight keeps the former ones."""
-        for values in arrived:
-            numbers = iter(range(len(values)))
-            for layer in self.readout.modules():
-                for name in layer._parameters:
-                    if layer._parameters[name] is not None:
-                        value = values[next(numbers)]
-                        layer._parameters[name] = nn.Parameter(value.detach().clone(), requires_grad=False)
+    def newer(self, weight: Tensor, arrived: Tensor) -> Tensor:
+        """A copy of the weight that has arrived."""
+        return arrived.clone()
 
 
-def readout_parameters(stage: nn.Module) -> dict[int, nn.Parameter]:
-    """The parameters of the last stage's readout, numbered in the order in which `SharedReadout.receive` takes them."""
-    layers = readout(stage)
-    assert layers is not None, "heads are copies of it"
-    return dict(enumerate(p for layer in layers.modules() for p in layer._parameters.values() if p is not None))
+def readout_read(stage: nn.Module, last: bool, *, every: int) -> nn.Module | None:
+    """The layers of the last stage that `SharedReadout` is a copy of, if it ends in a readout."""
+    assert last, "the last stage is the owner of all"
+    return readout(stage)
 
 
-def readers_of_readout(
-    head: str, reach: Reach, given: Sequence[nn.Module | None] | None
-) -> tuple[tuple[int, int, int], ...]:
-    """(owner stage, reading stage, every) of each stage whose head is a `solo` one; empty for other heads.
-
-    `given` are the user's own heads by stage; `head` is used where `given` has none.
-    """
-    name, options = parse(head, "head")
-    if name != NAME:
-        return ()
-    owner, every = reach.num_stages - 1, options.get("every", 1)
-    whole("head 'solo'", "every", every)
-    readers = [stage for stage in reach.heads[:-1] if given is None or stage >= len(given) or given[stage] is None]
-    return tuple((owner, stage, every) for stage in readers)
+READING = WeightReading(lambda stage, num_stages: num_stages - 1, readout_read, "the last stage's readout")

@@ -1,22 +1,25 @@
 """The table of heads by name, and `build`, which makes one."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 from torch import Tensor, nn
 
 from stretto.errors import UsageError, nearest
-from stretto.heads import plain
+from stretto.heads import man, plain, solo
 from stretto.heads.auglocal import auglocal
 from stretto.heads.blocks import blocks
 from stretto.heads.head import REMEDY, First, HeadKind, Network, Site
 from stretto.heads.infopro import infopro
-from stretto.heads.solo import solo
+from stretto.heads.reading import HeadReadings
 from stretto.options.checks import of_kind, refuse, shown, whole
 from stretto.options.import_object import import_object
 from stretto.options.named import resolve
+from stretto.options.named import whole as at_least_one
 from stretto.options.parse import parse
 from stretto.options.user_errors import error_place
+from stretto.schedule import Reach
 
 Build = TypeVar("Build", bound=Callable[..., nn.Module])
 UNFIT = "none of the built-in heads fits"
@@ -31,7 +34,12 @@ HEADS: dict[str, HeadKind] = {
     "auglocal": HeadKind(lambda f, o: True, auglocal, ANYTHING, several=True, of_network=True),
     "blocks": HeadKind(lambda f, o: f == 3 and o == 3, blocks, TOKENS, several=True, of_network=True),
     "infopro": HeadKind(plain.layered, infopro, f"[N, ...] -> [N, K] or {TOKENS}", several=True, of_network=True),
-    "solo": HeadKind(lambda f, o: f == 3 and o == 3, solo, TOKENS, several=True, of_network=True),
+    "man": HeadKind(
+        plain.layered, man.man, f"[N, ...] -> [N, K] or {TOKENS}", several=True, of_network=True, reads=man.READING
+    ),
+    "solo": HeadKind(
+        lambda f, o: f == 3 and o == 3, solo.solo, TOKENS, several=True, of_network=True, reads=solo.READING
+    ),
 }
 
 
@@ -76,6 +84,29 @@ def is_of_network(name: str) -> bool:
     """Whether a head is made from the whole network as it is cut. False for unknown names."""
     bare, _ = parse(name, "head")
     return bare in HEADS and HEADS[bare].of_network
+
+
+def readings(
+    name: str, reach: Reach, given: Sequence[nn.Module | None] | None, stages: Sequence[nn.Module]
+) -> HeadReadings:
+    """What heads of a name read of other `stages`, behind those for which the user has not `given` one.
+
+    Nothing where the owner has no such layers. Raises UsageError for an option that the head does not have.
+    """
+    bare, options = parse(name, "head")
+    kind = HEADS.get(bare)
+    if kind is None or kind.reads is None:
+        return HeadReadings()
+    chosen = resolve(f"head {bare!r}", kind.build, options)
+    every = chosen["every"]
+    at_least_one(f"head {bare!r}", "every", every)
+    assert isinstance(every, int), "a whole number"
+    missing = [stage for stage in reach.heads[:-1] if given is None or stage >= len(given) or given[stage] is None]
+    owner = kind.reads.owner
+    readers = tuple((owner(stage, reach.num_stages), stage, every) for stage in missing)
+    found = HeadReadings(bare, kind.reads, chosen, readers, reach.num_stages)
+    lending = [reader for reader in readers if found.lent(reader[0], stages[reader[0]])]
+    return replace(found, readers=tuple(lending))
 
 
 def build(

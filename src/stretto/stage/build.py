@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from stretto.errors import UsageError
-from stretto.heads.solo import readout_parameters
+from stretto.heads.reading import HeadReadings
 from stretto.methods.cure import Place
 from stretto.nn import tied_weights
 from stretto.nn.seeding import ForwardSeeds
@@ -49,8 +49,8 @@ class StageBuilder:
     """Builds the stages of one replica.
 
     `ties` are the parameters that several stages of this replica use, `sharing` is how processes share one stage,
-    `labels` say by its name in `Trainer.gather` what a parameter is for, `read` whether other stages read the last
-    one's readout.
+    `labels` say by its name in `Trainer.gather` what a parameter is for, `readings` which weights the heads of other
+    stages read.
     """
 
     specification: Specification
@@ -59,7 +59,7 @@ class StageBuilder:
     ties: Sequence[tied_weights.Tied]
     sharing: StageSharing
     labels: Mapping[str, Label]
-    read: bool = False
+    readings: HeadReadings = field(default_factory=HeadReadings)
     replica: int = 0
 
     def of_replica(self, replica: int, ties: Sequence[tied_weights.Tied]) -> "StageBuilder":
@@ -124,9 +124,8 @@ class StageBuilder:
         return parts
 
     def _lends(self, index: int, module: nn.Module) -> Lender | None:
-        if self.read and index == self.rules.num_stages - 1:
-            return Lender(readout_parameters(module))
-        return tied_weights.lender_of(self.ties, index)
+        read = self.readings.lent(index, module)
+        return Lender(read) if read else tied_weights.lender_of(self.ties, index)
 
     def _share_out(self, parts: StageParts, reducer: ReplicaReducer | Servers | None) -> None:
         # Where replicas share out the optimizer's state. Emulated ones keep it whole, which changes no number.

@@ -98,9 +98,8 @@ class Interpreter(ABC):
         """Get ready for turn n, with nothing in flight: settle tied weights, and drop all values but losses."""
         self._since = n * self.schedule.per_turn
         sent = sorted((edge for edge in self.values if edge.value == "tied-weight"), key=lambda edge: edge.source)
-        for tie in self.rules.ties:
-            if tie.user in self.stages:
-                self.stages[tie.user].settle([self.values[edge] for edge in sent if edge.stage == tie.user])
+        for user in dict.fromkeys(tie.user for tie in self.rules.ties if tie.user in self.stages):
+            self.stages[user].settle([self.values[edge] for edge in sent if edge.stage == user])
         self.values = {edge: value for edge, value in self.values.items() if edge.stage == self.rules.num_stages}
 
     def restart(self, n: int) -> None:

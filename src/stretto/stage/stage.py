@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from stretto.errors import UsageError
 from stretto.heads.head import LocalLoss
-from stretto.heads.solo import SharedReadout
+from stretto.heads.reading import ReadingHead
 from stretto.losses.counting import Counting, divide, message, shared_divisor
 from stretto.losses.sums import Sum
 from stretto.losses.value import Loss, call, mean_and_weight, of_stage, value_function
@@ -333,7 +333,7 @@ class Stage:
         # `updates` is the number of updates in the weights to see; `seen` is given for a recompute.
         if self._seeds is not None:
             self._seeds.start(microbatch)
-        if isinstance(self.head, SharedReadout):
+        if isinstance(self.head, ReadingHead):
             self.head.receive(operands.get("tied-weight", ()))
         inputs = with_names_of(operands["activation"], [leaf(tensor, self._sends) for tensor in operands["activation"]])
         given = with_names_of(inputs, [tensor.clone() for tensor in inputs]) if self._changes_input else inputs
@@ -626,7 +626,7 @@ class Stage:
 
     def settle(self, unread: Sequence[Mapping[int, Tensor]] = ()) -> None:
         """Bring borrowed weights up to date after a drain. `unread`: the owners' messages that no forward has read."""
-        if isinstance(self.head, SharedReadout):
+        if isinstance(self.head, ReadingHead):
             self.head.receive(unread)
         if self._borrows is not None:
             self._borrows.refresh()

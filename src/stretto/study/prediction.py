@@ -14,7 +14,7 @@ from stretto.cost.step_prediction import Pricer, silent, turn_seconds
 from stretto.cost.worker_places import Workers
 from stretto.errors import UsageError
 from stretto.heads import LocalLoss
-from stretto.heads.solo import SharedReadout
+from stretto.heads.reading import ReadingHead
 from stretto.losses import Loss
 from stretto.measure import layer_costs
 from stretto.report.prediction import MEAN_TIMES, OWN_TIMES, RunPrediction
@@ -124,10 +124,14 @@ def pricer_on(prepared: Prepared, costs: ModelCosts, heads: Sequence[LayerCost |
         heads=heads, optimizer=settings.optimizer,
         silent=silent(trainer.rules, schedule.num_stages), cures=trainer.method.step_cures(schedule),
     )  # fmt: skip
-    readouts = (head for head in trainer.heads if isinstance(head, SharedReadout))
-    read = max((sum(p.numel() * p.element_size() for p in head.parameters()) for head in readouts), default=0)
+    read = [
+        float(sum(p.numel() * p.element_size() for p in head.copied.parameters()))
+        if isinstance(head, ReadingHead)
+        else 0.0
+        for head in trainer.heads
+    ]
     workers = Workers(cluster, tuple(tuple(placement.replicas_of(worker)) for worker in range(schedule.num_workers)))
-    tied = {(tie.owner, tie.user): float(read) for tie in trainer.rules.ties if not tie.shares}
+    tied = {(tie.owner, tie.user): read[tie.user] for tie in trainer.rules.ties if not tie.shares}
     return Pricer(trainer.method, schedule, trainer.rules, workers, times, tied | costs.tied(bounds_of(costs)))
 
 

@@ -11,7 +11,8 @@ from stretto.errors import UsageError
 from stretto.heads import LocalLoss
 from stretto.heads import build as build_head
 from stretto.heads.head import Network
-from stretto.heads.solo import readers_of_readout
+from stretto.heads.man import LOW_PRECISION
+from stretto.heads.table import readings
 from stretto.mesh import Placement
 from stretto.nn import deferred, memory_limit, tied_weights
 from stretto.nn.batch import arguments_of, inputs_on
@@ -76,8 +77,8 @@ class Construction:
         self.summed_replicas = of.mesh.data if self.merges else 1
         check_marked(known, of.recompute)
         self._ties = self._tied(known)
-        self._reads = readers_of_readout(of.method.head, of.method.reach(num_stages), heads)
-        self._check_reading()
+        self._readings = readings(of.method.head, of.method.reach(num_stages), heads, known)
+        self._check_reading(known)
         self._labels = stage_labels(known) if takes_labels(of.optimizer) else {}  # while parameters are whole
         self._all_known = not any(isinstance(stage, RemoteStage) for stage in known)
         self._share_stages()
@@ -133,22 +134,29 @@ class Construction:
             )
         return ties
 
-    def _check_reading(self) -> None:
-        if self._reads and self._ties:
-            first = self._ties[0]
+    def _check_reading(self, known: Sequence[nn.Module]) -> None:
+        reads = self._readings
+        if not reads.readers or reads.kind is None:
+            return
+        owners = {owner: reads.lent(owner, known[owner]) for owner, _, _ in reads.readers}
+        read = {id(parameter) for lent in owners.values() for parameter in lent.values()}
+        first = next((tie for tie in self._ties if tie.owner in owners or id(tie.parameter) in read), None)
+        if first is not None:
             raise UsageError(
-                f"head 'solo' reads the last stage's readout, but stages {first.owner} and {first.users[0]} share "
+                f"head {reads.head!r} reads {reads.kind.what}, but stages {first.owner} and {first.users[0]} share "
                 f"{first.name!r} (tied weights), which stage {first.owner} trains: use head='auto'"
             )
-        if self._reads and self._of.method.recompute:
+        if reads.kind.averages and self._of.precision.converts and reads.options.get("momentum"):
+            raise UsageError(f"head {reads.head!r}, precision={self._of.precision.name!r}: {LOW_PRECISION}")
+        if self._of.method.recompute:
             raise UsageError(
-                f"method {self._of.method}: a forward that is run again would read a newer readout than it did; leave "
-                "recompute= out, or take another head than 'solo'"
+                f"method {self._of.method}: a forward that is run again would read newer weights of {reads.kind.what} "
+                f"than it did; leave recompute= out, or take another head than {reads.head!r}"
             )
-        if self._reads and (self.merges or self._of.sync.sharding):
+        if self.merges or self._of.sync.sharding:
             raise UsageError(
-                f"head 'solo' reads weights of the last stage, but {self._of.sync} does not keep them whole, or the "
-                "same on all replicas: use sync='all-reduce', or another head"
+                f"head {reads.head!r} reads {reads.kind.what}, but {self._of.sync} does not keep these weights whole, "
+                "or the same on all replicas: use sync='all-reduce', or another head"
             )
 
     def _share_stages(self) -> None:
@@ -215,8 +223,9 @@ class Construction:
         pairs = tied_weights.pairs(self._ties)
         action = None if self._agreement is None else self._of.sync.action
         return plan(
-            len(self.stages), workers, reduce=self._of.clip is not None, ties=pairs, reads=self._reads, agreement=action
-        )
+            len(self.stages), workers, reduce=self._of.clip is not None, ties=pairs, reads=self._readings.readers,
+            agreement=action,
+        )  # fmt: skip
 
     def _make_stages(self) -> list[tuple[PhaseSettings, PhaseSettings]]:
         self._delays = self._of.method.delays(self.schedule)
@@ -226,8 +235,8 @@ class Construction:
             delays=self._delays,
             ties=self._ties,
             sharing=self._backend.sharing,
+            readings=self._readings,
             labels=self._labels,
-            read=bool(self._reads),
         )
         stages_here = [index for index, stage in enumerate(self.stages) if not isinstance(stage, RemoteStage)]
         builders = [first_builder.of_replica(self._backend.replicas[0], self._ties)]
