@@ -50,15 +50,15 @@ class Command:
 
 
 METHODS = (
-    "backprop", "greedy", "overlapping", "chunked", "gpipe", "1f1b", "interleaved", "looped-bfs", "zb-h1", "zb-v",
-    "pipedream", "pipedream-2bw", "paci", "pb", "pb-sc", "pb-lwp", "pb-lwpw", "pb-lwp-sc", "spectrain", "pipeoptim",
-    "nesterov", "pipemare",
+    "backprop", "greedy", "overlapping", "chunked", "gpipe", "1f1b", "interleaved", "looped-bfs", "zb-h1", "zb-h2",
+    "zb-v", "dualpipe-v", "pipedream", "pipedream-2bw", "paci", "pb", "pb-sc", "pb-lwp", "pb-lwpw", "pb-lwp-sc",
+    "spectrain", "pipeoptim", "nesterov", "pipemare",
 )  # fmt: skip
-TWO_WORKERS = ("interleaved", "looped-bfs", "zb-v")  # several stages a worker
+TWO_WORKERS = ("interleaved", "looped-bfs", "zb-v", "dualpipe-v")  # several stages a worker
 SYNCS = (
     "all-reduce", "all-reduce(algorithm=ring)", "all-reduce(hook=bf16)", "all-reduce(hook=fp16)",
-    "all-reduce(hook=powersgd)", "fully-shard", "fully-shard(reshard=True, min_block=0)", "local-sgd(every=2)",
-    "local-sgd(every=3, start=4)", "diloco(every=2)", "diloco(every=3, outer_lr=0.5, outer_momentum=0.5)",
+    "all-reduce(hook=powersgd)", "shard-optimizer", "fully-shard", "fully-shard(reshard=True, min_block=0)",
+    "local-sgd(every=2)", "local-sgd(every=3, start=4)", "diloco(every=2)", "diloco(every=3, outer_lr=0.5, outer_momentum=0.5)",
     "parameter-server(staleness=1)", "parameter-server(staleness=3)",
 )  # fmt: skip
 ALGORITHMS = (
@@ -85,7 +85,8 @@ def with_options() -> list[Run]:
         "pipedream(warmup=3)", "pipedream(warmup=2, finish=7)", "pipedream-2bw(microbatches=4)",
         "pipedream-2bw(microbatches=6, recompute=True)", "paci(every=1)", "paci(every=3)",
         "paci(recompute=True)", "pb(stash=True)", "pb(recompute=True)", "pb(recompute=2)", "pb(warmup=3)",
-        "pb(finish=6)",
+        "pb(finish=6)", "pb(feedback=1)", "pipedream(feedback=delay, warmup=3)", "pipedream-2bw(feedback=1)",
+        "paci(feedback=0.5)",
         "pb(spike=True, stash=True)", "pb(predict=velocity, horizon=2)", "pb(predict=velocity, horizon=decayed)",
         "pb(predict=weight, recompute=True)", "pb(predict=weight, spike=True, stash=True)", "pb(predict=step)",
         "pb-lwp-sc(horizon=decayed, warmup=2)", "spectrain(recompute=True)", "pipeoptim(warmup=2)",
@@ -109,15 +110,17 @@ def with_options() -> list[Run]:
 def with_trainer_options() -> list[Run]:
     """Optimizers, schedulers, clipping, precision, sources of stages, and networks of other forms."""
     some = ("gpipe(microbatches=3)", "pb", "pipedream", "greedy")
-    optimizers = ("adam", "adamw", "lars", "lamb", "groups", "sgd-nesterov", "rmsprop")
+    optimizers = ("adam", "adamw", "lars", "lamb", "muon", "soap", "lion", "groups", "sgd-nesterov", "rmsprop")
     schedulers = ("step", "warmup", "cosine", "one-cycle")
     return [
         *(plain(method, optimizer=name) for method in some for name in optimizers),
-        *(plain("pipeoptim", optimizer=name) for name in ("sgd", "adamw")),
+        *(plain("pipeoptim", optimizer=name) for name in ("sgd", "adamw", "nadam", "muon", "soap", "lion")),
+        *(plain(f"pipedream(rotate={sides}, refresh=3)", optimizer="adamw") for sides in ("True", "one-sided")),
+        plain("pb(rotate=True)", optimizer="adam", options={"precision": "bf16"}),
         plain("pb(predict=step)", optimizer="adam"),
         plain("pb-lwpw", optimizer="adam"),
         *(plain(method, scheduler=name) for method in ("1f1b", "pb-lwp-sc", "pipemare") for name in schedulers),
-        *(plain(method, options={"clip": 0.05}) for method in ("backprop", "zb-v", *METHODS[10:14], "greedy")),
+        *(plain(method, options={"clip": 0.05}) for method in ("backprop", "zb-v", *METHODS[12:16], "greedy")),
         *(
             plain(method, options={"precision": "bf16"})
             for method in (*some, "pb-lwp-sc", "spectrain", "pipemare", "nesterov")
@@ -143,6 +146,7 @@ def with_replicas() -> list[Run]:
     """Replicas, emulated: every method, and every way to agree."""
     several = {
         "all-reduce": ("gpipe", "pipedream", "pb-lwp-sc", "greedy", "pipemare"),
+        "shard-optimizer": ("1f1b", "zb-v", "greedy"),
         "fully-shard": ("1f1b", "zb-v", "overlapping"),
         "local-sgd": ("gpipe", "pipedream", "pb-lwp-sc", "greedy"),
         "diloco": ("gpipe", "pipedream", "pb-lwp-sc", "greedy"),
@@ -168,7 +172,7 @@ def with_replicas() -> list[Run]:
 
 def with_checkpoints() -> list[Run]:
     """Saved after half of the minibatches, and gone on in another Trainer."""
-    replicas = ("all-reduce", "fully-shard", "local-sgd(every=3, start=4)", "diloco(every=2)")
+    replicas = ("all-reduce", "shard-optimizer", "fully-shard", "local-sgd(every=3, start=4)", "diloco(every=2)")
     return [
         *(plain(method, stops="reload") for method in METHODS),
         plain("pipemare(warmup=7, reschedule=9)", stops="reload", scheduler="cosine"),
@@ -211,7 +215,7 @@ def on_processes() -> list[Run]:
         Run("backprop", network="transformer, counted", data=2, options={"clip": 0.05}),
         *(
             Run("1f1b", data=2, sync=sync, stops="reload")
-            for sync in ("fully-shard", "local-sgd(every=3, start=4)", "diloco(every=2)")
+            for sync in ("shard-optimizer", "fully-shard", "local-sgd(every=3, start=4)", "diloco(every=2)")
         ),
         *(
             Run("1f1b", data=2, sync="all-reduce(hook=powersgd)", stops=stops, epochs=3)  # it begins after 10 updates

@@ -22,7 +22,7 @@ import stretto
 import stretto.cli
 from recorded import networks
 from recorded.runs import SIZES, STAGES, Command, Run
-from stretto.optim import LAMB, LARS, cosine, warmup
+from stretto.optim import LAMB, LARS, SOAP, Lion, cosine, muon, warmup
 
 Digests = dict[str, str]
 CLOCKS = ("seconds", "seconds_per_step", "search_seconds", "out", "report", "plan")  # times and paths
@@ -45,6 +45,9 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "rmsprop": functools.partial(torch.optim.RMSprop, lr=0.003, momentum=0.5),
     "lars": functools.partial(LARS, lr=1.0, momentum=0.9, weight_decay=0.01),
     "lamb": functools.partial(LAMB, lr=0.01, weight_decay=0.1),
+    "muon": functools.partial(muon, lr=0.003),
+    "soap": functools.partial(SOAP, lr=0.003, every=3),
+    "lion": functools.partial(Lion, lr=0.001, weight_decay=0.1),
     "groups": groups,
 }
 rates = torch.optim.lr_scheduler
