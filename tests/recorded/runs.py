@@ -58,7 +58,8 @@ TWO_WORKERS = ("interleaved", "looped-bfs", "zb-v", "dualpipe-v")  # several sta
 SYNCS = (
     "all-reduce", "all-reduce(algorithm=ring)", "all-reduce(hook=bf16)", "all-reduce(hook=fp16)",
     "all-reduce(hook=powersgd)", "shard-optimizer", "fully-shard", "fully-shard(reshard=True, min_block=0)",
-    "local-sgd(every=2)", "local-sgd(every=3, start=4)", "diloco(every=2)", "diloco(every=3, outer_lr=0.5, outer_momentum=0.5)",
+    "local-sgd(every=2)", "local-sgd(every=3, start=4)", "diloco(every=2)",
+    "diloco(every=3, outer_lr=0.5, outer_momentum=0.5)",
     "parameter-server(staleness=1)", "parameter-server(staleness=3)",
 )  # fmt: skip
 ALGORITHMS = (
