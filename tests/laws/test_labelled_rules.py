@@ -7,7 +7,7 @@ from torch import nn
 import stretto
 from optim.test_muon import DECAY, LR, MOMENTUM, Network, batch, network, train_by_hand
 from stretto.optim import labels_of, muon
-from stretto.optim.labels import stage_labels
+from stretto.optim.parameter_labels import stage_labels
 
 STEPS, WARM, GPIPE = 6, 4, "gpipe(microbatches=1)"
 RATES = [LR * min(step + 1, WARM) / WARM for step in range(STEPS)]

@@ -4,7 +4,7 @@ from torch import nn
 
 from stretto import UsageError
 from stretto.optim.by_name import make_optimizer, optimizer_row
-from stretto.optim.labels import labelled_by
+from stretto.optim.parameter_labels import labelled_by
 from stretto.optimizers import OPTIMIZERS
 
 

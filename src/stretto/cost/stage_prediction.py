@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from stretto.cost.attained import BYTES, TENSOR_CORES, KernelSeconds, Peaks, dtype_of_products, kernel_seconds
 from stretto.cost.cluster import Cluster, Device, WorkerKind
+from stretto.cost.cure_costs import FEEDBACK_PASSES, feedback_bytes, rotation_bytes, rotation_work
 from stretto.cost.layer_table import Affine, Kind, LayerCost, Measured, ModelCosts, Work, Works
 from stretto.cost.rings import all_reduce_seconds as library_all_reduce
-from stretto.cost.step_cures import FEEDBACK_PASSES, feedback_bytes, rotation_bytes, rotation_work
 from stretto.errors import UsageError
 from stretto.methods.cure import StepCure
 from stretto.optimizers import ITERATIONS, Optimizer, optimizer_of
@@ -242,11 +242,7 @@ def stage_times(
     positive("examples", examples)
     optimizer_of(optimizer)
     stages = costs.stages(bounds)
-    places = [[s] for s in range(len(stages))] if workers is None else [list(replicas) for replicas in workers]
-    if len(places) != len(stages) or not all(places) or len({len(replicas) for replicas in places}) > 1:
-        raise UsageError(
-            f"workers={places} for {len(stages)} stages: give the workers of each stage, the same number for all stages"
-        )
+    places = workers_of_stages(workers, len(stages))
     share = examples / len(places[0])
     layer_speeds = LayerSpeeds(
         *(
@@ -288,6 +284,16 @@ def stage_times(
             )
         )  # fmt: skip
     return tuple(predicted)
+
+
+def workers_of_stages(workers: Sequence[Sequence[int]] | None, stages: int) -> list[list[int]]:
+    """The workers that hold each stage's replicas. Raises UsageError if they do not fit so many stages."""
+    places = [[s] for s in range(stages)] if workers is None else [list(replicas) for replicas in workers]
+    if len(places) != stages or not all(places) or len({len(replicas) for replicas in places}) > 1:
+        raise UsageError(
+            f"workers={places} for {stages} stages: give the workers of each stage, the same number for all stages"
+        )
+    return places
 
 
 def with_cure(

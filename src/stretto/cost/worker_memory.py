@@ -8,8 +8,8 @@ one for each message that may be in flight, the receiver one.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from stretto.cost.cure_costs import feedback_bytes, rotation_bytes
 from stretto.cost.layer_table import LayerCost, ModelCosts, Peaks
-from stretto.cost.step_cures import feedback_bytes, rotation_bytes
 from stretto.methods import Method
 from stretto.methods.cure import StepCure
 from stretto.optimizers import Optimizer, optimizer_of

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from stretto.errors import UsageError, nearest
 from stretto.heads import man, plain, solo
 from stretto.heads.auglocal import auglocal
-from stretto.heads.blocks import blocks
 from stretto.heads.head import REMEDY, First, HeadKind, Network, Site
 from stretto.heads.infopro import infopro
+from stretto.heads.last_blocks import blocks
 from stretto.heads.reading import HeadReadings
 from stretto.options.checks import of_kind, refuse, shown, whole
 from stretto.options.import_object import import_object

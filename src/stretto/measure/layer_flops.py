@@ -29,7 +29,7 @@ from stretto.nn import tied_weights
 from stretto.nn.batch import num_examples
 from stretto.nn.layer_recompute import Recomputing, marked
 from stretto.nn.preserve import device_of, undisturbed
-from stretto.optim.labels import stage_labels
+from stretto.optim.parameter_labels import stage_labels
 from stretto.optimizers import MatrixWork
 from stretto.options.checks import flag, function, of_kind, refuse, sequence
 

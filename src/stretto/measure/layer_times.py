@@ -17,7 +17,7 @@ from stretto.measure.layer_flops import Loss
 from stretto.nn import deferred
 from stretto.nn.preserve import device_of, output_tensors, undisturbed
 from stretto.nn.stopwatch import as_leaves, timed
-from stretto.optim.labels import labelled_by
+from stretto.optim.parameter_labels import labelled_by
 from stretto.runtime.process_memory import keep_memory
 
 Inputs = tuple[Tensor, ...]

@@ -4,12 +4,12 @@ from stretto.nn.master_weights import Masters
 from stretto.optim.basis_rotation import RotatedAdam
 from stretto.optim.batch_scaling import scale_for_batch
 from stretto.optim.combined import CombinedOptimizer
-from stretto.optim.labels import Label, labels_of
 from stretto.optim.lamb import LAMB
 from stretto.optim.lars import LARS
 from stretto.optim.lion import Lion
 from stretto.optim.muon_with_adamw import muon
 from stretto.optim.named import NamedOptimizer
+from stretto.optim.parameter_labels import Label, labels_of
 from stretto.optim.reschedule import Rescheduled
 from stretto.optim.schedulers import cosine, warmup
 from stretto.optim.soap import SOAP

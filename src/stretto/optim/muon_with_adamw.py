@@ -8,11 +8,11 @@ from torch import Tensor
 
 from stretto.errors import UsageError, nearest
 from stretto.optim.combined import CombinedOptimizer
-from stretto.optim.labels import MATRIX, Label
 from stretto.optim.layerwise import check_betas, check_range, check_real, explaining_params
+from stretto.optim.parameter_labels import MATRIX, Label
 from stretto.options.checks import flag, one_of, shown
 
-REMEDY = "give labels=stretto.optim.labels_of(model), or exclude=[...], the embeddings and the output layer"
+REMEDY = "give labels=stretto.optim.parameter_labels_of(model), or exclude=[...], the embeddings and the output layer"
 
 
 def muon(
@@ -37,7 +37,7 @@ def muon(
     Args:
         params: parameters, or (name, parameter) pairs. A Trainer gives them.
         lr: learning rate of both.
-        labels: one for each of `params`, as `stretto.optim.labels_of` makes them. A Trainer gives them.
+        labels: one for each of `params`, as `stretto.optim.parameter_labels_of` makes them. A Trainer gives them.
         exclude: instead of labels: the matrices that AdamW steps, as parameters or, with pairs, as names of
             parameters or of modules. [] for none.
         momentum, nesterov, adjust_lr_fn: of Muon.

@@ -61,10 +61,10 @@ from numpy.typing import NDArray
 from stretto.cost.attained import AUTOCAST
 from stretto.cost.cluster import Link
 from stretto.cost.collective import GRADIENTS, RESHARDING, SHARDING, TENSOR_SUM
+from stretto.cost.cure_costs import FEEDBACK_PASSES
 from stretto.cost.layer_table import LayerCost, ModelCosts, keeping_inputs
 from stretto.cost.mixed_precision import step_factor, sum_seconds
 from stretto.cost.stage_prediction import LayerTimes, Machine, layer_times, with_head
-from stretto.cost.step_cures import FEEDBACK_PASSES
 from stretto.mesh import Mesh
 from stretto.plan.hidden_exchanges import hidden_exchanges, share_kept_busy
 from stretto.plan.objective import Rates

@@ -16,6 +16,29 @@ from stretto.simulate.network import LATE_DRAWS
 TRAIN, PLAN, PREDICTED, MEASURED, OPTIONS = "train", "plan", "predicted", "measured", "model_options"
 
 
+def choices(plan: Plan, prices: Prices) -> dict[str, Any]:
+    """What a plan chooses."""
+    c, problem = plan.candidate, prices.problem
+    return {
+        "method": str(c),
+        "workers": c.workers,
+        "pipeline": c.pipeline,
+        "data": c.mesh.data,
+        "tensor": c.mesh.tensor,
+        "space": list(c.mesh.space),
+        "stages": c.stages,
+        "bounds": list(plan.bounds),
+        **({"placement": placement_of(plan)} if problem.cluster.is_uneven else {}),
+        "microbatches": c.microbatches,
+        "sequence_parallel": c.sequence,
+        "recompute": c.recompute,
+        "sharding": c.shard,
+        "batch_size": c.batch,
+        "dtype": prices.dtype,
+        "optimizer": problem.optimizer,
+    }
+
+
 def content(
     plan: Plan,
     prices: Prices,
@@ -37,24 +60,7 @@ def content(
         "model": model,
         "cluster": problem.cluster.name,
         **({OPTIONS: dict(options)} if options else {}),
-        PLAN: {
-            "method": str(c),
-            "workers": c.workers,
-            "pipeline": c.pipeline,
-            "data": c.mesh.data,
-            "tensor": c.mesh.tensor,
-            "space": list(c.mesh.space),
-            "stages": c.stages,
-            "bounds": list(plan.bounds),
-            **({"placement": placement_of(plan)} if problem.cluster.is_uneven else {}),
-            "microbatches": c.microbatches,
-            "sequence_parallel": c.sequence,
-            "recompute": c.recompute,
-            "sharding": c.shard,
-            "batch_size": c.batch,
-            "dtype": prices.dtype,
-            "optimizer": problem.optimizer,
-        },
+        PLAN: choices(plan, prices),
         PREDICTED: {
             "seconds_per_step": plan.seconds,
             "by": predicted_by(plan, prices),

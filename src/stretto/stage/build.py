@@ -17,9 +17,9 @@ from stretto.nn.seeding import ForwardSeeds
 from stretto.nn.sharded_modules import is_sharded
 from stretto.nn.tied_weights import Lender
 from stretto.optim.elementwise import is_elementwise
-from stretto.optim.labels import Label, labelled, takes_labels
 from stretto.optim.momentum import momenta_of
 from stretto.optim.named import NamedOptimizer
+from stretto.optim.parameter_labels import Label, labelled, takes_labels
 from stretto.optim.whole_matrices import check_shares
 from stretto.replicas.agreement import Agreement, agreement
 from stretto.replicas.element_shares import Shares

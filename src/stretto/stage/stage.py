@@ -34,7 +34,7 @@ from stretto.optim.update_feedback import plain_sums
 from stretto.options.checks import shown
 from stretto.replicas.agreement import Agreement
 from stretto.replicas.optimizer_share import MasterShare, OptimizerShare
-from stretto.schedule import KINDS, Rules
+from stretto.schedule import KINDS, Reach, Rules
 from stretto.stage.trainer_specification import Specification
 from stretto.weights import Weights
 
@@ -188,13 +188,7 @@ class Stage:
         self._scale = 1 / len(reach.losses(index)) if mean else 1.0
         self._seeds = parts.seeds
         self._feedback = parts.feedback
-        # For each gradient sent down: whether this stage's head adds to it, and the position of the arriving one in it.
-        arriving = reach.arriving(index)
-        self._num_arriving = len(arriving)
-        self._outgoing = [
-            (reach.stop(index) == stop, arriving.index(stop) if stop in arriving else None)
-            for stop in reach.carried(index)
-        ]
+        self._num_arriving, self._outgoing = len(reach.arriving(index)), outgoing(reach, index)
         self._run: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
             "B": self._backward,
             "I": self._input_gradient,
@@ -630,6 +624,14 @@ class Stage:
             self.head.receive(unread)
         if self._borrows is not None:
             self._borrows.refresh()
+
+
+def outgoing(reach: Reach, stage: int) -> list[tuple[bool, int | None]]:
+    """For each gradient that a stage sends down: whether its head adds to it, and which of those that arrive does."""
+    arriving = reach.arriving(stage)
+    return [
+        (reach.stop(stage) == stop, arriving.index(stop) if stop in arriving else None) for stop in reach.carried(stage)
+    ]
 
 
 def nothing() -> None:

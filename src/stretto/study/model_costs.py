@@ -235,7 +235,7 @@ def planned_optimizer(name: str) -> str:
     import torch
 
     from stretto.optim.by_name import make_optimizer, optimizer_row, takes_rate
-    from stretto.optim.labels import labelled_by
+    from stretto.optim.parameter_labels import labelled_by
     from stretto.optimizers import OPTIMIZERS
     from stretto.options.user_errors import error_place
 

@@ -20,8 +20,8 @@ from stretto.nn.layer_recompute import check_marked
 from stretto.nn.remote_stage import RemoteStage
 from stretto.nn.seeding import PreservedGenerator, derive
 from stretto.nn.shapes import example_for_linear
-from stretto.optim.labels import head_labels, stage_labels, takes_labels
 from stretto.optim.muon_with_adamw import check_used
+from stretto.optim.parameter_labels import head_labels, stage_labels, takes_labels
 from stretto.schedule import Delays, Rules, Schedule
 from stretto.stage.build import BuiltStage, StageBuilder
 from stretto.stage.phase_settings import warn_of_overshoot
