@@ -30,6 +30,10 @@ class AdamW:
         """Orthogonal matrices left and right of a gradient, None for none."""
         return None, None
 
+    def turned(self, i, second):
+        """The second moments in the bases as they are now."""
+        return second
+
     def move(self, w, g, rate):
         self.count += 1
         return [self.one(i, x, each, rate) for i, (x, each) in enumerate(zip(w, g, strict=True))]
@@ -37,6 +41,7 @@ class AdamW:
     def one(self, i, w, g, rate):
         (first, second), (b1, b2) = self.state.get(i, (0.0, 0.0)), self.betas
         left, right = self.basis(i, g)
+        second = self.turned(i, second)
 
         def into(x):
             x = x if left is None else left.T @ x
@@ -58,7 +63,7 @@ class Rotated(AdamW):
 
     def __init__(self, interval, sides=2, **options):
         super().__init__(**options)
-        self.interval, self.sides, self.products, self.bases = interval, sides, {}, {}
+        self.interval, self.sides, self.products, self.bases, self.former = interval, sides, {}, {}, {}
 
     def basis(self, i, g):
         if g.ndim != 2:
@@ -71,9 +76,17 @@ class Rotated(AdamW):
             if self.count % self.interval == 1 or self.interval == 1:
                 mean = np.trace(self.products[key]) / len(product)
                 basis = np.linalg.qr(self.products[key] @ basis + 1e-4 * mean * basis)[0]
+            self.former[key] = self.bases.get(key, np.eye(len(product)))
             self.bases[key] = basis
             found.append(basis)
         return (*found, None)[:2]
+
+    def turned(self, i, second):
+        for side in range(self.sides if (i, 0) in self.bases else 0):
+            shares = np.einsum("ka,kb->ab", self.bases[i, side], self.former[i, side]) ** 2
+            if np.ndim(second):
+                second = np.einsum(("ab,bc->ac", "ab,cb->ca")[side], shares, second)
+        return second
 
 
 class Muon:

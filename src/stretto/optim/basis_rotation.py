@@ -3,13 +3,16 @@
 With the gradient G [n, m] of a matrix W (Jung et al. 2026, arXiv 2602.03515; SOAP, Vyas et al. 2025, arXiv 2409.11321):
 
     L <- b2 L + (1 - b2) G G^T    R <- b2 R + (1 - b2) G^T G    M <- b1 M + (1 - b1) G
-    every `interval` steps, the first included:  U <- Q of QR((L + d) U)    V <- Q of QR((R + d) V)
+    every `interval` steps, the first included:  U' = Q of QR((L + d) U)    V' = Q of QR((R + d) V)
+        S <- (U'^T U)^2 S (V^T V')^2    U, V <- U', V'
     S <- b2 S + (1 - b2) (U^T G V)^2
     W <- W - lr U (M_hat / (sqrt(S_hat) + eps)) V^T    M_hat = U^T M V / (1 - b1^k)    S_hat = S / (1 - b2^k)
 
 Bias correction and the place of eps are those of torch.optim.Adam, so U = V = 1 is its step; the bases start as 1.
-Weight decay is the optimizer's own: in the gradient for Adam, beside the step for AdamW. S is not turned with the
-bases, as in SOAP; M is kept unrotated, and turns with them. d (ours) is a small share of the mean eigenvalue of L or
+Weight decay is the optimizer's own: in the gradient for Adam, beside the step for AdamW. M is kept unrotated, and turns
+with the bases. S turns, too (ours; squares are of elements): these are the second moments in the new basis of what had
+uncorrelated coordinates in the former one. Left as it is, it belongs to other directions after a refresh, and a step is
+up to 1 / sqrt(1 - b2) times too long, 31 times with torch's betas. d (ours) is a small share of the mean eigenvalue of L or
 R: eigenvectors stay the same, but where L knows no gradient yet, U keeps its columns and does not take them from
 rounding errors.
 """
@@ -126,10 +129,14 @@ class Side:
         self.product.mul_(beta).addmm_(factor, factor.mT, alpha=1 - beta)
 
     def refresh(self) -> None:
-        """One step of the power method on all columns, made orthogonal again."""
+        """One step of the power method on all columns, made orthogonal again; the second moments turn with them."""
         shift = SHIFT * float(self.product.diagonal().mean())
         turned = torch.addmm(self.basis, self.product, self.basis, beta=shift)
-        self.state[f"{self.name}_basis"] = torch.linalg.qr(turned).Q
+        refreshed = torch.linalg.qr(turned).Q
+        shares = (refreshed.mT @ self.basis).square()  # of each former direction in each new one
+        second = self.state["exp_avg_sq"]
+        self.state["exp_avg_sq"] = shares @ second if self.name == "left" else second @ shares.mT
+        self.state[f"{self.name}_basis"] = refreshed
 
 
 def into(matrix: Tensor, sides: list[Side]) -> Tensor:
