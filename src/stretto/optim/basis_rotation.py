@@ -12,8 +12,8 @@ Bias correction and the place of eps are those of torch.optim.Adam, so U = V = 1
 Weight decay is the optimizer's own: in the gradient for Adam, beside the step for AdamW. M is kept unrotated, and turns
 with the bases. S turns, too (ours; squares are of elements): these are the second moments in the new basis of what had
 uncorrelated coordinates in the former one. Left as it is, it belongs to other directions after a refresh, and a step is
-up to 1 / sqrt(1 - b2) times too long, 31 times with torch's betas. d (ours) is a small share of the mean eigenvalue of L or
-R: eigenvectors stay the same, but where L knows no gradient yet, U keeps its columns and does not take them from
+up to 1 / sqrt(1 - b2) times too long, 31 times with torch's betas. d (ours) is a small share of the mean eigenvalue of
+L or R: eigenvectors stay the same, but where L knows no gradient yet, U keeps its columns and does not take them from
 rounding errors.
 """
 
