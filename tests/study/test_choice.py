@@ -31,7 +31,7 @@ def test_all_is_every_method_that_runs():
 def test_the_optimizer_decides():
     methods, left_out = chosen(optimizer="nadam")
     assert "nesterov" in methods
-    assert set(left_out) == {"pb-sc", "pb-lwp", "pb-lwp-sc", "spectrain", "pipeoptim"}
+    assert set(left_out) == {"pb-sc", "pb-lwp", "pb-lwp-sc", "spectrain"}
     assert all("torch.optim.SGD" in reason for reason in left_out.values())
 
 

@@ -52,7 +52,7 @@ def kernels_of(name: str, operator: Kernel, args: Any, made: Any) -> Iterator[Ke
 
     A convolution has one for each gradient. A batch norm reads its images twice: for the statistics, and to normalise.
     The backward of a layer norm has a kernel for the input's gradient, by rows, and one for the weights', by columns,
-    both of which read the gradient and the input (`LayerNormBackwardKernelImplInternal`, ATen/native/cuda/
+    both of which read the gradient and the input (`LayerNormBackwardKernelImplInternal`, ATen/native/
     layer_norm_kernel.cu).
     """
     if name == "convolution_backward":

@@ -53,7 +53,7 @@ def layer_costs(
     so that modules on the meta device, or made under `faking()`, will do whatever their size. A model whose shapes
     depend on its numbers needs `fake=False`. Nothing is trained; modules, statistics and generators stay as they were.
     With `recompute` "selective" or "full" they are the costs of layers that are recomputed so in training; with
-    `autocast`, float16 or bfloat16, of layers and loss under torch.autocast on a CUDA device. Calls with one `counting`
+    `autocast`, float16 or bfloat16, of layers and loss under torch.autocast on a GPU. Calls with one `counting`
     run no two layers that are alike.
 
     Raises UsageError for a layer that cannot take what reaches it.

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from stretto.measure.aten_costs import Done, Operators
-from stretto.measure.cuda_autocast import CudaAutocast, autocasting
+from stretto.measure.gpu_autocast import GpuAutocast, autocasting
 from stretto.measure.image_windows import ImageWindows, SeenWindow
 from stretto.measure.live_bytes import LiveBytes, returning
 from stretto.nn.layer_recompute import Recomputing
@@ -45,7 +45,7 @@ class ForwardContext(NamedTuple):
         """A context for one forward, in which what is recomputed keeps its inputs only."""
         with ExitStack() as stack:
             if self.autocast is not None:
-                stack.enter_context(CudaAutocast(self.autocast))
+                stack.enter_context(GpuAutocast(self.autocast))
                 for module in () if self.again is None else self.again.modules:
                     stack.enter_context(autocasting(module, self.autocast))
             if self.again is not None:

@@ -94,8 +94,9 @@ def attentions(root: nn.Module) -> Iterator[AttentionLayers]:
         paths = projections(path, module, modules)
         if paths is not None:
             query, others, output = paths
-            width_of_head = head_width(module, outputs(root, query) // (1 if others else 3))
-            group = module.group if query.rpartition(".")[2] == GROUPED[0] else 0
+            grouped = query.rpartition(".")[2] == GROUPED[0]
+            width_of_head = head_width(module, outputs(root, query) // (1 if others or grouped else 3))
+            group = module.group if grouped else 0
             if width_of_head is not None and isinstance(group, int):
                 yield AttentionLayers(path, module, query, others, output, width_of_head, group)
 

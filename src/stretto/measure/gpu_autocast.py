@@ -4,7 +4,7 @@ torch's own autocast looks at the device of each tensor. Those of a plan are fak
 (softmax and layer norms stay in 16 bits there), and fake tensors of CUDA end the process of a torch built without it.
 So the casts of CUDA stand here once more, by torch's own lists (ATen/autocast_mode.h;
 https://docs.pytorch.org/docs/stable/amp.html#autocast-op-reference), as kernels of a dispatch key without other uses:
-autocast on Graphcore's IPU, for which torch has no kernels. `with CudaAutocast(torch.float16):` turns the key on. As in
+autocast on Graphcore's IPU, for which torch has no kernels. `with GpuAutocast(torch.float16):` turns the key on. As in
 torch, operators inside a listed one follow it, backwards run in the types of their forwards, and a weight is cast once
 in a block.
 """
@@ -49,7 +49,7 @@ FUSED_CASTS = {"softmax.int": "_softmax", "log_softmax.int": "_log_softmax"}  # 
 Run = Callable[..., Any]
 
 
-class CudaAutocast(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class GpuAutocast(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """In this block operators run in `dtype`, in float32 or in the widest of their operands' types, as on CUDA."""
 
     def __init__(self, dtype: torch.dtype) -> None:
@@ -59,7 +59,7 @@ class CudaAutocast(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._casts: dict[int, tuple[Tensor, Tensor]] = {}  # of weights, by which tensor they are; held, as ids return
         self._open: list[ExitStack] = []
 
-    def __enter__(self) -> "CudaAutocast":
+    def __enter__(self) -> "GpuAutocast":
         """Turn the casts on."""
         stack = ExitStack()
         stack.callback(torch.set_autocast_enabled, "ipu", torch.is_autocast_enabled("ipu"))
@@ -92,12 +92,12 @@ class CudaAutocast(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @contextmanager
 def autocasting(module: nn.Module, dtype: torch.dtype) -> Iterator[None]:
-    """In this block the module's forward has a CudaAutocast of its own, also when it runs again in a backward."""
+    """In this block the module's forward has a GpuAutocast of its own, also when it runs again in a backward."""
     attributes = vars(module)
     own, forward = attributes.get("forward"), module.forward
 
     def cast_forward(*args: Any, **kwargs: Any) -> Any:
-        with CudaAutocast(dtype):
+        with GpuAutocast(dtype):
             return forward(*args, **kwargs)
 
     attributes["forward"] = cast_forward
@@ -115,10 +115,10 @@ def casts(tensor: Tensor) -> bool:
     return tensor.device.type == "cpu" and tensor.is_floating_point() and tensor.dtype != torch.float64
 
 
-def current_autocast() -> CudaAutocast:
+def current_autocast() -> GpuAutocast:
     """The innermost block."""
     modes = _get_current_dispatch_mode_stack()
-    found: CudaAutocast = next(mode for mode in reversed(modes) if isinstance(mode, CudaAutocast))
+    found: GpuAutocast = next(mode for mode in reversed(modes) if isinstance(mode, GpuAutocast))
     return found
 
 

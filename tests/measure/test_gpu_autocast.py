@@ -11,8 +11,8 @@ from torch._C import _dispatch_get_all_op_names as all_names
 from torch._C import _dispatch_has_kernel_for_dispatch_key as has_kernel
 
 from stretto.errors import UsageError
-from stretto.measure import cuda_autocast as own
-from stretto.measure.cuda_autocast import CudaAutocast
+from stretto.measure import gpu_autocast as own
+from stretto.measure.gpu_autocast import GpuAutocast
 from stretto.measure.layer_flops import layer_costs
 
 HEADER = Path(torch.__file__).parent / "include/ATen/autocast_mode.h"
@@ -62,7 +62,7 @@ def test_it_is_torchs_own_where_the_lists_of_a_cpu_agree(dtype):
     twice = nn.Linear(288, 288)  # cast once
     start = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten()
     layers, x = nn.Sequential(*start, twice, nn.GELU(), twice, nn.Linear(288, 5)), torch.randn(2, 3, 8, 8)
-    assert ran(CudaAutocast(dtype), layers, x) == ran(torch.autocast("cpu", dtype), layers, x)
+    assert ran(GpuAutocast(dtype), layers, x) == ran(torch.autocast("cpu", dtype), layers, x)
 
 
 def works(layers, x, kind="F", **options):
@@ -118,7 +118,7 @@ def test_softmax_of_float16_is_cast_inside_its_kernel_and_of_bfloat16_before_it(
 
 def test_norms_promotions_and_refusals():
     x, y = torch.randn(3, 4), torch.randn(3, 4).to(torch.bfloat16)
-    with CudaAutocast(torch.bfloat16):
+    with GpuAutocast(torch.bfloat16):
         assert torch.norm(y).dtype == torch.linalg.vector_norm(y).dtype == torch.float32
         assert y.norm(dim=1).dtype == y.sum().dtype == y.pow(2).dtype == torch.float32
         assert torch.addcmul(x, y, y).dtype == torch.float32
