@@ -30,7 +30,7 @@ def layer_of(recompute: str, sequence_parallel: str) -> dict[str, float]:
 
 def terms_of(row: Row, options: Mapping[str, Any]) -> Mapping[str, float]:
     """The terms of a step with other options. Raises RuntimeError if it is refused."""
-    result = predict(Row(row.name, row.source, row.place, row.measured, None, options, row.tokens))
+    result = predict(Row(row.name, row.source, row.place, row.measured, None, options, row.flops))
     if result.refusal:
         raise RuntimeError(result.refusal)
     return result.terms
