@@ -1,6 +1,8 @@
 """What training costs on this machine, measured: FLOPs, layer times, rates, messages, all-reduces."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from stretto.options.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from stretto.measure.counting import faking
@@ -11,20 +13,13 @@ if TYPE_CHECKING:
 __all__ = ["NOTES", "Accounting", "Costs", "faking", "layer_costs", "measure", "with_times"]
 
 _HOMES = {
-    "NOTES": "step_flops",
-    "Accounting": "step_flops",
-    "Costs": "step_flops",
-    "faking": "counting",
-    "layer_costs": "layer_flops",
-    "measure": "step_flops",
-    "with_times": "layer_times",
+    "NOTES": "stretto.measure.step_flops",
+    "Accounting": "stretto.measure.step_flops",
+    "Costs": "stretto.measure.step_flops",
+    "faking": "stretto.measure.counting",
+    "layer_costs": "stretto.measure.layer_flops",
+    "measure": "stretto.measure.step_flops",
+    "with_times": "stretto.measure.layer_times",
 }
 
-
-def __getattr__(name: str) -> Any:
-    """Import a name from its file on first use: counting a network's layers needs no Trainer."""
-    if name not in _HOMES:
-        raise AttributeError(f"module 'stretto.measure' has no attribute {name!r}")
-    import importlib
-
-    return getattr(importlib.import_module(f"stretto.measure.{_HOMES[name]}"), name)
+__getattr__ = lazy_names(__name__, _HOMES)  # counting a network's layers needs no Trainer

@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from stretto.errors import UsageError
+from stretto.nn.preserve import replaced_forward
 
 KEY = "AutocastIPU"
 SIXTEEN_BITS = """
@@ -93,21 +94,14 @@ class GpuAutocast(TorchDispatchMode):  # type: ignore[no-untyped-call]
 @contextmanager
 def autocasting(module: nn.Module, dtype: torch.dtype) -> Iterator[None]:
     """In this block the module's forward has a GpuAutocast of its own, also when it runs again in a backward."""
-    attributes = vars(module)
-    own, forward = attributes.get("forward"), module.forward
+    forward = module.forward
 
     def cast_forward(*args: Any, **kwargs: Any) -> Any:
         with GpuAutocast(dtype):
             return forward(*args, **kwargs)
 
-    attributes["forward"] = cast_forward
-    try:
+    with replaced_forward(module, cast_forward):
         yield
-    finally:
-        if own is None:
-            del attributes["forward"]
-        else:
-            attributes["forward"] = own
 
 
 def casts(tensor: Tensor) -> bool:

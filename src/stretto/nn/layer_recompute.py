@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from stretto.errors import UsageError
 from stretto.nn.devices import CPU, forked_generators, generators
+from stretto.nn.preserve import replaced_forward
 from stretto.nn.remote_stage import RemoteStage
 from stretto.nn.shapes import summary
 
@@ -83,8 +84,6 @@ class Recomputing:
 @contextmanager
 def exchanged_forward(body: "Body", record: Callable[[list[Tensor]], None] | None) -> Iterator[None]:
     """In this block the module's forward, without its hooks, is one that keeps its inputs only, which it records."""
-    attributes = vars(body.module)
-    own = attributes.get("forward")
     body.original = body.module.forward
 
     def forward(*args: Any, **kwargs: Any) -> Any:
@@ -95,14 +94,8 @@ def exchanged_forward(body: "Body", record: Callable[[list[Tensor]], None] | Non
             record(region.inputs)
         return region.run()
 
-    attributes["forward"] = forward
-    try:
+    with replaced_forward(body.module, forward):
         yield
-    finally:
-        if own is None:
-            del attributes["forward"]
-        else:
-            attributes["forward"] = own
 
 
 class Body(nn.Module):

@@ -1,7 +1,8 @@
 """Contexts for running a model to inspect it: modes, buffers, attributes and random generators are restored."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -43,6 +44,21 @@ def undisturbed(modules: Sequence[nn.Module], device: torch.device) -> Iterator[
                     module._buffers[name] = buffer  # the same object: the forward may have assigned another
                     if not buffer.is_meta and not torch.equal(buffer, value):
                         buffer.copy_(value)
+
+
+@contextmanager
+def replaced_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+    """In this block calls of the module, hooks apart, run `forward`."""
+    attributes = vars(module)
+    own = attributes.get("forward")
+    attributes["forward"] = forward
+    try:
+        yield
+    finally:
+        if own is None:
+            del attributes["forward"]
+        else:
+            attributes["forward"] = own
 
 
 @contextmanager

@@ -4,7 +4,9 @@
 (`parallel/operator`).
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from stretto.options.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from stretto.parallel.operator import gather, tensor
@@ -20,14 +22,7 @@ _HOMES = {
     "tensor": "stretto.parallel.operator",
 }
 
-
-def __getattr__(name: str) -> Any:
-    """Import a public name at its first use, as `stretto` does."""
-    if name not in _HOMES:
-        raise AttributeError(f"module 'stretto.parallel' has no attribute {name!r}")
-    import importlib
-
-    return getattr(importlib.import_module(_HOMES[name]), name)
+__getattr__ = lazy_names(__name__, _HOMES)  # as `stretto` does
 
 
 def __dir__() -> list[str]:

@@ -153,9 +153,7 @@ def misfit(problem: Problem) -> str:
         return f"{no_plan_fits(problem, c)}fails on {unequal_shares(c, costs, least, memory)}. {remedy(problem)}"
     for s in stages:
         parts["weights, gradients and optimizer state"] += float(costs[s].static_bytes)
-        parts["activations"] += float(
-            c.planning.held(c.stage_at(s)) * costs[s].microbatch_bytes + costs[s].recompute_bytes
-        )
+        parts["activations"] += activation_bytes(c, s, costs[s])
     stage_layers = list(pairwise(least.bounds))
     layers = ", ".join(f"{stage_layers[s][0]} to {stage_layers[s][1] - 1}" for s in stages)
     breakdown = " and ".join(f"{size(value)} of {name}" for name, value in parts.items())
@@ -175,13 +173,14 @@ def no_plan_fits(problem: Problem, c: Candidate) -> str:
     )
 
 
+def activation_bytes(c: Candidate, s: int, cost: StageTable) -> float:
+    """Bytes of the activations of stage s, what it computes again included."""
+    return float(c.planning.held(c.stage_at(s)) * cost.microbatch_bytes + cost.recompute_bytes)
+
+
 def unequal_shares(c: Candidate, costs: Sequence[StageTable], least: Plan, memory: Sequence[float]) -> str:
     """The stage that takes most beyond its share of its worker's memory, where the worker's stages together fit."""
-    taken = [
-        float(costs[s].static_bytes + c.planning.held(c.stage_at(s)) * costs[s].microbatch_bytes)
-        + float(costs[s].recompute_bytes)
-        for s in range(c.stages)
-    ]
+    taken = [float(cost.static_bytes) + activation_bytes(c, s, cost) for s, cost in enumerate(costs)]
     shares = [memory[c.worker_of(s)] / c.planning.stages_per_worker for s in range(c.stages)]
     stage = max(range(c.stages), key=lambda s: taken[s] / shares[s])
     return (

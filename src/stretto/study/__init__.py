@@ -1,6 +1,8 @@
 """Runs and studies of runs: settings in, plain files and a report out."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from stretto.options.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from stretto.study.comparison import Outcome, compare
@@ -11,21 +13,14 @@ if TYPE_CHECKING:
 __all__ = ["Outcome", "Study", "compare", "open_study", "read_study", "resolve_study", "run", "write_report"]
 
 _HOMES = {
-    "Outcome": "comparison",
-    "Study": "study",
-    "compare": "comparison",
-    "open_study": "study",
-    "read_study": "study",
-    "resolve_study": "study",
-    "run": "training_run",
-    "write_report": "report_page",
+    "Outcome": "stretto.study.comparison",
+    "Study": "stretto.study.study",
+    "compare": "stretto.study.comparison",
+    "open_study": "stretto.study.study",
+    "read_study": "stretto.study.study",
+    "resolve_study": "stretto.study.study",
+    "run": "stretto.study.training_run",
+    "write_report": "stretto.study.report_page",
 }
 
-
-def __getattr__(name: str) -> Any:
-    """Import a name from its file on first use: plans use this folder's costs of models, and train nothing."""
-    if name not in _HOMES:
-        raise AttributeError(f"module 'stretto.study' has no attribute {name!r}")
-    import importlib
-
-    return getattr(importlib.import_module(f"stretto.study.{_HOMES[name]}"), name)
+__getattr__ = lazy_names(__name__, _HOMES)  # plans use this folder's costs of models, and train nothing
