@@ -12,7 +12,7 @@ from stretto.heads import LocalLoss
 from stretto.heads import build as build_head
 from stretto.heads.head import Network
 from stretto.heads.man import LOW_PRECISION
-from stretto.heads.table import readings
+from stretto.heads.table import is_from_last, readings, sharing
 from stretto.mesh import Placement
 from stretto.nn import deferred, memory_limit, tied_weights
 from stretto.nn.batch import arguments_of, inputs_on
@@ -76,6 +76,7 @@ class Construction:
         self.merges = self._agreement not in (None, "A")
         self.summed_replicas = of.mesh.data if self.merges else 1
         check_marked(known, of.recompute)
+        self._shared = sharing(of.method.head, of.method.reach(num_stages), heads, known)
         self._ties = self._tied(known)
         self._readings = readings(of.method.head, of.method.reach(num_stages), heads, known)
         self._check_reading(known)
@@ -86,7 +87,7 @@ class Construction:
         self.lag = of.method.lag(num_stages) + of.sync.lag(of.mesh.data)
         self.placement = Placement(of.mesh, self.schedule.num_workers)
         self.heads = self._heads(heads, example, given, known)
-        check_sharing(known, self.heads)
+        check_sharing(known, self.heads, {id(p) for borrowed in (self._shared or {}).values() for p in borrowed})
         self._labels |= head_labels(self.heads) if self._labels else {}
         self._check_losses()
         enable_training(known)
@@ -125,9 +126,16 @@ class Construction:
         return known
 
     def _tied(self, known: Sequence[nn.Module]) -> Sequence[tied_weights.Tied]:
-        ties = tied_weights.find(known)
+        method = self._of.method
+        local = method.reach(len(known)).heads[:-1]
+        ties = tied_weights.find(known, last_owns=bool(local) and is_from_last(method.head), heads=self._shared)
         if ties and (self.merges or self._of.sync.sharding):
             first = ties[0]
+            if self._shared:
+                raise UsageError(
+                    f"method {method}: heads share the weights of stage {first.owner}, which {self._of.sync} does not "
+                    "keep whole, or the same on all replicas: use sync='all-reduce', or another head"
+                )
             raise UsageError(
                 f"stages {first.owner} and {first.users[0]} share {first.name!r} (tied weights), which {self._of.sync} "
                 "does not keep the same on both: use sync='all-reduce', or put both into one stage"
@@ -139,13 +147,20 @@ class Construction:
         if not reads.readers or reads.kind is None:
             return
         owners = {owner: reads.lent(owner, known[owner]) for owner, _, _ in reads.readers}
-        read = {id(parameter) for lent in owners.values() for parameter in lent.values()}
-        first = next((tie for tie in self._ties if tie.owner in owners or id(tie.parameter) in read), None)
-        if first is not None:
-            raise UsageError(
-                f"head {reads.head!r} reads {reads.kind.what}, but stages {first.owner} and {first.users[0]} share "
-                f"{first.name!r} (tied weights), which stage {first.owner} trains: use head='auto'"
-            )
+        read = {id(parameter): owner for owner, lent in owners.items() for parameter in lent.values()}
+        for tied in self._ties:
+            if read.get(id(tied.parameter), tied.owner) != tied.owner:
+                raise UsageError(
+                    f"head {reads.head!r} reads {reads.kind.what}, but stages {tied.owner} and {tied.users[0]} share "
+                    f"{tied.name!r} (tied weights), which stage {tied.owner} trains: use head='auto'"
+                )
+        pairs = tied_weights.pairs(self._ties)
+        for owner, reader, every in reads.readers:
+            if every > 1 and (owner, reader) in pairs:
+                raise UsageError(
+                    f"head {reads.head!r}, every={every}: stages {owner} and {reader} share a weight (tied weights), "
+                    "whose versions come after each update: use every=1"
+                )
         if reads.kind.averages and self._of.precision.converts and reads.options.get("momentum"):
             raise UsageError(f"head {reads.head!r}, precision={self._of.precision.name!r}: {LOW_PRECISION}")
         if self._of.method.recompute:
@@ -192,7 +207,9 @@ class Construction:
                 with cpu, PreservedGenerator(cpu) as generator:
                     generator.seed(derive(self._of.seed, "head", stage))
                     head = build_head(self._of.method.head, stage, outputs[stage], outputs[-1][0], network)
-                heads[stage] = head.to(dtype=outputs[stage][0].dtype)
+                if self._shared is None:  # other stages' weights have their dtypes
+                    head = head.to(dtype=outputs[stage][0].dtype)
+                heads[stage] = head
         heads_here = [
             head.to(self._of.device) if head is not None and not isinstance(stage, RemoteStage) else None
             for head, stage in zip(heads, self.stages, strict=True)
@@ -249,7 +266,7 @@ class Construction:
         )
         for replica in self._backend.replicas[1:]:  # only emulated replicas
             parts.append(deferred.deep_copy(parts[0]))
-            builders.append(first_builder.of_replica(replica, tied_weights.find(parts[-1][0])))
+            builders.append(first_builder.of_replica(replica, tied_weights.of_copies(self._ties, parts[-1][0])))
         built: list[BuiltStage] = []
         for index in stages_here:
             reducer = None if self._agreement is None else self._backend.reducer(self._of.sync)
