@@ -83,12 +83,14 @@ class LaidOut(NamedTuple):
         c, problem = plan.candidate, prices.problem
         chosen, costs = method(str(c)), problem.costs
         ends = [*plan.bounds[:-1], len(costs.layers)]
-        tied = costs.tied(ends)
-        schedule, rules = chosen.plan(c.stages, c.pipeline, ties=tuple(tied))
+        has_head, heads = chosen.reach(c.stages).heads[:-1], problem.heads_of(c.method)
+        tied, read = costs.tied(ends), {} if heads is None else heads.weights_read(plan.bounds, has_head)
+        trained = read if heads is not None and heads.trains else {}
+        reads = [] if heads is None or heads.trains else [(*pair, heads.every) for pair in read]
+        schedule, rules = chosen.plan(c.stages, c.pipeline, ties=(*tied, *trained), reads=reads)
         rows = replace(problem.counted_costs(c.form) or costs, layers=prices.rows(c.form))
-        has_head, heads = set(rules.reach.heads[:-1]), problem.heads_of(c.method)
-        behind = [heads[end - 1] if heads and s in has_head else None for s, end in enumerate(plan.bounds[1:])]
-        return cls(chosen, schedule, rules, rows, ends, tied, behind)
+        behind = [heads.at(s, plan.bounds) if heads and s in has_head else None for s in range(c.stages)]
+        return cls(chosen, schedule, rules, rows, ends, tied | read, behind)
 
 
 def peaks(plan: Plan, prices: Prices, laid: LaidOut) -> tuple[float, ...]:

@@ -83,6 +83,7 @@ class Construction:
         self._labels = stage_labels(known) if takes_labels(of.optimizer) else {}  # while parameters are whole
         self._all_known = not any(isinstance(stage, RemoteStage) for stage in known)
         self._share_stages()
+        self.weight_bytes = self._weight_bytes(known)
         self.schedule, self.rules = self._plan(of.method.plan, workers)
         self.lag = of.method.lag(num_stages) + of.sync.lag(of.mesh.data)
         self.placement = Placement(of.mesh, self.schedule.num_workers)
@@ -141,6 +142,17 @@ class Construction:
                 "does not keep the same on both: use sync='all-reduce', or put both into one stage"
             )
         return ties
+
+    def _weight_bytes(self, known: Sequence[nn.Module]) -> dict[tuple[int, int], float]:
+        # Of the weights that one stage sends another, by (owner, user).
+        sizes: dict[tuple[int, int], float] = {}
+        for tied in self._ties:
+            for user in tied.users:
+                sizes[tied.owner, user] = sizes.get((tied.owner, user), 0.0) + bytes_of([tied.parameter])
+        for owner, reader, _ in self._readings.readers:
+            read = bytes_of(self._readings.lent(owner, known[owner]).values())
+            sizes[owner, reader] = sizes.get((owner, reader), 0.0) + read
+        return sizes
 
     def _check_reading(self, known: Sequence[nn.Module]) -> None:
         reads = self._readings
@@ -320,3 +332,8 @@ class Construction:
             head_reads_x=head_reads_x,
             arguments=arguments_of(self.stages[0]) if 0 in stages_here else None,
         )
+
+
+def bytes_of(parameters: Iterable[Tensor]) -> float:
+    """The bytes of parameters."""
+    return float(sum(parameter.numel() * parameter.element_size() for parameter in parameters))
