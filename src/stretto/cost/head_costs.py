@@ -4,12 +4,26 @@ from bisect import bisect_right
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
+from typing import NamedTuple
 
 from stretto.cost.layer_table import LayerCost
 from stretto.schedule.even_split import bounds as even_bounds
 
 Copied = Callable[[int, int], Sequence[int]]  # (stage, number of stages) -> the stages that its head copies
 Spares = Callable[[int, int], bool]  # (stage, number of stages) -> whether its head does without a part
+
+
+class StageHeads(NamedTuple):
+    """Heads behind the stages of a cut: the row of each stage's, None without one; what they read of other stages.
+
+    `weights` are bytes by (owner, reader); `ties` are those pairs if the reader trains them, else `reads` says after
+    how many updates they are sent, as `Method.plan` takes them.
+    """
+
+    rows: list[LayerCost | None]
+    weights: dict[tuple[int, int], float] = {}  # noqa: RUF012 (never changed)
+    ties: tuple[tuple[int, int], ...] = ()
+    reads: tuple[tuple[int, int, int], ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +76,14 @@ class HeadCosts:
         if self.copied is not None:
             return self._copies(stage, bounds)
         return self.behind(stage, len(bounds) - 1)[bounds[stage + 1] - 1]
+
+    def laid_out(self, heads: Sequence[int], bounds: Sequence[int]) -> StageHeads:
+        """The heads behind these stages of a cut, where stage s holds the layers from bounds[s] up to bounds[s + 1]."""
+        rows = [self.at(stage, bounds) if stage in heads else None for stage in range(len(bounds) - 1)]
+        weights = self.weights_read(bounds, heads)
+        if self.trains:
+            return StageHeads(rows, weights, ties=tuple(weights))
+        return StageHeads(rows, weights, reads=tuple((*pair, self.every) for pair in weights))
 
     def _copies(self, stage: int, bounds: Sequence[int]) -> LayerCost | None:
         assert self.copied is not None

@@ -152,7 +152,6 @@ class Borrower:
             for holder, name, number in self._places:
                 holder._parameters[name] = self.originals[number]
 
-
     def take_gradients(self, leaves: Mapping[int, nn.Parameter]) -> dict[int, dict[int, Tensor]]:
         """Remove and return the gradients of one forward's leaves, by owner and number.
 

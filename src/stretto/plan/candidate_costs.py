@@ -609,8 +609,7 @@ class Prices:
         return part, part
 
     def head(self, c: Candidate, s: int) -> "Head":
-        """The costs of stage s's head behind layer j - 1, at [0, j]; where there can be none it takes infinite memory.
-        """
+        """The costs of stage s's head behind layer j - 1, at [0, j]; infinite memory where there can be none."""
         costs, worker = self.problem.heads_of(c.method), c.worker_of(s)
         assert costs is not None, "methods with heads are tried only where their costs are known"
         given = costs.behind(s, c.stages)

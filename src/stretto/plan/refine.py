@@ -6,7 +6,8 @@ from itertools import pairwise
 from math import inf
 from typing import NamedTuple
 
-from stretto.cost.layer_table import LayerCost, ModelCosts
+from stretto.cost.head_costs import StageHeads
+from stretto.cost.layer_table import ModelCosts
 from stretto.cost.stage_prediction import LayerTimes, StageTimes, stage_times
 from stretto.cost.step_prediction import Pricer, silent, turn_seconds
 from stretto.cost.worker_memory import peak_bytes
@@ -66,7 +67,7 @@ def simulated(plan: Plan, prices: Prices) -> Plan:
 class LaidOut(NamedTuple):
     """A plan's method, schedule and rules, and the costs of its layers to each process that shares them.
 
-    `ends` are the stages' bounds, the loss in the last one; `heads` has the row of the head behind each stage.
+    `ends` are the stages' bounds, the loss in the last one; `heads` are the heads behind stages.
     """
 
     chosen: Method
@@ -75,7 +76,7 @@ class LaidOut(NamedTuple):
     costs: ModelCosts
     ends: Sequence[int]
     tied: Mapping[tuple[int, int], float]
-    heads: Sequence[LayerCost | None]
+    heads: StageHeads
 
     @classmethod
     def of(cls, plan: Plan, prices: Prices) -> "LaidOut":
@@ -83,14 +84,13 @@ class LaidOut(NamedTuple):
         c, problem = plan.candidate, prices.problem
         chosen, costs = method(str(c)), problem.costs
         ends = [*plan.bounds[:-1], len(costs.layers)]
-        has_head, heads = chosen.reach(c.stages).heads[:-1], problem.heads_of(c.method)
-        tied, read = costs.tied(ends), {} if heads is None else heads.weights_read(plan.bounds, has_head)
-        trained = read if heads is not None and heads.trains else {}
-        reads = [] if heads is None or heads.trains else [(*pair, heads.every) for pair in read]
-        schedule, rules = chosen.plan(c.stages, c.pipeline, ties=(*tied, *trained), reads=reads)
+        tied, heads = costs.tied(ends), problem.heads_of(c.method)
+        behind = StageHeads([None] * c.stages)
+        if heads is not None:
+            behind = heads.laid_out(chosen.reach(c.stages).heads[:-1], plan.bounds)
+        schedule, rules = chosen.plan(c.stages, c.pipeline, ties=(*tied, *behind.ties), reads=behind.reads)
         rows = replace(problem.counted_costs(c.form) or costs, layers=prices.rows(c.form))
-        behind = [heads.at(s, plan.bounds) if heads and s in has_head else None for s in range(c.stages)]
-        return cls(chosen, schedule, rules, rows, ends, tied | read, behind)
+        return cls(chosen, schedule, rules, rows, ends, tied, behind)
 
 
 def peaks(plan: Plan, prices: Prices, laid: LaidOut) -> tuple[float, ...]:
@@ -103,7 +103,7 @@ def peaks(plan: Plan, prices: Prices, laid: LaidOut) -> tuple[float, ...]:
         return plan.bytes
     whole = peak_bytes(
         laid.chosen, laid.schedule, laid.rules, laid.costs, laid.ends, c.examples,
-        optimizer=problem.optimizer, heads=laid.heads,
+        optimizer=problem.optimizer, heads=laid.heads.rows, weights=laid.heads.weights,
     )  # fmt: skip
     if c.shard == "none":
         return whole
@@ -121,7 +121,7 @@ def pricer_of(plan: Plan, prices: Prices, laid: LaidOut) -> Pricer:
     times = stage_times(
         laid.costs, laid.ends, problem.cluster, c.examples * len(workers.ranks[0]),
         workers=[workers.ranks[laid.schedule.worker_of[s]] for s in range(c.stages)], dtype=prices.dtype,
-        optimizer=problem.optimizer, heads=laid.heads, silent=silent(laid.rules, c.stages),
+        optimizer=problem.optimizer, heads=laid.heads.rows, silent=silent(laid.rules, c.stages),
         cures=laid.chosen.step_cures(laid.schedule),
     )  # fmt: skip
     tables = prices.stages_at(c, plan.bounds)
@@ -141,7 +141,7 @@ def pricer_of(plan: Plan, prices: Prices, laid: LaidOut) -> Pricer:
             replace(each, compute=with_weight_products(each.compute, added))
             for each, added in zip(stages, sums, strict=True)
         ]
-    return Pricer(laid.chosen, laid.schedule, laid.rules, workers, stages, laid.tied)
+    return Pricer(laid.chosen, laid.schedule, laid.rules, workers, stages, laid.tied | laid.heads.weights)
 
 
 def with_weight_products(times: LayerTimes[float], accumulate: float) -> LayerTimes[float]:

@@ -1,7 +1,7 @@
-"""What auxiliary heads cost: those of a trainer, and those of a name behind each layer of a model that is not cut yet."""
+"""What auxiliary heads cost: those of a trainer, and those of a name behind each layer of an uncut model."""
 
 import copy
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any

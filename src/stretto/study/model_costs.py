@@ -49,9 +49,9 @@ class Costed:
     """A model and its costs by layer.
 
     `heads` are the costs of auxiliary heads by their names; `no_heads` says why others cannot be priced. `sides` are
-    the rows of the image that each layer takes, 0 for no image; `trained` the model's settings for `stretto train`, None if that
-    cannot train it; `layers` the names of the layers; `positions` where they begin in a user's own model, as
-    `stretto.split` counts, None for other models. `tensors` are the numbers of tensors that each layer hands on:
+    the rows of the image that each layer takes, 0 for no image; `trained` the model's settings for `stretto train`,
+    None if that cannot train it; `layers` the names of the layers; `positions` where they begin in a user's own model,
+    as `stretto.split` counts, None for other models. `tensors` are the numbers of tensors that each layer hands on:
     several where branches cross its end; empty where they are not counted. `tensor_costs` are the costs to
     each of several processes that share weights, by their number, and `unshared` the reasons why others cannot share
     them; `resolved` are the settings, one stage, of a model that `stretto train` can train; `options` those of a
