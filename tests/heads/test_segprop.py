@@ -227,7 +227,7 @@ def test_mistakes_are_said(options, said):
 
 def test_replicas_that_differ_cannot_share():
     x = batches(1)[0][0]
-    with pytest.raises(UsageError, match=r"heads share the weights of stage 2, which LocalSGD.* use sync='all-reduce'"):
+    with pytest.raises(UsageError, match=r"the weights of stage 2, which local-sgd.* use sync='all-reduce'"):
         stretto.Trainer(
             language_model(True), token_loss, OPTIMIZERS["sgd"], "greedy(share_top=1)", example=x,
             mesh=stretto.Mesh(data=2), sync=stretto.LocalSGD(every=2),

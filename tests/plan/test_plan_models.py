@@ -27,7 +27,7 @@ def test_layers_that_pass_on_several_tensors_have_costs_and_heads():
     [
         ("pooled", "goes [N, C, ...] -> [N, K]"),
         ("mlp", "unknown head 'mlp'"),
-        ("solo", "reads [N, T, d] with the last layers"),
+        ("solo", "goes [N, T, d] -> [N, T, V]"),
         ("segprop(layers=9)", "has 2 layers between its first layer and its output layer"),
     ],
 )
