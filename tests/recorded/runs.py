@@ -104,6 +104,10 @@ def with_options() -> list[Run]:
         *(plain(f"greedy(head={head})", network=name) for name, fitting in heads.items() for head in fitting),
         plain("overlapping(head=two-layer)", network="cnn"),
         plain("chunked(chunks=3, head=language)", network="transformer"),
+        *(
+            plain(f"{method}, share_top=1)", network="transformer")
+            for method in ("overlapping(delay=1", "chunked(chunks=3")
+        ),
         plain("greedy(head=sequence)", network="classifier"),
     ]
 

@@ -76,7 +76,7 @@ def forecast(
         cures=chosen.step_cures(schedule),
     )
     pricer = Pricer(
-        chosen, schedule, rules, Workers.alone(cluster, schedule.num_workers), stages, tied | behind.weights
+        chosen, schedule, rules, Workers.alone(cluster, schedule.num_workers), stages, {**tied, **behind.weights}
     )
     return Forecast(
         seconds=turn_seconds(pricer),

@@ -141,7 +141,7 @@ def pricer_of(plan: Plan, prices: Prices, laid: LaidOut) -> Pricer:
             replace(each, compute=with_weight_products(each.compute, added))
             for each, added in zip(stages, sums, strict=True)
         ]
-    return Pricer(laid.chosen, laid.schedule, laid.rules, workers, stages, laid.tied | laid.heads.weights)
+    return Pricer(laid.chosen, laid.schedule, laid.rules, workers, stages, {**laid.tied, **laid.heads.weights})
 
 
 def with_weight_products(times: LayerTimes[float], accumulate: float) -> LayerTimes[float]:

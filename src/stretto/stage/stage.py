@@ -514,8 +514,8 @@ class Stage:
         give(self._head_parameters, graph.head_gradients)
         self.masters.collect()
         self._divide_by([graph.divisor, *divisors])
-        gradients = {} if self._borrows is None else self._borrows.take_gradients(graph.tied)
-        return {"weight-gradient": None, "tied-gradient": gradients}
+        contributed = {} if self._borrows is None else self._borrows.take_gradients(graph.tied)
+        return {"weight-gradient": None, "tied-gradient": contributed}
 
     def _complete(self, operands: Mapping[str, Any]) -> None:
         # Adds the gradients of tied weights from other stages, then divides by the update's divisor.

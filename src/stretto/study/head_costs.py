@@ -142,7 +142,7 @@ def costs_of_head(name: str, model: UncutModel) -> tuple[HeadCosts | None, str]:
     """
     bare, written = parse(name, "head")
     kind = HEADS.get(bare)
-    options = {} if kind is None else resolve(f"head {bare!r}", kind.build, written)
+    options: dict[str, Any] = {} if kind is None else resolve(f"head {bare!r}", kind.build, written)
     if bare == "auglocal":
         copied = partial(copied_by_auglocal, depth=options["depth"], coefficient=options["coefficient"])
         return HeadCosts(rows=tuple(model.rows), copied=copied), ""
