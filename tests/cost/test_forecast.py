@@ -45,14 +45,17 @@ def test_a_synchronous_step_by_hand():
 
 
 def test_cures_of_the_step_by_hand():
-    """Feedback is eleven thirds of an addition and one tensor more; a rotation computes as linear layers do."""
+    """Feedback is eleven thirds of an addition and one tensor more; products of a rotation wait for the memory here."""
     bounds, three = (0, 1, 2), costs(2)
     plain, fed, turned = (
         forecast(three, bounds, cluster(), name, 8, optimizer="adamw")
         for name in ("pipedream", "pipedream(feedback=2)", "pipedream(rotate=one-sided)")
     )
     assert fed.actions["U", 0, 0] - plain.actions["U", 0, 0] == pytest.approx(11 / 3 * A)
-    assert turned.actions["U", 0, 0] - plain.actions["U", 0, 0] == pytest.approx((8 + 14 / 3 / 5) * WIDTH**3 / 1e9)
+    # G, G^T, L twice; U and its two neighbours three times. A refresh: L U, U'^T U, squares and S, and the factors.
+    each, again = (2 + 2 + 2 + 9) * WIDTH**2, (4 + 3 + 2 + 3 + 4) * WIDTH**2
+    seconds = turned.actions["U", 0, 0] - plain.actions["U", 0, 0]
+    assert seconds == pytest.approx(4 * (each + again / 5) / (2 * 4 * WIDTH**2))
     weight = 4 * WIDTH**2
     assert fed.bytes[0] - plain.bytes[0] in (weight, 2 * weight)  # two where an update takes the most
     assert turned.bytes[0] - plain.bytes[0] == 2 * weight

@@ -61,11 +61,13 @@ from numpy.typing import NDArray
 from stretto.cost.attained import AUTOCAST
 from stretto.cost.cluster import Link
 from stretto.cost.collective import GRADIENTS, RESHARDING, SHARDING, TENSOR_SUM
-from stretto.cost.cure_costs import FEEDBACK_PASSES
+from stretto.cost.cure_costs import PLAIN, feedback_tensors, matrix_bytes
 from stretto.cost.layer_table import LayerCost, ModelCosts, keeping_inputs
 from stretto.cost.mixed_precision import step_factor, sum_seconds
-from stretto.cost.stage_prediction import LayerTimes, Machine, layer_times, with_head
+from stretto.cost.stage_prediction import LayerTimes, Machine, cure_seconds, layer_times, with_head
 from stretto.mesh import Mesh
+from stretto.methods.cure import StepCure
+from stretto.optimizers import Stepping
 from stretto.plan.hidden_exchanges import hidden_exchanges, share_kept_busy
 from stretto.plan.objective import Rates
 from stretto.plan.partition import Partition, few_cuts, partition, partition_waiting
@@ -190,6 +192,7 @@ class Prices:
         self.lines = lru_cache(maxsize=None)(self._lines)
         self.weights = lru_cache(maxsize=None)(self._weights)
         self.sizes = lru_cache(maxsize=256)(self._sizes)
+        self.cure = lru_cache(maxsize=256)(self._cure)
         self.loss_seconds = lru_cache(maxsize=None)(self._loss_seconds)
         self.hides_exchanges = not problem.trained  # of a tensor axis
         self.valid = np.triu(np.ones((len(problem.layers) + 1,) * 2, dtype=bool), 1)
@@ -230,9 +233,8 @@ class Prices:
             Machine(device.on_chip if on_chip else device, self.dtype, kind.crowded)
             for device, kind in zip(devices, kinds, strict=True)
         ]
-        times = [layer_times(costs, machine, examples, optimizer=self.problem.optimizer) for machine in machines]
+        times = [layer_times(costs, machine, examples, optimizer=self.stepping) for machine in machines]
         rows: Table = np.maximum.reduce([np.array(layer_seconds) for layer_seconds in times])
-        rows[:, UPDATE] *= self.step_factor
         if self.sums_in_products:
             rows[:, ACCUMULATE] = np.maximum.reduce(
                 [[sum_seconds(layer, machine, examples) for layer in layers] for machine in machines]
@@ -240,12 +242,13 @@ class Prices:
         return rows
 
     @cached_property
-    def step_factor(self) -> float:
-        """How many times as long a step of the optimizer takes with float32 masters; 1 without."""
+    def stepping(self) -> Stepping:
+        """How the optimizer steps: with float32 masters its passes over numbers take longer."""
         problem = self.problem
         if not problem.masters:
-            return 1.0
-        return step_factor(problem.optimizer, self.dtype) if self.as_large_models else 2.0
+            return Stepping(problem.optimizer)
+        longer = step_factor(problem.optimizer, self.dtype) if self.as_large_models else 2.0
+        return Stepping(problem.optimizer, longer, masters=True)
 
     @cached_property
     def sums_in_products(self) -> bool:
@@ -343,8 +346,8 @@ class Prices:
         ]
         weights, gradients, state, tensors, once = np.array(amounts, dtype=float)[indices].T
         more, more_tensors = self.repeats(form)
-        states = max((of_layer / size for of_layer, size in zip(state, gradients, strict=True) if size), default=0.0)
-        tables = zip((weights, gradients, state, tensors), (more, more, states * more, more_tensors), strict=True)
+        more_state = self.problem.state_of_repeated * more
+        tables = zip((weights, gradients, state, tensors), (more, more, more_state, more_tensors), strict=True)
         return (*(range_sums(values) - twice for values, twice in tables), range_sums(once), range_max(weights))
 
     def repeats(self, form: Form) -> tuple[Table, Table]:
@@ -459,10 +462,11 @@ class Prices:
         of_input, of_output = self.gathered_messages(c, s, sizes)
         intra_forward, intra_backward = intra_forward + of_input[:, None], intra_backward + of_output
         copy = workers.copy_seconds(worker, 1.0) * gradients if versions > 1 else 0.0
-        if c.planned.feeds_back(c.stage_at(s)):
-            wide = 2 if self.problem.masters else 1  # float32 masters of parameters of 16 bits
-            static = static + wide * gradients
-            times = times._replace(update=times.update + wide * FEEDBACK_PASSES * times.accumulate)
+        cure = c.planned.step_cure(c.stage_at(s))
+        if cure != PLAIN:
+            seconds, kept = self.cure(cure, places.machines[worker], c.form)
+            static = static + feedback_tensors(cure, self.stepping) * gradients + kept
+            times = times._replace(update=times.update + seconds)
         losses = self.loss_seconds(c.mesh, c.pipeline, c.placement, c.worker_of(c.stages - 1))[worker]
         computing = StageTable(
             forward=times.forward + intra_forward,
@@ -488,6 +492,21 @@ class Prices:
         if c.sequence:
             stage = stage._replace(all_reduce=stage.all_reduce + self.summed_once(c, worker))
         return self.with_runtime(c, s, stage)
+
+    def _cure(self, cure: StepCure, kinds: tuple[DeviceKind, ...], form: Form) -> tuple[Table, Table]:
+        # Seconds that a cure adds to a step of the layers [i, j), on the slowest of some kinds of devices, and bytes
+        # that it keeps of their matrices.
+        layers, indices = self.distinct(form)
+        machines = [
+            Machine(self.problem.cluster.devices_by_kind[kind.worker], self.dtype, kind.crowded)
+            for kind in dict.fromkeys(kinds)
+        ]
+        seconds = [
+            range_sums(np.array([cure_seconds(cure, x, machine, self.stepping).mean(cure) for x in layers])[indices])
+            for machine in machines
+        ]
+        kept = np.array([matrix_bytes(cure, layer, self.stepping) for layer in layers])[indices]
+        return np.maximum.reduce(seconds), range_sums(kept)
 
     def summed_once(self, c: Candidate, worker: int) -> Table:
         """Seconds of the sum of those gradients that processes which divide the sequence have parts of: of norms."""
@@ -642,6 +661,7 @@ class Prices:
                 *(tuple(map(id, links[worker])) for links in (place.replicas, place.weights, place.slabs)),
                 id(c.link(s - 1, place)), id(c.link(s, place)), c.receives_gradient(s - 1), c.receives_gradient(s),
                 losses[worker], s == 0, s == last, method.versions(stage_at), c.recomputes(s), s in heads,
+                method.step_cure(stage_at),
             )  # fmt: skip
             if key not in known:
                 stage = self.stage(c, s)
