@@ -12,15 +12,20 @@ from torch.nn.functional import cross_entropy
 from stretto import Trainer
 from stretto.cli.layout import lay_out
 from stretto.cli.show import facts_of
-from stretto.cost.stage_prediction import stage_times
+from stretto.cost import find_cluster
+from stretto.cost.stage_prediction import Machine, matrix_seconds, stage_times
 from stretto.cost.step_prediction import forecast
 from stretto.errors import UsageError
 from stretto.measure import layer_costs
+from stretto.mesh import Mesh
 from stretto.methods import StageAt, method
 from stretto.optim.by_name import make_optimizer
+from stretto.optimizers import OPTIMIZERS
 from stretto.plan import Problem, search
+from stretto.plan.candidate_costs import Prices
 from stretto.plan.planned_methods import planned
 from stretto.plan.refine import refined
+from stretto.plan.search_space import Candidate
 from stretto.simulate import simulate
 
 WORDS, TOKENS, BATCH, BOUNDS = 40, 3, 6, (0, 2, 6)
@@ -135,3 +140,21 @@ def test_rotations_and_shared_weights_do_not_go_together():
     both = problem("pipedream(rotate=True)", "adamw", tensors=(1, 2))
     found = search(both.but(pipelines=(1, 2), begins=None, stages=None))
     assert {plan.candidate.mesh.tensor for plan in found.plans} == {1}
+
+
+def test_replicas_that_shard_weights_all_orthogonalise_every_matrix():
+    """Beside an axis of two replicas a step of AdamW takes half as long, and Muon's products as long as ever."""
+    cluster, wide = find_cluster("8-a100"), 2048
+    table = layer_costs([nn.Linear(wide, wide, bias=False), nn.Linear(wide, 2)], torch.zeros(2, wide), fake=True)
+    updates = {}
+    for optimizer in ("adamw", "muon"):
+        asked = Problem(costs=table, cluster=cluster, workers=2, batch_sizes=(BATCH,), optimizer=optimizer)
+        prices = Prices(asked)
+        for shard in ("none", "fully-shard"):
+            c = Candidate(1, Mesh(data=2), BATCH, shard=shard)
+            updates[optimizer, shard] = float(prices.stages_at(c, (0, 2))[0].update)
+    products = matrix_seconds(table.layers[0], OPTIMIZERS["muon"], Machine(cluster.device(0), "float32"))
+    passes = updates["muon", "none"] - products
+    assert passes == pytest.approx(updates["adamw", "none"])
+    gathered = updates["muon", "fully-shard"] - updates["adamw", "fully-shard"] - products
+    assert 0 < gathered < 4 * wide**2 / 1e9  # a matrix over links of 100 GB/s and more

@@ -61,13 +61,11 @@ from numpy.typing import NDArray
 from stretto.cost.attained import AUTOCAST
 from stretto.cost.cluster import Link
 from stretto.cost.collective import GRADIENTS, RESHARDING, SHARDING, TENSOR_SUM
-from stretto.cost.cure_costs import PLAIN, feedback_tensors, matrix_bytes
+from stretto.cost.cure_costs import PLAIN, feedback_tensors
 from stretto.cost.layer_table import LayerCost, ModelCosts, keeping_inputs
-from stretto.cost.mixed_precision import step_factor, sum_seconds
-from stretto.cost.stage_prediction import LayerTimes, Machine, cure_seconds, layer_times, with_head
+from stretto.cost.mixed_precision import sum_seconds
+from stretto.cost.stage_prediction import LayerTimes, layer_times, with_head
 from stretto.mesh import Mesh
-from stretto.methods.cure import StepCure
-from stretto.optimizers import Stepping
 from stretto.plan.hidden_exchanges import hidden_exchanges, share_kept_busy
 from stretto.plan.objective import Rates
 from stretto.plan.partition import Partition, few_cuts, partition, partition_waiting
@@ -86,11 +84,12 @@ from stretto.plan.places import (
     sending,
 )
 from stretto.plan.problem import SHARD_OPTIMIZER, Form, Problem, merged
+from stretto.plan.range_tables import Table, range_max, range_sums
 from stretto.plan.search_space import Candidate
 from stretto.plan.split_layer_costs import halo_seconds, layer_parts, num_all_reduces_of
+from stretto.plan.step_tables import StepTables, machines_of
 from stretto.plan.ways import correction
 
-Table = NDArray[np.float64]
 Times = LayerTimes[Table]  # of the layers [i, j) as one stage, at [i, j]; per micro-batch, `update` per turn
 
 
@@ -167,13 +166,6 @@ class Row(NamedTuple):
     awaited: Table | None = None
 
 
-def range_sums(values: Numbers) -> Table:
-    """The sum of the values [i, j), at [i, j]."""
-    sums = np.concatenate([[0.0], np.cumsum(values)])
-    table: Table = sums[None, :] - sums[:, None]
-    return table
-
-
 class Prices:
     """The costs of all candidates of a problem; tables that several candidates share are computed once."""
 
@@ -192,9 +184,9 @@ class Prices:
         self.lines = lru_cache(maxsize=None)(self._lines)
         self.weights = lru_cache(maxsize=None)(self._weights)
         self.sizes = lru_cache(maxsize=256)(self._sizes)
-        self.cure = lru_cache(maxsize=256)(self._cure)
         self.loss_seconds = lru_cache(maxsize=None)(self._loss_seconds)
         self.hides_exchanges = not problem.trained  # of a tensor axis
+        self.steps = StepTables(problem, self.dtype, self.distinct)
         self.valid = np.triu(np.ones((len(problem.layers) + 1,) * 2, dtype=bool), 1)
 
     def _places(self, mesh: Mesh, pipeline: int, placement: tuple[int, ...] = ()) -> Places:
@@ -228,27 +220,14 @@ class Prices:
     ) -> Table:
         """Seconds of layers on the slowest of several kinds of devices: [layers, 6], columns as in `LayerTimes`."""
         costs = ModelCosts(tuple(layers), self.dtype)
-        devices = [self.problem.cluster.devices_by_kind[kind.worker] for kind in kinds]
-        machines = [
-            Machine(device.on_chip if on_chip else device, self.dtype, kind.crowded)
-            for device, kind in zip(devices, kinds, strict=True)
-        ]
-        times = [layer_times(costs, machine, examples, optimizer=self.stepping) for machine in machines]
+        machines = machines_of(self.problem, kinds, self.dtype, on_chip=on_chip)
+        times = [layer_times(costs, machine, examples, optimizer=self.steps.stepping) for machine in machines]
         rows: Table = np.maximum.reduce([np.array(layer_seconds) for layer_seconds in times])
         if self.sums_in_products:
             rows[:, ACCUMULATE] = np.maximum.reduce(
                 [[sum_seconds(layer, machine, examples) for layer in layers] for machine in machines]
             )
         return rows
-
-    @cached_property
-    def stepping(self) -> Stepping:
-        """How the optimizer steps: with float32 masters its passes over numbers take longer."""
-        problem = self.problem
-        if not problem.masters:
-            return Stepping(problem.optimizer)
-        longer = step_factor(problem.optimizer, self.dtype) if self.as_large_models else 2.0
-        return Stepping(problem.optimizer, longer, masters=True)
 
     @cached_property
     def sums_in_products(self) -> bool:
@@ -464,8 +443,8 @@ class Prices:
         copy = workers.copy_seconds(worker, 1.0) * gradients if versions > 1 else 0.0
         cure = c.planned.step_cure(c.stage_at(s))
         if cure != PLAIN:
-            seconds, kept = self.cure(cure, places.machines[worker], c.form)
-            static = static + feedback_tensors(cure, self.stepping) * gradients + kept
+            seconds, kept = self.steps.cure(cure, places.machines[worker], c.form)
+            static = static + feedback_tensors(cure, self.steps.stepping) * gradients + kept
             times = times._replace(update=times.update + seconds)
         losses = self.loss_seconds(c.mesh, c.pipeline, c.placement, c.worker_of(c.stages - 1))[worker]
         computing = StageTable(
@@ -492,21 +471,6 @@ class Prices:
         if c.sequence:
             stage = stage._replace(all_reduce=stage.all_reduce + self.summed_once(c, worker))
         return self.with_runtime(c, s, stage)
-
-    def _cure(self, cure: StepCure, kinds: tuple[DeviceKind, ...], form: Form) -> tuple[Table, Table]:
-        # Seconds that a cure adds to a step of the layers [i, j), on the slowest of some kinds of devices, and bytes
-        # that it keeps of their matrices.
-        layers, indices = self.distinct(form)
-        machines = [
-            Machine(self.problem.cluster.devices_by_kind[kind.worker], self.dtype, kind.crowded)
-            for kind in dict.fromkeys(kinds)
-        ]
-        seconds = [
-            range_sums(np.array([cure_seconds(cure, x, machine, self.stepping).mean(cure) for x in layers])[indices])
-            for machine in machines
-        ]
-        kept = np.array([matrix_bytes(cure, layer, self.stepping) for layer in layers])[indices]
-        return np.maximum.reduce(seconds), range_sums(kept)
 
     def summed_once(self, c: Candidate, worker: int) -> Table:
         """Seconds of the sum of those gradients that processes which divide the sequence have parts of: of norms."""
@@ -573,15 +537,17 @@ class Prices:
 
     def with_sharding(self, c: Candidate, s: int, stage: StageTable) -> StageTable:
         """The stage with its optimizer state, or weights and gradients too, sharded among replicas."""
-        sizes = self.sizes(c.form, c.examples)
+        sizes, places, worker = self.sizes(c.form, c.examples), self.places_of(c), c.worker_of(s)
         if c.shard == SHARD_OPTIMIZER:
             return stage._replace(
-                all_reduce=self.scattered_and_gathered(c, c.worker_of(s), stage),
+                all_reduce=self.scattered_and_gathered(c, worker, stage),
                 update=stage.update / c.mesh.data,
                 static_bytes=sizes.parameters + sizes.gradients + sizes.state / c.mesh.data,
             )
-        gather, scatter = self.sharding_messages(c, c.worker_of(s), stage)
-        update = np.maximum(stage.update / c.mesh.data, self.launches(c, c.worker_of(s), sizes.tensors))
+        gather, scatter = self.sharding_messages(c, worker, stage)
+        kinds, replicas = places.machines[worker], places.replicas[worker]
+        update = self.steps.of_shares(stage.update, kinds, c.form, replicas, c.mesh.data)
+        update = np.maximum(update, self.launches(c, worker, sizes.tensors))
         if c.shard == "fully-shard":
             static = sizes.parameters + sizes.gradients + (sizes.parameters + sizes.state) / c.mesh.data
             return stage._replace(all_reduce=gather + scatter, update=update, static_bytes=static)
@@ -940,13 +906,4 @@ def weight_gradients_of(weights: Numbers, backward: Numbers) -> Table:
     above = sums[None, :] - sums[np.minimum(lowest + 1, layers)][:, None]
     columns = np.arange(layers + 1)
     table: Table = np.where(lowest[:, None] < columns[None, :], begin[:, None] + above, 0.0)
-    return table
-
-
-def range_max(values: Numbers) -> Table:
-    """The largest of the values [i, j), at [i, j]."""
-    layers = len(values)
-    table = np.zeros((layers + 1, layers + 1))
-    for i in range(layers):
-        table[i, i + 1 :] = np.maximum.accumulate(values[i:])
     return table

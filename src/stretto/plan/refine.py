@@ -119,7 +119,7 @@ def pricer_of(plan: Plan, prices: Prices, laid: LaidOut) -> Pricer:
     times = stage_times(
         laid.costs, laid.ends, problem.cluster, c.examples * len(workers.ranks[0]),
         workers=[workers.ranks[laid.schedule.worker_of[s]] for s in range(c.stages)], dtype=prices.dtype,
-        optimizer=prices.stepping, heads=laid.heads, silent=silent(laid.rules, c.stages),
+        optimizer=prices.steps.stepping, heads=laid.heads, silent=silent(laid.rules, c.stages),
         cures=laid.chosen.step_cures(laid.schedule),
     )  # fmt: skip
     tables = prices.stages_at(c, plan.bounds)
