@@ -1,5 +1,6 @@
 """What Muon and SOAP keep and compute on paper: their state as torch holds it, their products as torch counts them."""
 
+from dataclasses import replace
 from functools import reduce
 
 import pytest
@@ -8,7 +9,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import stretto
-from stretto.cost import find_cluster, layer_costs
+from stretto.cost import Rate, find_cluster, layer_costs
 from stretto.cost.cure_costs import matrix_bytes, rotation_works
 from stretto.cost.layer_table import ModelCosts
 from stretto.cost.matrix_step import basis_refresh, basis_step, newton_schulz
@@ -125,6 +126,14 @@ def test_a_step_takes_the_products_beside_the_accesses():
     seconds = matrix_seconds(layer, muon_row, machine)
     assert seconds >= flops / machine.device.peak_of("bfloat16")
     assert update_seconds(layer, machine, "muon") == update_seconds(layer, machine, "adamw") + seconds
+
+
+def test_muon_goes_by_the_rate_of_products_in_bfloat16_where_there_is_one():
+    (layer,) = layer_costs([nn.Sequential(nn.Linear(8, 16, bias=False), nn.Linear(16, 2))], torch.randn(1, 8)).layers
+    rates = {name: {"forward": Rate(per_flop=rate)} for name, rate in (("linear", 1.0), ("bfloat16-products", 8.0))}
+    device = replace(find_cluster("16-workstations").device(0), rates=rates)
+    flops = 5 * (4 * 8**2 * 16 + 2 * 8**3)
+    assert matrix_seconds(layer, OPTIMIZERS["muon"], Machine(device, "float32")) == 8 * flops
 
 
 def test_tensor_axes_are_left_out():

@@ -13,7 +13,7 @@ from stretto.cost.attained import BYTES, TENSOR_CORES, KernelSeconds, Peaks, dty
 from stretto.cost.cluster import Cluster, Device, WorkerKind
 from stretto.cost.cure_costs import FEEDBACK_PASSES, PLAIN, feedback_tensors, matrix_bytes, rotation_works
 from stretto.cost.layer_table import Affine, Kind, LayerCost, Measured, ModelCosts, Work, Works
-from stretto.cost.matrix_step import basis_refresh, basis_step, newton_schulz, wide_dtype
+from stretto.cost.matrix_step import BFLOAT16, basis_refresh, basis_step, newton_schulz, wide_dtype
 from stretto.cost.rings import all_reduce_seconds as library_all_reduce
 from stretto.errors import UsageError
 from stretto.methods.cure import StepCure
@@ -113,11 +113,12 @@ def update_seconds(layer: LayerCost, machine: Machine, optimizer: str | Stepping
 def matrix_seconds(layer: LayerCost, optimizer: Optimizer, machine: Machine) -> float:
     """Seconds of the matrix products of an optimizer's step, by the rates of linear layers or the roofline.
 
-    Muon's are of bfloat16; where a device has no peak for it, of the machine's dtype.
+    Muon's are of bfloat16, by rates of such where there are; where a device has no peak for it, of the machine's dtype.
     """
     if optimizer.on_matrices == "orthogonalise":
         low = machine._replace(dtype="bfloat16") if "bfloat16" in machine.device.peak else machine
-        return pass_seconds(newton_schulz(layer.matrices), "forward", low, 0)
+        sort = BFLOAT16 if BFLOAT16 in machine.device.rates else "linear"
+        return pass_seconds(newton_schulz(layer.matrices, sort), "forward", low, 0)
     if optimizer.on_matrices != "rotate":
         return 0.0
     wide = in_wide(machine)
