@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from stretto.errors import UsageError
+from stretto.optim.hidden_gradients import without_gradients
 from stretto.optim.update_feedback import refuse_low_precision, stepped
 from stretto.optimizers import rotated_sides
 
@@ -55,13 +56,8 @@ class RotatedAdam:
             for parameter in group["params"]
             if parameter.grad is not None and any(rotated_sides(parameter.shape, two_sided=self.two_sided))
         }
-        for parameter in gradients:
-            parameter.grad = None
-        try:
+        with without_gradients(gradients):
             self.optimizer.step()
-        finally:
-            for parameter, (_, gradient) in gradients.items():
-                parameter.grad = gradient
         for parameter, (group, gradient) in gradients.items():
             self._step_matrix(parameter, gradient, group)
 
