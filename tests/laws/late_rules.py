@@ -9,6 +9,7 @@ import math
 import numpy as np
 import torch
 
+from laws.step_rules import Rotated
 from optim.test_muon import newton_schulz
 
 
@@ -98,6 +99,17 @@ class LateLion(Late):
 
     def step(self, i, shape):
         return np.sign(super().step(i, shape))
+
+
+class LateRotated(Rotated):
+    def __init__(self, delay, interval, sides):
+        super().__init__(interval, sides)
+        self.late, self.series, self.plain = LateAdam(delay), {}, False
+
+    def numerator(self, i, first, g):
+        self.series.setdefault(i, []).append(g)
+        self.late.plain = self.plain
+        return self.late.numerator(self.late.kernel, self.series[i])
 
 
 class LateSoap(LateAdam):

@@ -55,7 +55,11 @@ class AdamW:
         second = b2 * second + (1 - b2) * into(g) ** 2
         self.state[i] = first, second
         scaled = np.sqrt(second / (1 - b2**self.count)) + self.eps
-        return rate * (out(into(first) / (1 - b1**self.count) / scaled) + self.decay * w)
+        return rate * (out(into(self.numerator(i, first, g)) / scaled) + self.decay * w)
+
+    def numerator(self, i, first, g):
+        """The average of the gradients, without bias."""
+        return first / (1 - self.betas[0] ** self.count)
 
 
 class Rotated(AdamW):

@@ -1,4 +1,4 @@
-"""Spike compensation of every optimizer equals the sums that define it, from fill to drain, with and without prediction."""
+"""Spike compensation of every optimizer equals the sums that define it, from fill to drain, also with prediction."""
 
 from functools import partial
 
@@ -61,6 +61,22 @@ def test_every_optimizer_equals_the_definition(name, method, phases):
     trainer = stretto.Trainer(
         modules(network), torch.nn.functional.cross_entropy, make,
         stretto.method(chosen.name, **chosen.options, **phases), scheduler=falling, device="cpu",
+    )  # fmt: skip
+    np.testing.assert_allclose(run(trainer, data), losses, rtol=0, atol=1e-10)
+    assert_weights(trainer, [each[-1] for each in versions])
+
+
+@pytest.mark.parametrize(("rotate", "phases"), [(True, {"warmup": 3, "finish": 10}), ("one-sided", {})])
+def test_in_a_rotated_basis(rotate, phases):
+    """Synchronous phases go on in the basis, without the compensation."""
+    network, data, sides = Network(WIDTHS), batches(), 2 if rotate is True else 1
+    rules = [late_rules.LateRotated(delay(s), interval, sides) for s, interval in enumerate((2, 2, 4, 6))]
+    versions, _, losses = train_versions(
+        network, data, rules, lambda s, t: t - delay(s), rate=rate, stashed=False, **phases
+    )
+    trainer = stretto.Trainer(
+        modules(network), torch.nn.functional.cross_entropy, OPTIMIZERS["adamw"][0],
+        stretto.method("pb", spike=True, rotate=rotate, refresh=3, **phases), scheduler=falling, device="cpu",
     )  # fmt: skip
     np.testing.assert_allclose(run(trainer, data), losses, rtol=0, atol=1e-10)
     assert_weights(trainer, [each[-1] for each in versions])

@@ -58,12 +58,12 @@ class SpikeCompensation:
                 add_adam_difference(parameter, gradient, state, group, self.delay)
 
     def _own_step(self) -> None:
-        if not isinstance(self.optimizer, torch.optim.Muon):
-            self.optimizer.step()
-            return
-        with without_gradients(stepped(self.optimizer)):
-            self.optimizer.step()  # hooks, and what a scheduler counts
-        stepping(ShardedMuon, self.optimizer.state, self.optimizer.param_groups).step()
+        optimizer = self.optimizer
+        is_torchs_muon = isinstance(optimizer, torch.optim.Muon)
+        with without_gradients(stepped(optimizer) if is_torchs_muon else ()):
+            optimizer.step()  # of torch's Muon hooks alone, and what a scheduler counts
+        if is_torchs_muon:
+            stepping(ShardedMuon, optimizer.state, optimizer.param_groups).step()
 
 
 def check_known(optimizer: torch.optim.Optimizer) -> None:

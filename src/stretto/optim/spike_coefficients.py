@@ -13,15 +13,17 @@ the numerator of update t, which without delay would have been that of step t + 
     Lion    b1 m_(t-1) + (1 - b1) g: a = b1 b2^D, b = 1 - b1 b2^D, of m_(t-1)
 
 At D = 0 all of them are the optimizer's own. The corrections of the bias are those of the steps in which the gradient
-would have counted; as t grows they are gone, and Adam's a and b are SGD's times 1 - b1. Where all mu are b1, as with a
-large momentum_decay, NAdam D late is Adam D + 1 late: NAdam is Adam's spike of one step, as Nesterov's momentum is SGD's.
-Denominators stay as they are, and Muon's and Lion's steps have a length of their own: there it is the direction that
-is as it would have been. Of a fraction of an update, (1 - b1) b1^k counts as much less; P is that of the next whole one.
+would have counted; as t grows they are gone, and Adam's a and b are those of SGD's velocity 1 / (1 - b1) times as long.
+Where all mu are b1, as with a large momentum_decay, NAdam D late is Adam D + 1 late: NAdam is Adam's spike of one step,
+as Nesterov's momentum is SGD's. Denominators and decoupled decay stay as they are. Muon's and Lion's steps have a
+length of their own: what is as it would have been is the matrix that is orthogonalised, and the sum whose sign is
+taken. Of a fraction of an update, (1 - b1) b1^k counts as much less, and P is that of the next whole one.
 """
 
 from collections.abc import Iterator
 from math import ceil
 
+import torch
 from torch import Tensor
 
 
@@ -47,7 +49,7 @@ def nesterov_coefficients(
     """a and b of NAdam's step number `step`, with P of that step as `product`."""
 
     def mu(number: float) -> float:
-        return beta * (1 - 0.5 * 0.96 ** (number * momentum_decay))
+        return float(beta * (1 - 0.5 * 0.96 ** (number * momentum_decay)))
 
     b = (1 - mu(step)) / (1 - product)
     for k, share in enumerate(shares(beta, delay), start=1):
@@ -68,5 +70,5 @@ def late_average(average: Tensor, gradient: Tensor, beta: float, delay: float, s
     if not delay:
         return average
     a, b = corrected_coefficients(beta, delay, step)
-    bias = 1 - beta**step
-    return (average * (a * bias)).add_(gradient, alpha=b * bias)
+    bias = float(1 - beta**step)
+    return torch.mul(average, a * bias).add_(gradient, alpha=b * bias)
