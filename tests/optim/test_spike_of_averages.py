@@ -101,6 +101,11 @@ def test_adam_that_has_forgotten_its_beginning_is_sgds_published_rule(delay):
     close(run(adam, gradients(), delay), run(scaled, gradients(), delay))
 
 
+def test_without_momentum_nothing_is_missed():
+    make = partial(torch.optim.Adam, lr=0.01, betas=(0.0, 0.9))
+    close(run(make, gradients(), 3), run(make, gradients()))
+
+
 @pytest.mark.parametrize("late", [1, 4])
 @pytest.mark.parametrize("make", [OPTIMIZERS["muon"], OPTIMIZERS["torch-muon"]], ids=["ours", "torchs"])
 def test_nesterovs_momentum_is_muon_one_step_late(make, late):
