@@ -142,7 +142,13 @@ def reference(make, step, *, spiked):
     return [copy.deepcopy(part.module.state_dict()) for part in parts]
 
 
-@pytest.mark.parametrize(("name", "spiked"), [*((name, False) for name in CASES), *((name, True) for name in CASES)])
+@pytest.mark.parametrize(
+    ("name", "spiked"),
+    [
+        *((name, False) for name in CASES),
+        *(pytest.param(name, True, marks=() if name == "muon" else pytest.mark.slow) for name in CASES),
+    ],
+)
 def test_every_optimizer(name, spiked):
     """Under spike compensation, which test_spiked_steps.py checks, Muon's last update is a compensated one."""
     make, step = CASES[name]

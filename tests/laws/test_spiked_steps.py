@@ -26,6 +26,11 @@ OPTIMIZERS = {
     "lion": (partial(stretto.optim.Lion, lr=0.02, betas=(0.9, 0.95), weight_decay=0.1), late_rules.LateLion),
 }
 METHODS = [("pb(spike=True)", {}), ("pb(spike=True, stash=True)", {"warmup": 3, "finish": 10}), ("pb-lwp-sc", {})]
+CASES = [
+    pytest.param(name, *method, marks=() if (i + j) % len(METHODS) == 0 else pytest.mark.slow)
+    for i, name in enumerate(OPTIMIZERS)
+    for j, method in enumerate(METHODS)
+]
 
 
 @pytest.fixture
@@ -47,8 +52,7 @@ def delay(s):
 
 
 @pytest.mark.usefixtures("_numbers_of_64_bits")
-@pytest.mark.parametrize("name", OPTIMIZERS)
-@pytest.mark.parametrize(("method", "phases"), METHODS)
+@pytest.mark.parametrize(("name", "method", "phases"), CASES)
 def test_every_optimizer_equals_the_definition(name, method, phases):
     make, rule = OPTIMIZERS[name]
     network, data, rules = Network(WIDTHS), batches(), [rule(delay(s)) for s in range(S)]
