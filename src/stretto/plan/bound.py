@@ -4,8 +4,8 @@ There are two bounds: one from sums over all layers, which takes microseconds, a
 without messages, for candidates that pass the first.
 """
 
-from collections.abc import Sequence
 from functools import lru_cache
+from math import inf
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -13,7 +13,7 @@ import numpy as np
 from stretto.cost.cluster import Link
 from stretto.mesh import Mesh
 from stretto.methods import StageAt
-from stretto.plan.candidate_costs import UPDATE, Prices, Table, adds_fill, range_sums
+from stretto.plan.candidate_costs import UPDATE, Prices, Table, adds_fill
 from stretto.plan.objective import Rates
 from stretto.plan.partition import least_bottleneck
 from stretto.plan.places import DeviceKind, Numbers, message, receiving, sending
@@ -300,26 +300,45 @@ class Bounds:
         return sum(total) / (1 if c.shard == "none" else data)
 
     def reaches(self, c: Candidate) -> bool:
-        """Whether the stages reach the last layer if each holds as many layers as its memory allows.
+        """Whether the stages reach the last layer if each worker holds as many layers as its memory allows.
 
         Only activations that grow with every layer count, so that fewer layers never need more memory.
         """
+        if c.planning.stages_per_worker > 1:
+            return self.workers_reach(c)
         last, memory = len(self.prices.problem.layers), self.prices.places_of(c).memory
-        kept, share = self.kept(c.form, c.examples), c.planning.stages_per_worker
+        kept = self.kept(c.form, c.examples)
         stages = self.held_and_versions(c.method, c.stages, c.microbatches, c.ahead, c.per_worker)
         held = [1.0 if c.recompute == "stage" and each > 1 else each for each, _ in stages]
+        static = [self.static(c.mesh.tensor, c.shard, c.mesh.data, versions) for _, versions in stages]
         most = self.static(c.mesh.tensor, c.shard, c.mesh.data, max(versions for _, versions in stages))
-        fits = self.prices.valid & ((most + max(held) * kept) * SLACK <= min(memory) / share)  # in any stage
-        if reach(fits.sum(axis=1).tolist(), c.stages) >= last:
+        if reach((most + max(held) * kept) * SLACK, c.stages, min(memory)) >= last:
             return True
         start = 0
-        for s, (_, versions) in enumerate(stages):
-            static = self.static(c.mesh.tensor, c.shard, c.mesh.data, versions)
-            needed = (static[start, start:] + held[s] * kept[start, start:]) * SLACK
-            start += int(np.searchsorted(needed, memory[c.worker_of(s)] / share, side="right")) - 1
+        for s in range(c.stages):
+            needed = (static[s] + held[s] * kept) * SLACK
+            start = int(needed.searchsorted(needed[start] + memory[s], side="right")) - 1
             if start >= last:
                 return True
         return False
+
+    def workers_reach(self, c: Candidate) -> bool:
+        """Whether workers of several stages can hold all layers, if each takes those that need least."""
+        memory, kept = self.prices.places_of(c).memory, self.kept(c.form, c.examples)
+        stages = self.held_and_versions(c.method, c.stages, c.microbatches, c.ahead, c.per_worker)
+        least: dict[int, tuple[float, float]] = {}
+        for s, (held, versions) in enumerate(stages):
+            worker, fewest = c.worker_of(s), 1.0 if c.recompute == "stage" and held > 1 else held
+            least[worker] = min(least.get(worker, (inf, inf)), (fewest, versions))
+        known: dict[tuple[float, float, float], int] = {}
+        total = 0
+        for worker, (held, versions) in least.items():
+            key = held, versions, memory[worker]
+            if key not in known:
+                needed = np.diff(self.static(c.mesh.tensor, c.shard, c.mesh.data, versions) + held * kept) * SLACK
+                known[key] = int(np.sort(needed).cumsum().searchsorted(memory[worker], side="right"))
+            total += known[key]
+        return total >= len(self.prices.problem.layers)
 
     def _held_and_versions(
         self, method: str, stages: int, microbatches: int, ahead: int, per_worker: int
@@ -329,25 +348,28 @@ class Bounds:
         each = (StageAt(s, stages, microbatches, ahead, planning.stages_per_worker) for s in range(stages))
         return tuple((planning.held(at), tried.versions(at)) for at in each)
 
-    def _static(self, tensor: int, shard: str, data: int, versions: float) -> Table:
+    def _static(self, tensor: int, shard: str, data: int, versions: float) -> Numbers:
+        # Of the layers before each one; weights that layers share count at the first of them.
         sizes = self.prices.sizes(Form(tensor), 1.0)
-        weights, gradients, state = sizes.parameters, sizes.gradients, sizes.state
+        weights, gradients, state = sizes.parameters[0], sizes.gradients[0], sizes.state[0]
         if shard == SHARD_OPTIMIZER:
             return weights + gradients + state / data
         if shard == "fully-shard":
             return weights + gradients + (weights + state) / data
         return versions * weights + gradients + state if shard == "none" else (weights + gradients + state) / data
 
-    def _kept(self, form: Form, examples: float) -> Table:
+    def _kept(self, form: Form, examples: float) -> Numbers:
+        # Of the layers before each one.
         activation, shared = (self.prices.amount(form, key, examples) for key in ("activation", "shared"))
-        return range_sums(np.maximum(0.0, activation - shared))
+        return np.concatenate([[0.0], np.cumsum(np.maximum(0.0, activation - shared))])
 
 
-def reach(holds: Sequence[int], stages: int) -> int:
-    """The layer that so many stages reach, if a stage that begins at layer i holds holds[i] layers."""
+def reach(needed: Numbers, stages: int, memory: float) -> int:
+    """The layer that so many stages reach, if the layers before each one need so many bytes."""
+    ends = needed.searchsorted(needed + memory, side="right").tolist()
     start = 0
     for _ in range(stages):
-        start += holds[start]
+        start = ends[start] - 1
     return start
 
 

@@ -5,11 +5,16 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
+from math import inf
 from typing import NamedTuple
+
+import numpy as np
 
 from stretto.plan.bound import Bounds
 from stretto.plan.candidate_costs import Prices, Row
+from stretto.plan.cuts import best_cut, least_memory
 from stretto.plan.objective import Objective
+from stretto.plan.partition import SAME
 from stretto.plan.problem import Form, Problem
 from stretto.plan.search_space import Alternatives, Candidate, all_alternatives
 
@@ -48,13 +53,22 @@ class Plan:
 
 @dataclass(frozen=True)
 class Found:
-    """The best plans, best first; the number of candidates, how many were priced, and the seconds of the search."""
+    """The best plans, best first; the number of candidates, how many were priced, and the seconds of the search.
+
+    `least` is what the value of no plan is below, `proven` whether the best plan's is no more.
+    """
 
     plans: tuple[Plan, ...]
     candidates: int
     priced: int
     seconds: float
+    least: float
     prices: Prices = field(repr=False, compare=False)
+
+    @property
+    def proven(self) -> bool:
+        """Whether no plan is better than the best; without one, whether none fits."""
+        return self.least >= (inf if self.best is None else self.best.value * (1 - SAME))
 
     @property
     def best(self) -> Plan | None:
@@ -69,8 +83,9 @@ def search(
     """The `keep` best plans by closed forms (`candidate_costs`), each of another candidate; none if nothing fits.
 
     Only candidates that satisfy `among` are searched. `prices` may come from another problem with the same model and
-    cluster. The search is exact: it leaves out a candidate only if its lower bound, or one of all its alternatives, is
-    worse than the last plan kept.
+    cluster. The search leaves out a candidate only if its lower bound, or one of all its alternatives, is worse than
+    the last plan kept. So it is exact where each candidate's cut is, which is not always proven where workers have
+    several stages (`Found.proven`).
     With `enough`, it stops after pricing that many of the most promising candidates once a plan fits; then the plan may
     not be the best.
     """
@@ -81,15 +96,17 @@ def search(
     if among is not None:
         every = [alone(c) for each in every for c in each.each() if among(c)]
     best: list[tuple[float, tuple[object, ...], Plan]] = []
-    priced = 0
-    for least, c in in_order(every, aim, prices, bounds):
-        if len(best) == keep and (least > best[-1][0] or (enough is not None and priced >= enough)):
+    number, least_of_all = 0, inf
+    for bound, c in in_order(every, aim, prices, bounds):
+        if len(best) == keep and (bound > best[-1][0] or (enough is not None and number >= enough)):
+            least_of_all = min(least_of_all, bound)
             break
-        plan = plan_of(c, aim, prices)
-        priced += 1
+        plan, least = priced(c, aim, prices)
+        number, least_of_all = number + 1, min(least_of_all, max(bound, least))
         if plan is not None:
             best = sorted([*best, (plan.value, c.order, plan)], key=lambda entry: entry[:2])[:keep]
-    return Found(tuple(plan for _, _, plan in best), sum(map(len, every)), priced, time.perf_counter() - begin, prices)
+    plans, seconds = tuple(plan for _, _, plan in best), time.perf_counter() - begin
+    return Found(plans, sum(map(len, every)), number, seconds, least_of_all, prices)
 
 
 class Entry(NamedTuple):
@@ -150,28 +167,31 @@ def least_value(
 
 def plan_of(c: Candidate, aim: Objective, prices: Prices) -> Plan | None:
     """The best plan of a candidate: its layers divided among stages by the objective; None if none fits."""
-    rows = prices.tables(c)
+    return priced(c, aim, prices)[0]
+
+
+def priced(c: Candidate, aim: Objective, prices: Prices) -> tuple[Plan | None, float]:
+    """The best plan of a candidate that was found, None if none fits; and what no other of its plans is below."""
+    places, rows = prices.places_of(c), prices.tables(c)
+    memory: Sequence[float] = places.memory
     if aim.goal == "memory":
-        rows = within_least_memory(c, prices, rows)
-    cut = prices.cut(c, rows, aim.rates(c, prices.places_of(c)))
-    return None if cut is None else planned(c, cut.bounds, cut.value, rows, aim, prices)
-
-
-def within_least_memory(c: Candidate, prices: Prices, rows: list[Row]) -> list[Row]:
-    """The rows with infinite loads for stages of more bytes than the least possible peak of a worker."""
-    import numpy as np
-
-    least = prices.least_memory(rows)
-    limit = float("-inf") if least is None else least.value
-    return [row._replace(load=np.where(row.bytes <= limit, row.load, np.inf)) for row in rows]
+        fullest = least_memory(c, rows)
+        limit = inf if fullest.best is None else fullest.best.value
+        rows = [row._replace(load=np.where(row.bytes <= limit, row.load, inf)) for row in rows]
+        memory = [min(each, limit) for each in memory]
+    cut = best_cut(c, rows, aim.rates(c, places), memory)
+    least = fullest.least if aim.goal == "memory" else prices.correction(c) * cut.least
+    return None if cut.bounds is None else planned(c, cut.bounds, cut.seconds, rows, aim, prices), least
 
 
 def bytes_of_workers(c: Candidate, bounds: tuple[int, ...], rows: list[Row]) -> list[float]:
     """The bytes on each worker of the pipeline."""
-    worker_bytes = [0.0] * c.pipeline
+    kept, passing = [0.0] * c.pipeline, [0.0] * c.pipeline
     for s, row in enumerate(rows):
-        worker_bytes[c.worker_of(s)] += float(row.bytes[bounds[s], bounds[s + 1]])
-    return worker_bytes
+        worker, span = c.worker_of(s), (bounds[s], bounds[s + 1])
+        kept[worker] += float(row.kept[span])
+        passing[worker] = max(passing[worker], float(row.passing[span]))
+    return [one + other for one, other in zip(kept, passing, strict=True)]
 
 
 def planned(

@@ -67,8 +67,6 @@ from stretto.cost.mixed_precision import step_factor, sum_seconds
 from stretto.cost.stage_prediction import LayerTimes, Machine, layer_times, with_head
 from stretto.mesh import Mesh
 from stretto.plan.hidden_exchanges import hidden_exchanges, share_kept_busy
-from stretto.plan.objective import Rates
-from stretto.plan.partition import Partition, few_cuts, partition, partition_waiting
 from stretto.plan.places import (
     DeviceKind,
     Numbers,
@@ -152,17 +150,24 @@ class StageTable(NamedTuple):
 class Row(NamedTuple):
     """A stage's tables for `partition`: seconds that it adds to the fill, seconds of its load, and its bytes.
 
-    `busy` are the seconds of a step in which it keeps its worker busy.
+    A worker has the `kept` bytes of all its stages at a time, the `passing` ones of one of them. `busy` are the seconds
+    of a step in which it keeps its worker busy.
     Under methods whose stages wait for the one above them in every turn, `beside_wait` are a stage's seconds without
     that wait, and `awaited` the seconds that the stage below waits for it; else None.
     """
 
     fill: Table
     load: Table
-    bytes: Table
+    kept: Table
+    passing: Table
     busy: Table
     beside_wait: Table | None = None
     awaited: Table | None = None
+
+    @property
+    def bytes(self) -> Table:
+        """The bytes of a worker that has this stage alone."""
+        return self.kept + self.passing
 
 
 def range_sums(values: Numbers) -> Table:
@@ -650,15 +655,14 @@ class Prices:
                 fill, load, busy = (np.where(self.valid, table, inf) for table in (fill, load, busy))
                 known[key] = stage, fill, load, busy
             stage, fill, load, busy = known[key]
-            held, memory = planning.held(stage_at), place.memory[worker] / planning.stages_per_worker
+            held, memory = planning.held(stage_at), place.memory[worker]
             place_key = (key, held, memory, None if self.problem.begins is None else s)
             if place_key not in of_stage:
-                stage_bytes = stage.static_bytes + held * stage.microbatch_bytes + stage.recompute_bytes
+                allowed = self.valid if self.problem.begins is None else self.valid & self.stands(s)
+                kept = np.where(allowed, stage.static_bytes + held * stage.microbatch_bytes, inf)
                 wait = wait_terms(c, s, stage) if planning.waits else (None, None)
-                if self.problem.begins is not None:
-                    stage_bytes = np.where(self.stands(s), stage_bytes, inf)
-                fits = (stage_bytes <= memory) & np.isfinite(stage_bytes)
-                of_stage[place_key] = Row(fill, np.where(fits, load, inf), stage_bytes, busy, *wait)
+                fits = (kept + stage.recompute_bytes <= memory) & np.isfinite(kept)
+                of_stage[place_key] = Row(fill, np.where(fits, load, inf), kept, stage.recompute_bytes, busy, *wait)
             rows.append(of_stage[place_key])
         return rows
 
@@ -668,52 +672,6 @@ class Prices:
         stands: NDArray[np.bool_] = np.zeros_like(self.valid)
         stands[ends[s], ends[s + 1]] = True
         return stands
-
-    def cut(self, c: Candidate, rows: Sequence[Row], rates: Rates) -> Partition | None:
-        """The partition of the layers of the least value, and its seconds; None if none fits.
-
-        Where stages wait for the one above them in every turn, it is the fastest one.
-        """
-        load = [row.load for row in rows]
-        if c.planning.stages_per_worker > 1:
-            return self.cut_in_rounds(c, rows, rates)
-        if rates.busy and not c.planning.waits:
-            fills = [
-                times(rates.busy[c.worker_of(s)], row.busy) + (times(rates.step, row.fill) if adds_fill(c) else 0.0)
-                for s, row in enumerate(rows)
-            ]
-            cut = partition([times(rates.step, table) for table in load], fills)
-            return None if cut is None else Partition(cut.bounds, seconds_of(c, rows, cut.bounds))
-        if c.planning.waits:
-            beside_wait = [row.beside_wait for row in rows if row.beside_wait is not None]
-            awaited = [row.awaited for row in rows if row.awaited is not None]
-            return partition_waiting(load, beside_wait, awaited, waiting_stages(c), onward=c.planning.waits == "chunk")
-        return partition(load, [row.fill for row in rows] if adds_fill(c) else None)
-
-    def cut_in_rounds(self, c: Candidate, rows: Sequence[Row], rates: Rates) -> Partition | None:
-        """The partition where workers have several stages each: the best of all, if there are few.
-
-        Else the one whose stage of the largest load has the least: means over a worker's stages, which are far apart,
-        leave no order in which the best could be built up.
-        """
-        rate, busy = 1.0, None
-        if rates.busy:
-            rate, busy = rates.step, [times(rates.busy[c.worker_of(s)], row.busy) for s, row in enumerate(rows)]
-        few = few_cuts(len(self.valid) - 1, c.stages)
-        if few is None:
-            chosen = partition([times(rate, row.load) for row in rows], busy)
-            few = [] if chosen is None else [chosen.bounds]
-        cuts = [Partition(bounds, seconds_of(c, rows, bounds)) for bounds in few]
-
-        def value(cut: Partition) -> float:
-            used = sum(float(table[span]) for table, span in zip(busy or (), pairwise(cut.bounds), strict=False))
-            return rate * cut.value + used
-
-        return min((cut for cut in cuts if cut.value < inf), key=value, default=None)
-
-    def least_memory(self, rows: Sequence[Row]) -> Partition | None:
-        """The partition that needs least memory on its fullest worker, whether or not it fits."""
-        return partition([np.where(self.valid, row.bytes, inf) for row in rows])
 
     def stages_at(self, c: Candidate, bounds: Sequence[int]) -> list[StageTable]:
         """Every stage's costs for one partition: numbers instead of tables."""
@@ -783,18 +741,6 @@ def all_keeping_inputs(layers: Sequence[LayerCost]) -> list[LayerCost]:
             known[key] = keeping_inputs(layer)
         kept.append(replace(known[key], name=layer.name))
     return kept
-
-
-def times(factor: float, table: Table) -> Table:
-    """A table times a factor, which may be 0; what is infinite stays so."""
-    return table * factor if factor else np.where(np.isfinite(table), 0.0, inf)
-
-
-def seconds_of(c: Candidate, rows: Sequence[Row], bounds: Sequence[int]) -> float:
-    """The seconds of a step for one partition, under methods whose stages do not wait in every turn."""
-    stages = list(zip(rows, pairwise(bounds), strict=True))
-    fill = sum(float(row.fill[span]) for row, span in stages) if adds_fill(c) else 0.0
-    return fill + busiest(c, [float(row.load[span]) for row, span in stages])[1]
 
 
 def busiest(c: Candidate, loads: Sequence[float]) -> tuple[int, float]:

@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from math import inf
 from typing import NamedTuple
 
 from stretto.cost.layer_table import LayerCost, ModelCosts
@@ -44,9 +43,9 @@ def running_ahead(plan: Plan, prices: Prices) -> Iterator[Plan]:
         return
     for ahead in (count for count in AHEAD if count < c.microbatches):
         chosen = c._replace(ahead=ahead)
-        rows = prices.tables(chosen)
-        if all(row.load[i, j] < inf for row, (i, j) in zip(rows, pairwise(plan.bounds), strict=True)):
-            yield replace(plan, candidate=chosen, bytes=tuple(bytes_of_workers(chosen, plan.bounds, rows)))
+        num_bytes = bytes_of_workers(chosen, plan.bounds, prices.tables(chosen))
+        if all(taken <= memory for taken, memory in zip(num_bytes, prices.places_of(c).memory, strict=True)):
+            yield replace(plan, candidate=chosen, bytes=tuple(num_bytes))
 
 
 def actions(plan: Plan) -> int:
