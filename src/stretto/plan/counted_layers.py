@@ -15,7 +15,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from stretto.plan.partition import SAME
-from stretto.plan.worker_stages import Numbers, Tables, WorkerStages
+from stretto.plan.worker_stages import Numbers, WorkerStages
 
 Counts = NDArray[np.intp]
 
@@ -51,7 +51,8 @@ class CountedLayers:
         tables, own = self.stages, self.stages.stages_of[worker]
         load, last = convolved([self.by_count(s, tables.load[s]) for s in own])
         kept, _ = convolved([self.by_count(s, tables.kept[s]) for s in own])
-        passing, top = (least_largest(each, own) for each in (tables.passing, tables.top))
+        passing = least_largest([self.by_count(s, tables.passing[s]) for s in own])
+        top = least_largest([self.by_count(s, tables.top[s]) for s in own]) if tables.top else 0.0
         return OfWorker(np.where(kept + passing <= tables.memory[worker], load + top, inf), last)
 
     def by_count(self, stage: int, table: Numbers) -> Numbers:
@@ -114,11 +115,6 @@ class CountedLayers:
         return [count, *reversed(lengths)]
 
 
-def least_largest(tables: Tables | None, stages: Sequence[int]) -> float:
-    """What the largest entry of some stages is no less than: the largest of their least ones, 0 at least."""
-    return max(0.0, *(float(tables[s].min()) for s in stages)) if tables is not None else 0.0
-
-
 def least_by_count(table: Numbers, most: int, first: bool, last: bool) -> Numbers:
     """The least of the entries [i, i + n] of a table, at n from 0 to `most`; without the ends but those that it has."""
     layers, least = len(table) - 1, np.full(most + 1, inf)
@@ -131,7 +127,13 @@ def least_by_count(table: Numbers, most: int, first: bool, last: bool) -> Number
     return least
 
 
-def convolved(stages: list[Numbers]) -> tuple[Numbers, tuple[Counts, ...]]:
+def by_last(total: Numbers, count: int) -> Numbers:
+    """At [n, k], the entry of some stages with n - k layers, where one more stage has k; infinite where none have."""
+    missing = np.full(count - 1, inf)
+    return sliding_window_view(np.concatenate([missing, total, missing]), count)[:, ::-1]
+
+
+def convolved(stages: Sequence[Numbers]) -> tuple[Numbers, tuple[Counts, ...]]:
     """The least sums of several stages with n layers in all, at n, and for each further stage its layers.
 
     Of equal sums that of the most even numbers of layers.
@@ -139,15 +141,19 @@ def convolved(stages: list[Numbers]) -> tuple[Numbers, tuple[Counts, ...]]:
     total, uneven = stages[0], np.square(np.arange(len(stages[0]), dtype=float))
     lengths = []
     for stage in stages[1:]:
-        count = len(stage)
-        missing = np.full(count - 1, inf)
-        before = sliding_window_view(np.concatenate([missing, total, missing]), count)[:, ::-1]  # at n, the stage's k
-        squares = sliding_window_view(np.concatenate([missing, uneven, missing]), count)[:, ::-1]
-        sums = before + stage
+        sums = by_last(total, len(stage)) + stage
         total = sums.min(axis=1)
-        equal = sums <= (total * (1 + SAME))[:, None]
-        squares = np.where(equal & np.isfinite(sums), squares + np.square(np.arange(count, dtype=float)), inf)
-        chosen = squares.argmin(axis=1)
+        equal = (sums <= (total * (1 + SAME))[:, None]) & np.isfinite(sums)
+        squares = by_last(uneven, len(stage)) + np.square(np.arange(len(stage), dtype=float))
+        chosen = np.where(equal, squares, inf).argmin(axis=1)
         uneven = squares[np.arange(len(chosen)), chosen]
         lengths.append(chosen)
     return total, tuple(lengths)
+
+
+def least_largest(stages: Sequence[Numbers]) -> Numbers:
+    """The least that the largest of several stages comes to, with n layers in all, at n."""
+    largest = stages[0]
+    for stage in stages[1:]:
+        largest = np.maximum(by_last(largest, len(stage)), stage).min(axis=1)
+    return largest
