@@ -16,7 +16,7 @@ from stretto.methods import StageAt
 from stretto.plan.candidate_costs import UPDATE, Prices, Table, adds_fill
 from stretto.plan.objective import Rates
 from stretto.plan.partition import least_bottleneck
-from stretto.plan.places import DeviceKind, Numbers, message, receiving, sending
+from stretto.plan.places import Bill, DeviceKind, Numbers, Places, message, receiving, sending
 from stretto.plan.planned_methods import planned
 from stretto.plan.problem import SHARD_OPTIMIZER, Form
 from stretto.plan.search_space import Candidate
@@ -96,6 +96,7 @@ class Bounds:
     def __init__(self, prices: Prices) -> None:
         self.prices = prices
         self.axes = lru_cache(maxsize=None)(self._axes)
+        self.kinds = lru_cache(maxsize=None)(self._kinds)
         self.least = lru_cache(maxsize=None)(self._least)
         self.messages = lru_cache(maxsize=None)(self._messages)
         self.total = lru_cache(maxsize=None)(self._total)
@@ -161,6 +162,28 @@ class Bounds:
     def _total(self, tensor: int) -> ModelBytes:
         sizes = self.prices.sizes(Form(tensor), 1.0)
         return ModelBytes(*(float(table[0, -1]) for table in (sizes.parameters, sizes.gradients, sizes.state)))
+
+    def bill(self, c: Candidate) -> Places | Bill:
+        """What a candidate's workers cost; without building their places, where workers are alike."""
+        cluster = self.prices.problem.cluster
+        if cluster.is_uneven or c.placement:
+            return self.prices.places_of(c)
+        return Bill.of(cluster, c.pipeline, c.mesh.data * c.mesh.inside)
+
+    def _kinds(self, workers: int) -> tuple[DeviceKind, ...]:
+        cluster = self.prices.problem.cluster
+        return tuple(sorted({DeviceKind(cluster.kinds[0], crowded) for crowded in cluster.crowded(range(workers))}))
+
+    def computing(self, c: Candidate, forms: tuple[Form, ...]) -> tuple[float, float]:
+        """The least seconds of a step, and of all workers of a pipeline together in it, from computing alone.
+
+        Of every method with as many micro-batches on the same axes, and every sharding.
+        """
+        even = not (self.prices.problem.cluster.is_uneven or c.placement)
+        kinds = self.kinds(c.workers) if even else self.axes(c.mesh, c.pipeline, c.placement).kinds
+        least = self.least(kinds, forms, c.examples)
+        busy = (c.microbatches * least.separate + least.update / c.mesh.data) * SLACK
+        return busy / c.pipeline, busy
 
     def seconds(self, c: Candidate, forms: tuple[Form, ...] = ()) -> float:
         """A lower bound of a step's seconds, from sums over all layers: as if they divided evenly among stages.

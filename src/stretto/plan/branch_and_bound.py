@@ -2,7 +2,7 @@
 
 import heapq
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 from math import inf
@@ -13,7 +13,7 @@ import numpy as np
 from stretto.plan.bound import Bounds
 from stretto.plan.candidate_costs import Prices, Row
 from stretto.plan.cuts import best_cut, least_memory
-from stretto.plan.objective import Objective
+from stretto.plan.objective import Objective, Rates
 from stretto.plan.partition import SAME
 from stretto.plan.problem import Form, Problem
 from stretto.plan.search_space import Alternatives, Candidate, all_alternatives
@@ -114,55 +114,89 @@ class Entry(NamedTuple):
 
     least: float
     number: int
-    rank: int  # 0: alternatives together, 1: one of them, 2: with the tighter bound
-    alternatives: Alternatives
+    rank: int  # 0: a group, 1: alternatives together, 2: one of them, 3: with the tighter bound
+    members: Sequence[Alternatives]
 
 
 def in_order(
     every: Iterable[Alternatives], aim: Objective, prices: Prices, bounds: Bounds
 ) -> Iterator[tuple[float, Candidate]]:
     """(lower bound, candidate) of each candidate whose weights could fit, the least bound first."""
-    heap: list[Entry] = []
-    numbers = count()
-    for alternatives in every:
-        plain = alternatives.plain
-        if bounds.fits(plain):
-            if aim.goal == "memory":
-                least = bounds.bytes(plain) / plain.pipeline
-                heap += [Entry(least, next(numbers), 2, alone(c)) for c in alternatives.each()]
-            else:
-                least = bounds.seconds(plain, alternatives.forms)
-                value = least_value(plain, aim, prices, bounds, least, alternatives.forms)
-                heap.append(Entry(value, next(numbers), 0, alternatives))
+    numbers, pricing = count(), Values(aim, prices, bounds)
+    heap = [Entry(pricing.of_group(group), next(numbers), 0, group) for group in groups(every)]
     heapq.heapify(heap)
     while heap:
-        least, number, rank, alternatives = heapq.heappop(heap)
+        least, number, rank, members = heapq.heappop(heap)
         if rank == 0:
+            for alternatives in members:
+                if bounds.fits(alternatives.plain):
+                    value = max(least, pricing.of_alternatives(alternatives))
+                    heapq.heappush(heap, Entry(value, next(numbers), 1, (alternatives,)))
+            continue
+        (alternatives,) = members
+        if rank == 1:
             for c in alternatives.each():
-                own = least_value(c, aim, prices, bounds, bounds.seconds(c))
-                heapq.heappush(heap, Entry(max(least, own), next(numbers), 1, alone(c)))
+                own = pricing.of_alternatives(alone(c)) if len(alternatives) > 1 else least
+                heapq.heappush(heap, Entry(max(least, own), next(numbers), 2, (alone(c),)))
             continue
         (c,) = alternatives.each()
-        if rank == 2:
+        if rank == 3 or aim.goal == "memory":
             yield least, c
         elif bounds.reaches(c):
-            tighter = least_value(c, aim, prices, bounds, bounds.tighter(c))
-            heapq.heappush(heap, Entry(max(least, tighter), number, 2, alternatives))
+            tighter = pricing.of_seconds(c, bounds.tighter(c))
+            heapq.heappush(heap, Entry(max(least, tighter), number, 3, members))
+
+
+def groups(every: Iterable[Alternatives]) -> Iterable[Sequence[Alternatives]]:
+    """Candidates on the same axes with the same micro-batches, which have one bound before others."""
+    found: dict[Hashable, list[Alternatives]] = {}
+    for alternatives in every:
+        c = alternatives.plain
+        found.setdefault((c.pipeline, c.mesh, c.batch, c.placement, c.microbatches), []).append(alternatives)
+    return found.values()
+
+
+class Values:
+    """Lower bounds of the objective's value."""
+
+    def __init__(self, aim: Objective, prices: Prices, bounds: Bounds) -> None:
+        self.aim = aim
+        self.prices = prices
+        self.bounds = bounds
+        self._rates: dict[Hashable, Rates] = {}
+
+    def of_group(self, group: Sequence[Alternatives]) -> float:
+        """Of candidates on the same axes: of their computing alone, without building their places."""
+        c = group[0].plain
+        if self.aim.goal in ("memory", "loss") or self.prices.problem.ratios:
+            return 0.0
+        forms = tuple(dict.fromkeys(form for alternatives in group for form in alternatives.forms))
+        seconds, busy = self.bounds.computing(c, forms)
+        rates = self.aim.rates(c, self.bounds.bill(c))
+        return rates.step * seconds + min(rates.busy, default=0.0) * busy
+
+    def of_alternatives(self, alternatives: Alternatives) -> float:
+        """Of candidates that differ in what is recomputed, and in whether the sequence is divided."""
+        c, forms = alternatives.plain, alternatives.forms
+        if self.aim.goal == "memory":
+            return self.bounds.bytes(c) / c.pipeline
+        return self.of_seconds(c, self.bounds.seconds(c, forms), forms)
+
+    def of_seconds(self, c: Candidate, seconds: float, forms: tuple[Form, ...] = ()) -> float:
+        """Of a candidate whose step takes so many seconds at least; with `forms`, with its layers run in any."""
+        return self.prices.correction(c) * self.bounds.value(c, self.rates(c), seconds, forms)
+
+    def rates(self, c: Candidate) -> Rates:
+        """The objective's rates, which depend on a candidate's axes unless steps to a loss count."""
+        key = c if self.aim.goal == "loss" else (c.pipeline, c.mesh, c.batch, c.placement)
+        if key not in self._rates:
+            self._rates[key] = self.aim.rates(c, self.prices.places_of(c))
+        return self._rates[key]
 
 
 def alone(c: Candidate) -> Alternatives:
     """A candidate without alternatives."""
     return Alternatives(c, (c.recompute,), (c.sequence,))
-
-
-def least_value(
-    c: Candidate, aim: Objective, prices: Prices, bounds: Bounds, seconds: float, forms: tuple[Form, ...] = ()
-) -> float:
-    """A lower bound of the objective's value for a candidate whose step takes so many seconds at least.
-
-    With `forms`, of the candidate with its layers run in any of them.
-    """
-    return prices.correction(c) * bounds.value(c, aim.rates(c, prices.places_of(c)), seconds, forms)
 
 
 def plan_of(c: Candidate, aim: Objective, prices: Prices) -> Plan | None:

@@ -44,6 +44,22 @@ class Power(NamedTuple):
         return cls(sum(least for _, least in known), tuple(most - least for most, least in known))
 
 
+class Bill(NamedTuple):
+    """What the workers of a plan cost: money an hour of all, and power; None where not known."""
+
+    price: float | None
+    power: Power | None
+
+    @classmethod
+    def of(cls, cluster: Cluster, pipeline: int, per_worker: int) -> "Bill":
+        """Of the first workers of a cluster whose workers are alike, so many for each of a pipeline."""
+        workers, power = range(pipeline * per_worker), None
+        busy, waiting = cluster.watts(workers), cluster.waiting_watts(workers)
+        if busy is not None and waiting is not None:
+            power = Power(waiting, ((busy - waiting) / pipeline,) * pipeline)
+        return cls(cluster.price_per_hour(workers), power)
+
+
 @dataclass(frozen=True)
 class Places:
     """The devices and links of each worker of a pipeline.
