@@ -326,7 +326,8 @@ def test_no_cut_uses_less_energy_than_its_bound(seed):
         used = [value for cut in cuts if (value := joules(n, way_of(c), cut)) is not None]
         for seconds in (bounds.seconds(c), bounds.tighter(c)) if used else ():
             assert values.of_seconds(c, seconds) * c.batch <= float(min(used))
-        assert not used or values.of_group([alone(c)]) * c.batch <= float(min(used))
+        for communicating in (False, True) if used else ():
+            assert values.of_group([alone(c)], communicating=communicating) * c.batch <= float(min(used))
 
 
 def compare(n, methods=None, *, empty=False):

@@ -174,15 +174,24 @@ class Bounds:
         cluster = self.prices.problem.cluster
         return tuple(sorted({DeviceKind(cluster.kinds[0], crowded) for crowded in cluster.crowded(range(workers))}))
 
-    def computing(self, c: Candidate, forms: tuple[Form, ...]) -> tuple[float, float]:
+    def computing(self, c: Candidate, forms: tuple[Form, ...], *, whole: bool) -> tuple[float, float]:
         """The least seconds of a step, and of all workers of a pipeline together in it, from computing alone.
 
-        Of every method with as many micro-batches on the same axes, and every sharding.
+        Of every method with as many micro-batches on the same axes, and every sharding; where `whole`, of those whose
+        stages all run a whole backward.
         """
         even = not (self.prices.problem.cluster.is_uneven or c.placement)
         kinds = self.kinds(c.workers) if even else self.axes(c.mesh, c.pipeline, c.placement).kinds
         least = self.least(kinds, forms, c.examples)
-        busy = (c.microbatches * least.separate + least.update / c.mesh.data) * SLACK
+        turn = least.whole if whole else least.separate
+        busy = (c.microbatches * turn + least.update / c.mesh.data) * SLACK
+        return busy / c.pipeline, busy
+
+    def working(self, c: Candidate, forms: tuple[Form, ...], *, whole: bool) -> tuple[float, float]:
+        """The same with the communication inside stages and among replicas."""
+        inside = self.messages(c.mesh, c.pipeline, c.placement, forms, c.examples).inside
+        all_reduce = self.all_reduce(c, self.axes(c.mesh, c.pipeline, c.placement))
+        busy = self.computing(c, forms, whole=whole)[1] + (c.microbatches * inside + all_reduce) * SLACK
         return busy / c.pipeline, busy
 
     def seconds(self, c: Candidate, forms: tuple[Form, ...] = ()) -> float:
@@ -215,6 +224,10 @@ class Bounds:
         if ends_after_a_forward(c):  # the first stage runs M forwards, the others wait for one at least
             mean = max(mean, least.forward + (1 - 1 / c.microbatches) * mean)
         return (self.fill(c, least.whole + inside + overhead, transit) + mean) * SLACK
+
+    def goes_back_whole(self, c: Candidate) -> bool:
+        """Whether all stages run a backward as long as a whole one at least."""
+        return all_receive_gradients(c) and not self.goes_back_twice(c)
 
     def goes_back_twice(self, c: Candidate) -> bool:
         """Whether stages run I and W, each backward through all operators."""
@@ -304,10 +317,14 @@ class Bounds:
         overhead = c.stages * axes.per_action + c.pipeline * axes.per_step
         if c.shard == "fully-shard(reshard=True)":
             return least.update / c.mesh.data + overhead
+        update = least.update / (1 if c.shard == "none" else c.mesh.data)
+        return update + self.all_reduce(c, axes) + overhead
+
+    def all_reduce(self, c: Candidate, axes: MeshSummary) -> float:
+        """The least seconds of sums of gradients among replicas, of all stages, without latencies."""
         replicas = c.mesh.data * c.mesh.space[0] * c.mesh.space[1]
         total = self.total(c.mesh.tensor)
-        all_reduce = 2 * (replicas - 1) / replicas * min(total.gradients, total.parameters) * axes.seconds_per_byte
-        return least.update / (1 if c.shard == "none" else c.mesh.data) + all_reduce + overhead
+        return 2 * (replicas - 1) / replicas * min(total.gradients, total.parameters) * axes.seconds_per_byte
 
     def fits(self, c: Candidate) -> bool:
         """Whether weights, gradients and optimizer state fit if divided evenly among all workers."""

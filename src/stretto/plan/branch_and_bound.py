@@ -114,7 +114,7 @@ class Entry(NamedTuple):
 
     least: float
     number: int
-    rank: int  # 0: a group, 1: alternatives together, 2: one of them, 3: with the tighter bound
+    rank: int  # -1: a group by its computing, 0: with communication, 1: alternatives, 2: one, 3: with the tighter bound
     members: Sequence[Alternatives]
 
 
@@ -123,10 +123,14 @@ def in_order(
 ) -> Iterator[tuple[float, Candidate]]:
     """(lower bound, candidate) of each candidate whose weights could fit, the least bound first."""
     numbers, pricing = count(), Values(aim, prices, bounds)
-    heap = [Entry(pricing.of_group(group), next(numbers), 0, group) for group in groups(every)]
+    heap = [Entry(pricing.of_group(group), next(numbers), -1, group) for group in groups(every)]
     heapq.heapify(heap)
     while heap:
         least, number, rank, members = heapq.heappop(heap)
+        if rank == -1:
+            value = pricing.of_group(members, communicating=True)
+            heapq.heappush(heap, Entry(max(least, value), number, 0, members))
+            continue
         if rank == 0:
             for alternatives in members:
                 if bounds.fits(alternatives.plain):
@@ -165,13 +169,15 @@ class Values:
         self.bounds = bounds
         self._rates: dict[Hashable, Rates] = {}
 
-    def of_group(self, group: Sequence[Alternatives]) -> float:
-        """Of candidates on the same axes: of their computing alone, without building their places."""
+    def of_group(self, group: Sequence[Alternatives], *, communicating: bool = False) -> float:
+        """Of candidates on the same axes: of their computing alone, without building their places; or of all work."""
         c = group[0].plain
         if self.aim.goal in ("memory", "loss") or self.prices.problem.ratios:
             return 0.0
         forms = tuple(dict.fromkeys(form for alternatives in group for form in alternatives.forms))
-        seconds, busy = self.bounds.computing(c, forms)
+        methods = {(each.plain.method, each.plain.losses, each.plain.per_worker): each.plain for each in group}
+        whole = all(map(self.bounds.goes_back_whole, methods.values()))
+        seconds, busy = (self.bounds.working if communicating else self.bounds.computing)(c, forms, whole=whole)
         rates = self.aim.rates(c, self.bounds.bill(c))
         return rates.step * seconds + min(rates.busy, default=0.0) * busy
 
