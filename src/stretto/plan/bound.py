@@ -5,38 +5,34 @@ without messages, for candidates that pass the first.
 """
 
 from functools import lru_cache
-from math import inf
 from typing import Literal, NamedTuple
 
 import numpy as np
 
 from stretto.cost.cluster import Link
 from stretto.mesh import Mesh
-from stretto.methods import StageAt
-from stretto.plan.candidate_costs import UPDATE, Prices, Table, adds_fill
+from stretto.plan.candidate_costs import SLACK, UPDATE, Prices, Table, adds_fill
+from stretto.plan.memory_bound import MemoryBounds
 from stretto.plan.objective import Rates
 from stretto.plan.partition import least_bottleneck
 from stretto.plan.places import Bill, DeviceKind, Numbers, Places, message, receiving, sending
-from stretto.plan.planned_methods import planned
-from stretto.plan.problem import SHARD_OPTIMIZER, Form
+from stretto.plan.problem import Form
 from stretto.plan.search_space import Candidate
 
 ENDS = ("input", "output")  # what may be a message
 FORWARD = (1, 0, 0)  # factors of F, I and W, as in `Planning.gap`
 ONE_PASS = (FORWARD, (0, 1, 0), (0, 0, 1))
-SLACK = 1 - 1e-9  # sums in another order differ in the last bits
 
 
 class MeshSummary(NamedTuple):
     """The facts of a mesh and its pipeline that bounds need.
 
-    `memory` is the sum of all workers' bytes, `workers` has one worker for each set of links inside stages,
+    `workers` has one worker for each set of links inside stages,
     `seconds_per_byte` is the least, over workers, of the slowest link among a worker's replicas. `per_action` and
     `per_step` are the runtime's own seconds on the fastest device.
     """
 
     kinds: tuple[DeviceKind, ...]
-    memory: float
     workers: tuple[int, ...]
     seconds_per_byte: float
     per_action: float
@@ -74,14 +70,6 @@ class LeastWork(NamedTuple):
     input_share: float
 
 
-class ModelBytes(NamedTuple):
-    """Bytes of weights, gradients and optimizer state of all layers."""
-
-    parameters: float
-    gradients: float
-    state: float
-
-
 Passes = Literal["whole", "split", "weights"]  # the backward of a stage but the first: B, I and W, or at least W
 
 
@@ -99,11 +87,10 @@ class Bounds:
         self.kinds = lru_cache(maxsize=None)(self._kinds)
         self.least = lru_cache(maxsize=None)(self._least)
         self.messages = lru_cache(maxsize=None)(self._messages)
-        self.total = lru_cache(maxsize=None)(self._total)
+        self.message = lru_cache(maxsize=None)(self._message)
+        self.memory = MemoryBounds(prices)
+        self.total = self.memory.total
         self.bottleneck = lru_cache(maxsize=None)(self._bottleneck)
-        self.static = lru_cache(maxsize=64)(self._static)
-        self.kept = lru_cache(maxsize=64)(self._kept)
-        self.held_and_versions = lru_cache(maxsize=None)(self._held_and_versions)
 
     def _axes(self, mesh: Mesh, pipeline: int, placement: tuple[int, ...]) -> MeshSummary:
         place = self.prices.places(mesh, pipeline, placement)
@@ -113,7 +100,6 @@ class Bounds:
         devices = [self.prices.problem.cluster.devices_by_kind[kind.worker] for kind in kinds]
         return MeshSummary(
             kinds,
-            sum(place.memory),
             tuple({tuple(map(id, links)): worker for worker, links in enumerate(inside)}.values()),
             min(seconds_per_byte),
             min(least(device.per_action, device.alone_per_action) for device in devices),
@@ -152,16 +138,19 @@ class Bounds:
                 for form in forms
             )
             inside = min(float(forward.sum() + backward.sum()) for forward, backward in communication)
-        shares, links = {form: self.prices.message_share(form) for form in forms}, place.ahead[:-1]
-        amounts = [shares[form] * self.prices.amount(form, key, examples) for form in forms for key in ENDS]
-        least_bytes = np.array([min(amount.min() for amount in amounts)])
-        transit = sum(message(link, least_bytes)[0] for link in links)
-        overhead = sum(sending(link, least_bytes)[0] + receiving(link, least_bytes)[0] for link in links)
-        return LeastMessages(inside, float(transit), float(overhead))
+        least_bytes, links = np.array([min(self.message(form, examples) for form in forms)]), place.ahead[:-1]
+        transit = overhead = 0.0
+        for link in {id(link): link for link in links}.values():
+            number = sum(other is link for other in links)
+            transit += number * float(message(link, least_bytes)[0])
+            overhead += number * float(sending(link, least_bytes)[0] + receiving(link, least_bytes)[0])
+        return LeastMessages(inside, transit, overhead)
 
-    def _total(self, tensor: int) -> ModelBytes:
-        sizes = self.prices.sizes(Form(tensor), 1.0)
-        return ModelBytes(*(float(table[0, -1]) for table in (sizes.parameters, sizes.gradients, sizes.state)))
+    def _message(self, form: Form, examples: float) -> float:
+        # The bytes of the smallest message between stages.
+        return self.prices.message_share(form) * min(
+            float(self.prices.amount(form, key, examples).min()) for key in ENDS
+        )
 
     def bill(self, c: Candidate) -> Places | Bill:
         """What a candidate's workers cost; without building their places, where workers are alike."""
@@ -325,92 +314,6 @@ class Bounds:
         replicas = c.mesh.data * c.mesh.space[0] * c.mesh.space[1]
         total = self.total(c.mesh.tensor)
         return 2 * (replicas - 1) / replicas * min(total.gradients, total.parameters) * axes.seconds_per_byte
-
-    def fits(self, c: Candidate) -> bool:
-        """Whether weights, gradients and optimizer state fit if divided evenly among all workers."""
-        return self.bytes(c) * SLACK <= self.axes(c.mesh, c.pipeline, c.placement).memory
-
-    def bytes(self, c: Candidate) -> float:
-        """Bytes of weights, gradients and optimizer state of all stages."""
-        total, data = self.total(c.mesh.tensor), c.mesh.data
-        if c.shard == SHARD_OPTIMIZER:
-            return total.parameters + total.gradients + total.state / data
-        if c.shard == "fully-shard":
-            return total.parameters + total.gradients + (total.parameters + total.state) / data
-        return sum(total) / (1 if c.shard == "none" else data)
-
-    def reaches(self, c: Candidate) -> bool:
-        """Whether the stages reach the last layer if each worker holds as many layers as its memory allows.
-
-        Only activations that grow with every layer count, so that fewer layers never need more memory.
-        """
-        if c.planning.stages_per_worker > 1:
-            return self.workers_reach(c)
-        last, memory = len(self.prices.problem.layers), self.prices.places_of(c).memory
-        kept = self.kept(c.form, c.examples)
-        stages = self.held_and_versions(c.method, c.stages, c.microbatches, c.ahead, c.per_worker)
-        held = [1.0 if c.recompute == "stage" and each > 1 else each for each, _ in stages]
-        static = [self.static(c.mesh.tensor, c.shard, c.mesh.data, versions) for _, versions in stages]
-        most = self.static(c.mesh.tensor, c.shard, c.mesh.data, max(versions for _, versions in stages))
-        if reach((most + max(held) * kept) * SLACK, c.stages, min(memory)) >= last:
-            return True
-        start = 0
-        for s in range(c.stages):
-            needed = (static[s] + held[s] * kept) * SLACK
-            start = int(needed.searchsorted(needed[start] + memory[s], side="right")) - 1
-            if start >= last:
-                return True
-        return False
-
-    def workers_reach(self, c: Candidate) -> bool:
-        """Whether workers of several stages can hold all layers, if each takes those that need least."""
-        memory, kept = self.prices.places_of(c).memory, self.kept(c.form, c.examples)
-        stages = self.held_and_versions(c.method, c.stages, c.microbatches, c.ahead, c.per_worker)
-        least: dict[int, tuple[float, float]] = {}
-        for s, (held, versions) in enumerate(stages):
-            worker, fewest = c.worker_of(s), 1.0 if c.recompute == "stage" and held > 1 else held
-            least[worker] = min(least.get(worker, (inf, inf)), (fewest, versions))
-        known: dict[tuple[float, float, float], int] = {}
-        total = 0
-        for worker, (held, versions) in least.items():
-            key = held, versions, memory[worker]
-            if key not in known:
-                needed = np.diff(self.static(c.mesh.tensor, c.shard, c.mesh.data, versions) + held * kept) * SLACK
-                known[key] = int(np.sort(needed).cumsum().searchsorted(memory[worker], side="right"))
-            total += known[key]
-        return total >= len(self.prices.problem.layers)
-
-    def _held_and_versions(
-        self, method: str, stages: int, microbatches: int, ahead: int, per_worker: int
-    ) -> tuple[tuple[float, float], ...]:
-        tried = planned(method)
-        planning = tried.planning_of(per_worker)
-        each = (StageAt(s, stages, microbatches, ahead, planning.stages_per_worker) for s in range(stages))
-        return tuple((planning.held(at), tried.versions(at)) for at in each)
-
-    def _static(self, tensor: int, shard: str, data: int, versions: float) -> Numbers:
-        # Of the layers before each one; weights that layers share count at the first of them.
-        sizes = self.prices.sizes(Form(tensor), 1.0)
-        weights, gradients, state = sizes.parameters[0], sizes.gradients[0], sizes.state[0]
-        if shard == SHARD_OPTIMIZER:
-            return weights + gradients + state / data
-        if shard == "fully-shard":
-            return weights + gradients + (weights + state) / data
-        return versions * weights + gradients + state if shard == "none" else (weights + gradients + state) / data
-
-    def _kept(self, form: Form, examples: float) -> Numbers:
-        # Of the layers before each one.
-        activation, shared = (self.prices.amount(form, key, examples) for key in ("activation", "shared"))
-        return np.concatenate([[0.0], np.cumsum(np.maximum(0.0, activation - shared))])
-
-
-def reach(needed: Numbers, stages: int, memory: float) -> int:
-    """The layer that so many stages reach, if the layers before each one need so many bytes."""
-    ends = needed.searchsorted(needed + memory, side="right").tolist()
-    start = 0
-    for _ in range(stages):
-        start = ends[start] - 1
-    return start
 
 
 def least(seconds: float, alone: float | None) -> float:

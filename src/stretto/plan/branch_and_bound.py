@@ -133,7 +133,7 @@ def in_order(
             continue
         if rank == 0:
             for alternatives in members:
-                if bounds.fits(alternatives.plain):
+                if bounds.memory.fits(alternatives.plain):
                     value = max(least, pricing.of_alternatives(alternatives))
                     heapq.heappush(heap, Entry(value, next(numbers), 1, (alternatives,)))
             continue
@@ -146,7 +146,7 @@ def in_order(
         (c,) = alternatives.each()
         if rank == 3 or aim.goal == "memory":
             yield least, c
-        elif bounds.reaches(c):
+        elif bounds.memory.reaches(c):
             tighter = pricing.of_seconds(c, bounds.tighter(c))
             heapq.heappush(heap, Entry(max(least, tighter), number, 3, members))
 
@@ -185,7 +185,7 @@ class Values:
         """Of candidates that differ in what is recomputed, and in whether the sequence is divided."""
         c, forms = alternatives.plain, alternatives.forms
         if self.aim.goal == "memory":
-            return self.bounds.bytes(c) / c.pipeline
+            return self.bounds.memory.bytes(c) / c.pipeline
         return self.of_seconds(c, self.bounds.seconds(c, forms), forms)
 
     def of_seconds(self, c: Candidate, seconds: float, forms: tuple[Form, ...] = ()) -> float:

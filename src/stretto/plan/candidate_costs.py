@@ -776,6 +776,7 @@ AMOUNTS = (
 )  # of a layer, in bytes
 TENSORS_OF_SUM = 2  # that slabs sum at once: the weights and the bias of a layer
 UPDATE, ACCUMULATE = 4, 5  # columns of `LayerTimes`
+SLACK = 1 - 1e-9  # of lower bounds: sums in another order differ in the last bits
 
 
 def adds_fill(c: Candidate) -> bool:

@@ -50,7 +50,7 @@ class CountedLayers:
         """The least loads of a worker by its number of layers; infinite where these need more than its memory."""
         tables, own = self.stages, self.stages.stages_of[worker]
         load, last = convolved([self.by_count(s, tables.load[s]) for s in own])
-        kept, _ = convolved([self.by_count(s, tables.kept[s]) for s in own])
+        kept = least_sums([self.by_count(s, tables.kept[s]) for s in own])
         passing = least_largest([self.by_count(s, tables.passing[s]) for s in own])
         top = least_largest([self.by_count(s, tables.top[s]) for s in own]) if tables.top else 0.0
         return OfWorker(np.where(kept + passing <= tables.memory[worker], load + top, inf), last)
@@ -85,8 +85,8 @@ class CountedLayers:
 
     def capacities(self, load: float, *, strictly: bool = False) -> list[int]:
         """The most layers of each worker with at most so much load; 0 if it can have none."""
-        side = "left" if strictly else "right"
-        return [max(0, int(np.searchsorted(least, load, side=side)) - 1) for least in self.most]
+        limit = np.nextafter(load, -inf) if strictly else load
+        return [max(0, int(np.searchsorted(least, limit, side="right")) - 1) for least in self.most]
 
     def cut(self) -> tuple[int, ...] | None:
         """The bounds of a cut whose workers have no more layers than the bound gives them; None if there is none."""
@@ -149,6 +149,14 @@ def convolved(stages: Sequence[Numbers]) -> tuple[Numbers, tuple[Counts, ...]]:
         uneven = squares[np.arange(len(chosen)), chosen]
         lengths.append(chosen)
     return total, tuple(lengths)
+
+
+def least_sums(stages: Sequence[Numbers]) -> Numbers:
+    """The least sums of several stages with n layers in all, at n."""
+    total = stages[0]
+    for stage in stages[1:]:
+        total = (by_last(total, len(stage)) + stage).min(axis=1)
+    return total
 
 
 def least_largest(stages: Sequence[Numbers]) -> Numbers:

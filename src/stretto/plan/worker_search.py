@@ -36,6 +36,10 @@ class States(NamedTuple):
     value: Numbers
     before: NDArray[np.intp]
 
+    def at(self, indices: NDArray[np.intp]) -> "States":
+        """Some of the states."""
+        return States(self.ends[indices], self.value[indices], self.before[indices])
+
 
 class Grown(NamedTuple):
     """States with some stages of the next worker added, and what these come to."""
@@ -122,7 +126,7 @@ class WorkerSearch:
         for worker in range(self.stages.workers):
             left = sum(capacities[worker + 1 :])
             states = self.after(levels[-1], worker, starts, limit, left)
-            states = least_of_each(States(*(part[states.value < most] for part in states)))
+            states = least_of_each(states.at(np.flatnonzero(states.value < most)))
             if not len(states.value):
                 return None
             levels.append(states)
@@ -183,10 +187,12 @@ class WorkerSearch:
         """The most layers of a stage, so that each stage to come has one at least."""
         position = ends[grown.before, loop]
         if not self.stages.in_v:
-            return starts[loop + 1] - position - further
-        if loop == 0:
-            return ends[grown.before, 1] - position - 2 * further - 1
-        return position - grown.ends[0] - 2 * further
+            room: NDArray[np.intp] = starts[loop + 1] - position - further
+        elif loop == 0:
+            room = ends[grown.before, 1] - position - 2 * further - 1
+        else:
+            room = position - grown.ends[0] - 2 * further
+        return room
 
     def bounds(self, levels: Sequence[States], at: int) -> tuple[int, ...]:
         """The bounds of the cut that a state of the last level is."""
@@ -203,4 +209,4 @@ def least_of_each(states: States) -> States:
     ends = states.ends[order]
     is_first = np.ones(len(order), dtype=bool)
     is_first[1:] = (ends[1:] != ends[:-1]).any(axis=1)
-    return States(*(part[order[is_first]] for part in states))
+    return states.at(order[is_first])
