@@ -40,7 +40,8 @@ messages. Memory of a stage:
 
     versions x weights + gradients + optimizer state (divided among replicas as far as they are sharded)
     + held x activations
-    + what is recomputed at a time: by the layer that recomputes most, or by the whole stage
+    + what is recomputed at a time: by the layer that recomputes most, or by the whole stage; of a worker's stages, by
+      the one that needs most
 
 Energy of a step: every device's power while it waits, times the step, plus what it uses more while it is busy, times
 

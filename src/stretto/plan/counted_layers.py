@@ -43,8 +43,9 @@ class CountedLayers:
 
     def key(self, stage: int) -> Hashable:
         """Equal for stages with the same tables and the same ends."""
-        tables, last = self.stages, self.stages.stages - 1
-        return id(tables.load[stage]), id(tables.kept[stage]), stage == 0, stage == last
+        costs, last = self.stages, self.stages.stages - 1
+        tables = costs.load, costs.kept, costs.passing, *([costs.top] if costs.top else [])
+        return (*(id(table[stage]) for table in tables), stage == 0, stage == last)
 
     def of_worker(self, worker: int) -> OfWorker:
         """The least loads of a worker by its number of layers; infinite where these need more than its memory."""

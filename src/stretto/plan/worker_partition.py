@@ -59,24 +59,20 @@ def best_of(cuts: Iterable[Partition]) -> Partition | None:
 def first_cuts(stages: WorkerStages, counted: CountedLayers) -> Iterator[tuple[int, ...]]:
     """The bounds of cuts to begin with.
 
-    Of those that give each stage of a worker an equal share of its memory, then of all, the one whose stage of the
+    Of those that give each stage of a worker an equal share of its memory, else of all, the one whose stage of the
     largest load has the least; and the one with the numbers of layers that the bound counts.
     """
     per_worker = stages.stages // stages.workers
     worker_of = {s: worker for worker, own in enumerate(stages.stages_of) for s in own}
-    found = None
     for share in (1 / per_worker, 1.0):
         load = [
             np.where(kept + passing <= share * stages.memory[worker_of[s]], table, inf)
             for s, (table, kept, passing) in enumerate(zip(stages.load, stages.kept, stages.passing, strict=True))
         ]
-        found = found or partition(load, stages.used)
-        if found is not None and share < 1:
-            yield found.bounds
+        chosen = partition(load, stages.used)
+        if chosen is not None:
+            yield chosen.bounds
             break
-    else:
-        if found is not None:
-            yield found.bounds
     counted_cut = counted.cut()
     if counted_cut is not None:
         yield counted_cut
