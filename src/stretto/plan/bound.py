@@ -11,12 +11,13 @@ import numpy as np
 
 from stretto.cost.cluster import Link
 from stretto.mesh import Mesh
-from stretto.plan.candidate_costs import SLACK, UPDATE, Prices, Table, adds_fill
+from stretto.plan.candidate_costs import SLACK, UPDATE, Prices, adds_fill
 from stretto.plan.memory_bound import MemoryBounds
 from stretto.plan.objective import Rates
 from stretto.plan.partition import least_bottleneck
 from stretto.plan.places import Bill, DeviceKind, Numbers, Places, message, receiving, sending
 from stretto.plan.problem import Form
+from stretto.plan.range_tables import Table
 from stretto.plan.search_space import Candidate
 
 ENDS = ("input", "output")  # what may be a message

@@ -7,9 +7,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from stretto.plan.candidate_costs import Row, Table, adds_fill, busiest, waiting_stages
+from stretto.plan.candidate_costs import Row, adds_fill, busiest, waiting_stages
 from stretto.plan.objective import Rates
 from stretto.plan.partition import partition, partition_waiting
+from stretto.plan.range_tables import Table
 from stretto.plan.search_space import Candidate
 from stretto.plan.worker_partition import Proven, proven, worker_partition
 from stretto.plan.worker_stages import WorkerStages
