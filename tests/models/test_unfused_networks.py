@@ -4,10 +4,12 @@ from functools import cache
 
 import pytest
 import torch
+from torch import nn
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 
 from stretto import UsageError
 from stretto.measure.layer_flops import layer_costs
+from stretto.models.eager_operators import EagerGELU
 from stretto.models.early_attention import EarlyFusedAttention, attention_2022
 from stretto.models.families import decoder, encoder
 from stretto.models.megatron_loss import megatron_token_loss
@@ -34,6 +36,21 @@ def test_other_kernels_give_the_same_numbers(family, options):
     (loss, gradients), (wanted, others) = (output_and_gradients(family(**SMALL, **each)) for each in (options, {}))
     assert torch.allclose(loss, wanted, rtol=1e-5)
     assert all(torch.allclose(a, b, rtol=1e-3, atol=1e-6) for a, b in zip(gradients, others, strict=True))
+
+
+@pytest.mark.parametrize("family", [decoder, encoder])
+def test_gelu_is_torchs_by_tanh_or_erf_fused_or_not(family):
+    x, losses = torch.randn(50, dtype=torch.float64), {}
+    for gelu, approximate in (("tanh", "tanh"), ("erf", "none")):
+        losses[gelu] = output_and_gradients(family(**SMALL, gelu=gelu))[0]
+        assert torch.allclose(
+            losses[gelu], output_and_gradients(family(**SMALL, gelu=gelu, fused=False))[0], rtol=1e-12
+        )
+        assert torch.allclose(EagerGELU(approximate)(x), nn.GELU(approximate)(x), rtol=1e-12)
+    assert losses["tanh"] != losses["erf"]
+    assert output_and_gradients(family(**SMALL))[0] == losses["tanh" if family is decoder else "erf"]
+    with pytest.raises(UsageError, match="gelu='sigmoid'"):
+        family(gelu="sigmoid")
 
 
 def test_early_attention_is_torchs_with_grouped_queries_and_gradients():
