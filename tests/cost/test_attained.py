@@ -88,15 +88,15 @@ def test_a_layer_of_a_large_model_by_hand():
         computing, moving = product_seconds(1, rows, columns, inner, speeds), moved / memory
         return (computing**1.5 + moving**1.5) ** (2 / 3) + kernel
 
-    def traffic(numbers):
-        return 2 * numbers / memory + kernel
+    def traffic(numbers, share=0.81):
+        return 2 * numbers / (2.039e12 * share) + kernel
 
     stream = tokens * width
     linear = [(tokens, columns, inner) for columns, inner in
               [(width, width)] * 4 + [(4 * width, width), (width, 4 * width)]]  # fmt: skip
     scores = (0.5 + 220 / 2048) * 4 * 2048**2 * width * 4 / (312e12 * 0.575)
-    norms = 2 * traffic(2 * stream)
-    forward = sum(product(*each) for each in linear) + scores + kernel + norms + traffic(2 * 4 * stream)
+    norms, gelu = 2 * traffic(2 * stream, 0.553), traffic(2 * 4 * stream, 0.377)
+    forward = sum(product(*each) for each in linear) + scores + kernel + norms + gelu
     forward += 2 * traffic(3 * stream)  # the two additions
     predicted = layer_seconds(row, "F", Machine(A100, "bfloat16"), 4)
     assert predicted == pytest.approx(forward, rel=0.01)

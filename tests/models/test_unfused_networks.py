@@ -96,10 +96,10 @@ def test_megatrons_loss_reads_and_writes_each_logit_by_hand():
 
 
 def test_unfused_forwards_move_so_many_bytes_more_by_hand():
-    """Of T x 3H and T x 4H biases read and written; of GELU four operators, and one that reads two; of T x T scores
-    two; of T x H a bias and a sum, twice, where one operator reads two and writes one.
+    """Of T x 3H and T x 4H biases read and written; of GELU by erf four operators, and one that reads two; of T x T
+    scores two; of T x H a bias and a sum, twice, where one operator reads two and writes one.
     """
-    fused, eager = rows()[1], rows(fused=False, loss="megatron")[1]
+    fused, eager = rows(gelu="erf")[1], rows(fused=False, loss="megatron", gelu="erf")[1]
     gelu = 4 * 2 + 3 - 2
     scores = 2 * T * T * (2 * 2)
     expected = 2 * (2 * (3 + 4) * T * H + gelu * 4 * T * H + scores + 2 * (2 + 3 - 3) * T * H)

@@ -32,11 +32,11 @@ def model():
 
 
 def problem(model, name, cluster=None, **changes):
-    chosen = {"tensors": (T,), "data_parallels": (2,), "pipelines": (1,), "microbatches": (4,)} | changes
+    chosen = {"tensors": (T,), "data_parallels": (2,), "pipelines": (1,), "microbatches": (4,), "methods": ("1f1b",)}
     return Problem(costs=model.costs, cluster=cluster or find_cluster(H100), workers=8, batch_sizes=(64,),
                    optimizer="adam", masters=True, tensor_costs=model.tensor_costs, form_costs=model.form_costs,
                    recompute=("none",), sequences=(False,), spaces=((1, 1),), shards=("none",), all_workers=True,
-                   weight_products=True, program=program_named(name), **chosen)  # fmt: skip
+                   weight_products=True, program=program_named(name), **chosen | changes)  # fmt: skip
 
 
 def test_exchanges_are_waited_for_hidden_in_a_backward_or_in_parts_everywhere(model):
@@ -57,17 +57,17 @@ def test_exchanges_are_waited_for_hidden_in_a_backward_or_in_parts_everywhere(mo
 
 
 def test_operators_of_their_own_read_and_write_every_sum(model):
-    """Gradients in bfloat16, sums in float32: 2 + 4 + 4 bytes a number, and each tensor's kernel."""
-    rows = {}
+    """Gradients in bfloat16, sums in float32: 2 + 4 + 4 bytes a number, on kernels that start in no time."""
+    rows, cluster = {}, find_cluster(H100)
+    device = cluster.devices["h100"]
+    device = replace(device, attained=replace(device.attained, per_launch=0.0, per_kernel=0.0))
     for name in ("torch", "megatron-2022"):
-        prices = Prices(problem(model, name))
+        prices = Prices(problem(model, name, replace(cluster, devices={"h100": device})))
         kind = prices.places(Mesh(tensor=T), 1, ()).machines[0][0]
         rows[name] = prices.layer_rows(kind, Form(T), 8.0)[1, ACCUMULATE]
-    layer, device = prices.layers(Form(T))[1], find_cluster(H100).devices["h100"]
-    moved = 10 * layer.gradient_bytes / 2 / (device.memory_bandwidth * device.attained.memory)
-    launched = layer.parameter_tensors * device.attained.per_launch  # which take longer, of so few numbers
-    assert moved < launched
-    assert rows["torch"] == pytest.approx(device.slowest_of(T) * launched)
+    moved = 10 * prices.layers(Form(T))[1].gradient_bytes / 2
+    seconds = moved / (device.memory_bandwidth * device.attained.memory)
+    assert rows["torch"] == pytest.approx(device.slowest_of(T) * seconds)
     assert rows["megatron-2022"] < rows["torch"]
 
 
@@ -79,7 +79,7 @@ def test_replicas_meet_once_each_micro_batch_or_beside_a_pass(model):
         plan = plan_of(c, Objective(), prices)
         assert Bounds(prices).seconds(c) <= plan.formula
         assert Bounds(prices).tighter(c) <= plan.formula
-        assert refined([plan], prices)[0].seconds == pytest.approx(plan.formula, rel=0.02)
+        assert 0.95 * plan.formula <= refined([plan], prices)[0].seconds <= plan.formula  # it adds up once less
         (stages[name],) = prices.stages_at(c, plan.bounds)
     once = stages["torch"].all_reduce
     assert stages["apex-2019"].all_reduce == c.microbatches * once

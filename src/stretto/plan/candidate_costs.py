@@ -285,6 +285,8 @@ class Prices:
         return [replace(layers[first], name="") for first in firsts], np.array(indices)
 
     def _layer_rows(self, kind: DeviceKind, form: Form, examples: float) -> Table:
+        if kind.slowest != 1:
+            return kind.slowest * self.layer_rows(kind.on_average, form, examples)
         layers, indices = self.distinct(form)
         rows: Table = self.seconds(layers, [kind], examples)[indices]
         return rows
@@ -299,6 +301,8 @@ class Prices:
         return self.problem.cluster.devices_by_kind[kind.worker].on_chip_memory is not None
 
     def _times(self, kind: DeviceKind, form: Form, examples: float) -> Times:
+        if kind.slowest != 1:
+            return Times(*(kind.slowest * table for table in self.times(kind.on_average, form, examples)))
         device = self.problem.cluster.devices_by_kind[kind.worker]
         times = self.times_of(self.layer_rows(kind, form, examples), device.speed)
         if device.on_chip_memory is None:

@@ -29,6 +29,11 @@ class DeviceKind(NamedTuple):
     crowded: bool
     slowest: float = 1.0
 
+    @property
+    def on_average(self) -> "DeviceKind":
+        """The mean device of its kind."""
+        return self._replace(slowest=1.0)
+
 
 class Power(NamedTuple):
     """The watts of all workers while they wait, and how many more each worker of the pipeline uses while it is busy."""
