@@ -3,7 +3,7 @@
 A kernel takes the longest of its FLOPs, its bytes and its random numbers, and `per_kernel` beside; a matrix product
 (FLOPs^p + bytes^p)^(1/p) seconds with p = `overlap`, since it neither computes all the while nor moves bytes:
 
-    bytes / (memory_bandwidth x memory)
+    bytes / (memory_bandwidth x memory)                            or x its kind's share of `memory_of`
     random numbers / random_numbers                                dropout
     FLOPs / (peak x share)                                         attention, and products whose sizes are not known
     waves x (inner / split) x step + partial sums                  matrix products, and convolutions as such
@@ -33,6 +33,7 @@ SHORTEST = 64  # of the inner size, that a tile takes at once
 BYTES = {"float64": 8, "float32": 4, "tfloat32": 4, "bfloat16": 2, "float16": 2, "float8": 1}
 AUTOCAST = "-autocast"  # behind the dtype that products have under torch.autocast, beside float32 weights
 TENSOR_CORES = ("tfloat32", "bfloat16", "float16", "float8")  # dtypes of products
+KINDS = ("layer-norm", "sum", "gelu")  # of kernels, as measure/kernels.py has them
 SHARES = ("memory", "products", "convolutions", "attention", "attention_2022")
 
 
@@ -42,7 +43,8 @@ class Attained:
 
     `products`, `convolutions` and `attention` are shares of the peak, `memory` of the memory's bandwidth.
     `products_in` has shares of products and convolutions in the dtypes whose share is another one. `attention_2022` is
-    that of the first kernels of fused attention, and as `attention` if it is left out.
+    that of the first kernels of fused attention, and as `attention` if it is left out. `memory_of` has the shares of
+    KINDS of kernels that move fewer bytes a second: layer norms, sums over rows (gradients of biases), and GELU by erf.
     `multiprocessors` compute the tiles of a product, read at `cache_bandwidth` bytes/s; without them, products of any
     size attain their share. `overlap` is 1 for products that compute and move bytes in turn; without it they do both at
     the same time. `random_numbers` is how many are drawn a second, for dropout. Each kernel takes
@@ -56,6 +58,7 @@ class Attained:
     attention: float = 1.0
     attention_2022: float | None = None
     products_in: Mapping[str, float] = field(default_factory=dict)
+    memory_of: Mapping[str, float] = field(default_factory=dict)
     multiprocessors: int | None = None
     cache_bandwidth: float | None = None
     overlap: float | None = None
@@ -66,12 +69,16 @@ class Attained:
     def __post_init__(self) -> None:
         shares = {key: getattr(self, key) for key in SHARES if getattr(self, key) is not None}
         shares |= {f"products_in.{dtype}": share for dtype, share in self.products_in.items()}
+        shares |= {f"memory_of.{kind}": share for kind, share in self.memory_of.items()}
         for key, share in shares.items():
             if not 0 < share <= 1:
                 raise UsageError(f"{key} = {share:g}: a share of the peak is more than 0, and 1 at most")
         for dtype in self.products_in:
             if dtype not in BYTES:
                 raise UsageError(f"products_in.{dtype} is no dtype: {nearest(dtype, BYTES)}")
+        for kind in self.memory_of:
+            if kind not in KINDS:
+                raise UsageError(f"memory_of.{kind} is no kind of kernel: {nearest(kind, KINDS)}")
         for key in ("per_kernel", "per_launch"):
             if not 0 <= getattr(self, key) < math.inf:
                 raise UsageError(f"{key} = {getattr(self, key):g}: it must be 0 or more seconds")
@@ -88,6 +95,10 @@ class Attained:
         """What the device attains of the peak of a dtype."""
         share = self.products_in.get(dtype)
         return self if share is None else replace(self, products=share, convolutions=share)
+
+    def with_persistent_norms(self) -> "Attained":
+        """What a device attains where layer norms are as quick as a copy."""
+        return replace(self, memory_of={kind: share for kind, share in self.memory_of.items() if kind != KINDS[0]})
 
     def at_speed(self, speed: float) -> "Attained":
         """What a device attains that is `speed` times as fast."""
@@ -155,7 +166,7 @@ def one_kernel(operator: str, kernel: Kernels, attained: Attained, peaks: Peaks,
         computing = product_seconds(*amounts, TileSpeeds(1 / rate, cache, 8 / memory, attained.multiprocessors))
     drawn = kernel.random.at(examples)
     drawing = drawn / attained.random_numbers if attained.random_numbers else 0.0
-    moving = moved / memory
+    moving = moved / (peaks.bandwidth * attained.memory_of.get(kernel.kind, attained.memory))
     transposing = 0.0
     if peaks.tensor_cores and kernel.transposes:
         transposing = kernel.transposed.at(examples) / memory + kernel.transposes * attained.per_kernel

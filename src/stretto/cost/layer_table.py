@@ -58,7 +58,8 @@ class Kernels:
     """`count` equal kernels of a GPU: FLOPs and bytes of each, and the random numbers that it draws.
 
     `product` has its sizes if it is a matrix product. On tensor cores a convolution of contiguous images has so many
-    `transposes`, which read and write `transposed` bytes beside.
+    `transposes`, which read and write `transposed` bytes beside. `kind` names those that move fewer bytes a second than
+    a copy (`Attained.memory_of`).
     """
 
     count: float
@@ -68,6 +69,7 @@ class Kernels:
     random: Affine = Affine()
     transposed: Affine = Affine()
     transposes: int = 0
+    kind: str = ""
 
 
 @dataclass(frozen=True)
@@ -475,7 +477,8 @@ def kernels_of(content: Mapping[str, Any]) -> Kernels:
     product = None if sizes is None else ProductSizes(**{name: Affine(**size) for name, size in sizes.items()})
     keys = ("flops", "bytes", "random", "transposed")
     flops, num_bytes, drawn, transposed = (Affine(**content[key]) for key in keys)
-    return Kernels(content["count"], flops, num_bytes, product, drawn, transposed, content["transposes"])
+    kind = content.get("kind", "")  # not in tables of 0.2
+    return Kernels(content["count"], flops, num_bytes, product, drawn, transposed, content["transposes"], kind)
 
 
 def image_window_of(content: Mapping[str, Any]) -> ImageWindow:

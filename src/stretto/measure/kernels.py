@@ -22,7 +22,7 @@ class Kernel(NamedTuple):
     """What a kernel computes, the bytes that it must move and the random numbers that it draws.
 
     `product` has its sizes if it is a matrix product. `transposed` are the bytes that are moved beside, in so many
-    `transposes`, where it runs on tensor cores.
+    `transposes`, where it runs on tensor cores. `kind` is one of KINDS, or empty.
     """
 
     sort: str
@@ -32,8 +32,11 @@ class Kernel(NamedTuple):
     random: float = 0.0
     transposed: float = 0.0
     transposes: int = 0
+    kind: str = ""
 
 
+LAYER_NORM, SUM, GELU = "layer-norm", "sum", "gelu"
+KINDS = (LAYER_NORM, SUM, GELU)  # of kernels that move fewer bytes a second than a copy
 DRAWING = (
     "native_dropout",
     "dropped_sum",
@@ -76,10 +79,26 @@ def kernels_of(name: str, operator: Kernel, args: Any, made: Any) -> Iterator[Ke
     elif operator.sort == "layer-norm" and name.endswith("norm_backward") and isinstance(args[1], Tensor):
         yield operator
         if gives_weight_gradients(made):
-            yield Kernel(operator.sort, 0.0, nbytes(args[0]) + nbytes(args[1]))
+            yield Kernel(operator.sort, 0.0, nbytes(args[0]) + nbytes(args[1]), kind=operator.kind)
     else:
         drawn = numbers_of(made) if name.rstrip("_") in DRAWING else 0
         yield fitting(operator._replace(product=matrix_product(name, args), random=drawn))
+
+
+def kind_of(name: str, sort: str, args: Any, kwargs: Any) -> str:
+    """The kind of an operator's kernels, as KINDS; empty for others.
+
+    A sum is one over rows, which keeps the last dim, as a bias' gradient is. GELU by its formula computes an erf for
+    each number; its approximation by a tanh is as quick as a copy.
+    """
+    if sort == LAYER_NORM:
+        return LAYER_NORM
+    if name in ("gelu", "gelu_backward"):
+        return GELU if kwargs.get("approximate", "none") == "none" else ""
+    if name == "sum" and len(args) > 1 and args[1]:
+        dims = {dim % args[0].dim() for dim in args[1]}
+        return SUM if args[0].dim() - 1 not in dims else ""
+    return ""
 
 
 def gives_weight_gradients(made: Any) -> bool:

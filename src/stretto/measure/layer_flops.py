@@ -206,14 +206,14 @@ class Pair:
                 product = ProductSizes(*map(self.line, one.product, other.product))
             keys = ("flops", "bytes", "random", "transposed")
             flops, num_bytes, drawn, transposed = (self.line(getattr(one, key), getattr(other, key)) for key in keys)
-            alike = Kernels(count, flops, num_bytes, product, drawn, transposed, one.transposes)
+            alike = Kernels(count, flops, num_bytes, product, drawn, transposed, one.transposes, one.kind)
             kernels[one.sort] = (*kernels.get(one.sort, ()), alike)
         return kernels
 
 
 def alike_in(kernel: Kernel) -> Hashable:
     """What a kernel has whatever the number of examples is."""
-    return kernel.sort, kernel.product is None, kernel.transposes
+    return kernel.sort, kernel.product is None, kernel.transposes, kernel.kind
 
 
 class PassWorks(NamedTuple):

@@ -75,7 +75,7 @@ def part_of_works(passes: Works, parts: int, *, fixed: bool) -> Works:
             rows = Affine(sizes.rows.fixed, sizes.rows.each / parts)
             sizes = replace(sizes, columns=columns) if fixed else replace(sizes, rows=rows)
         amounts = part(each.flops), part(each.bytes), sizes, part(each.random), part(each.transposed)
-        return Kernels(each.count, *amounts, each.transposes)
+        return Kernels(each.count, *amounts, each.transposes, each.kind)
 
     return tuple(
         Work(w.operator, w.calls, part(w.flops), part(w.bytes), tuple(map(kernels, w.kernels))) for w in passes
