@@ -58,7 +58,8 @@ class Kernels:
     """`count` equal kernels of a GPU: FLOPs and bytes of each, and the random numbers that it draws.
 
     `product` has its sizes if it is a matrix product. On tensor cores a convolution of contiguous images has so many
-    `transposes`, which read and write `transposed` bytes beside.
+    `transposes`, which read and write `transposed` bytes beside. `numbers` are those that it reads and writes one at a
+    time, in so many `blocks` of threads, or that a pool compares (0 blocks).
     """
 
     count: float
@@ -68,6 +69,11 @@ class Kernels:
     random: Affine = Affine()
     transposed: Affine = Affine()
     transposes: int = 0
+    numbers: Affine = Affine()
+    blocks: int = 0
+
+
+KERNEL_AMOUNTS = ("flops", "bytes", "random", "transposed", "numbers")  # fields of `Kernels` that grow with examples
 
 
 @dataclass(frozen=True)
@@ -465,9 +471,9 @@ def kernels_of(content: Mapping[str, Any]) -> Kernels:
     """Equal kernels from nested dicts."""
     sizes = content["product"]
     product = None if sizes is None else ProductSizes(**{name: Affine(**size) for name, size in sizes.items()})
-    keys = ("flops", "bytes", "random", "transposed")
-    flops, num_bytes, drawn, transposed = (Affine(**content[key]) for key in keys)
-    return Kernels(content["count"], flops, num_bytes, product, drawn, transposed, content["transposes"])
+    amounts = {key: Affine(**content.get(key, {})) for key in KERNEL_AMOUNTS}  # tables of 0.2 have no numbers
+    kept = {key: content.get(key, 0) for key in ("transposes", "blocks")}
+    return Kernels(content["count"], product=product, **amounts, **kept)
 
 
 def image_window_of(content: Mapping[str, Any]) -> ImageWindow:

@@ -1,15 +1,28 @@
 """The kernels that a GPU runs for torch's operators: what each computes and moves, and the sizes of its product.
 
+A convolution is a matrix product without a matrix of windows: of pixels of the output and channels, of pixels of the
+images and channels for their gradient, of channels and windows for the weights'. torch adds its bias in a kernel of its
+own behind cuDNN, and sums the gradient for it in another (`_convolution`, `convolution_backward` in ATen/native/
+Convolution.cpp).
+
 Tensor cores take and give images with channels last. Where a convolution's images are contiguous, [N, C, H, W], cuDNN
 transposes its two operands before and its result behind, each in a kernel that reads and writes the tensor once: images
 and weights to the output in a forward; gradients and weights to the images' gradient, and images and gradients to
 the weights' in a backward. Sources: NVIDIA's Convolutional Layers User's Guide, "Tensor Layouts In Memory: NCHW vs
 NHWC"; two nchwToNhwcKernel and one nhwcToNchwKernel a convolution in float16 on a V100, and none in float32 (Paddle's
 guide on data types of operators, cuDNN 8.2); the same three, by name, on an H100 (arXiv 2512.23236, Conv1d). A tensor
-with one channel or one pixel has both formats at once.
+with one channel or one pixel has both formats at once. Of kernels of 1 x 1, without strides, nothing is transposed:
+contiguous images are matrices already, one each, and products take them as they are. Sources: a step of ResNet-50 in
+float16 on an A100 has 158 and 68 transposes (EVT, below), where all 53 convolutions would have 316 and 158 and the 20
+others have 118 and 59; on a V100 a convolution of 64 to 256 channels takes 0.048 ms of 16 images of 56 x 56, as long as
+its bytes, which transposes would move three times (DeepBench, below).
+
+EVT: benchmark/resnet/torch_result.md and torch_cl_result.md, github.com/apuaaChen/EVT_AE at 917438b: ResNet-50, 128
+images of 224 x 224, float16, torch 2.1, cuDNN 8.9, an A100 of 40 GB. DeepBench: github.com/baidu-research/DeepBench at
+da81ba7, results/train/DeepBench_NV_V100.xlsx, cuDNN 7.6.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import prod
 from typing import Any, NamedTuple
 
@@ -22,7 +35,8 @@ class Kernel(NamedTuple):
     """What a kernel computes, the bytes that it must move and the random numbers that it draws.
 
     `product` has its sizes if it is a matrix product. `transposed` are the bytes that are moved beside, in so many
-    `transposes`, where it runs on tensor cores.
+    `transposes`, where it runs on tensor cores. `numbers` are those that it reads and writes one at a time, in so many
+    `blocks` of threads, or that a pool compares (0 blocks).
     """
 
     sort: str
@@ -32,8 +46,14 @@ class Kernel(NamedTuple):
     random: float = 0.0
     transposed: float = 0.0
     transposes: int = 0
+    numbers: float = 0.0
+    blocks: int = 0
 
 
+# What a number that a pool compares costs, in those of a forward of contiguous images. EVT's pool of 3 x 3 compares 231
+# million numbers in 0.652 ms, with channels last in 0.770; its backward takes 2.28 and 1.455 ms.
+COMPARED = {("max_pool2d_with_indices", False): 1.0, ("max_pool2d_with_indices", True): 1.18,
+            ("max_pool2d_with_indices_backward", False): 3.5, ("max_pool2d_with_indices_backward", True): 2.23}  # fmt: skip
 DRAWING = (
     "native_dropout",
     "dropped_sum",
@@ -50,36 +70,80 @@ DRAWING = (
 def kernels_of(name: str, operator: Kernel, args: Any, made: Any) -> Iterator[Kernel]:
     """The kernels of an operator, `operator` as a whole.
 
-    A convolution has one for each gradient. A batch norm reads its images twice: for the statistics, and to normalise.
-    The backward of a layer norm has a kernel for the input's gradient, by rows, and one for the weights', by columns,
-    both of which read the gradient and the input (`LayerNormBackwardKernelImplInternal`, ATen/native/
-    layer_norm_kernel.cu).
+    A convolution has one for each gradient. The backward of a layer norm has a kernel for the input's gradient, by
+    rows, and one for the weights', by columns, both of which read the gradient and the input
+    (`LayerNormBackwardKernelImplInternal`, ATen/native/layer_norm_kernel.cu).
     """
     if name == "convolution_backward":
-        gradient, images, weight = args[:3]
-        wanted = args[-1]
-        pixels, channels, window, groups = window_product(gradient, weight, args[9])
-        of_images = (groups, pixels, window, channels), (gradient, weight), images
-        of_weight = (groups, channels, window, pixels), (images, gradient), weight
-        kernels = [of_images] * wanted[0] + [of_weight] * wanted[1]
-        for product, operands, result in kernels:
-            half = Kernel(operator.sort, operator.flops / len(kernels), sum(map(nbytes, args[:3])), product)
-            yield with_transposes(fitting(half), operands, result, channels_last(images, weight, args[9]))
+        yield from convolution_backward(operator, args)
     elif name == "convolution":
-        images, weight = args[:2]
-        pixels, channels, window, groups = window_product(made, weight, args[8])
-        whole = fitting(operator._replace(product=(groups, pixels, channels, window)))
-        yield with_transposes(whole, (images, weight), made, channels_last(images, weight, groups))
+        yield from convolution(operator, args, made)
     elif operator.sort == "batch-norm":
-        images = [each for each in args[:2] if isinstance(each, Tensor) and each.dim() > 1]
-        yield operator._replace(bytes=operator.bytes + sum(map(nbytes, images)))
+        yield batch_norm(operator, args)
     elif operator.sort == "layer-norm" and name.endswith("norm_backward") and isinstance(args[1], Tensor):
         yield operator
         if gives_weight_gradients(made):
             yield Kernel(operator.sort, 0.0, nbytes(args[0]) + nbytes(args[1]))
+    elif name in ("max_pool2d_with_indices", "max_pool2d_with_indices_backward"):
+        backward = name.endswith("backward")
+        output, window = (args[0], args[2]) if backward else (made[0], args[1])
+        compared = COMPARED[name, has_channels_last(args[1] if backward else args[0])]
+        yield operator._replace(numbers=compared * output.numel() * prod(window))
     else:
         drawn = numbers_of(made) if name.rstrip("_") in DRAWING else 0
         yield fitting(operator._replace(product=matrix_product(name, args), random=drawn))
+
+
+def convolution(operator: Kernel, args: Any, made: Tensor) -> Iterator[Kernel]:
+    """The kernels of a convolution: its product, and the sum with its bias."""
+    images, weight, bias, stride, padding = args[:5]
+    groups = args[8]
+    pixels, channels, window, groups = window_product(made, weight, groups)
+    whole = fitting(operator._replace(product=(groups, pixels, channels, window)))
+    last = channels_last(images, weight, groups, is_plain_product(weight, stride, padding))
+    yield with_transposes(whole, (images, weight), made, last)
+    if bias is not None:
+        yield Kernel(operator.sort, 0.0, 2 * nbytes(made) + nbytes(bias))
+
+
+def convolution_backward(operator: Kernel, args: Any) -> Iterator[Kernel]:
+    """The kernels of a convolution's backward: one for each gradient that is wanted."""
+    gradient, images, weight, _, stride, padding = args[:6]
+    wanted = args[-1]
+    pixels, channels, window, groups = window_product(gradient, weight, args[9])
+    of_images = image_product(images, (groups, pixels, window, channels)), (gradient, weight), images
+    of_weight = (groups, channels, window, pixels), (images, gradient), weight
+    kernels = [of_images] * wanted[0] + [of_weight] * wanted[1]
+    last = channels_last(images, weight, groups, is_plain_product(weight, stride, padding))
+    for product, operands, result in kernels:
+        half = Kernel(operator.sort, operator.flops / len(kernels), sum(map(nbytes, args[:3])), product)
+        yield with_transposes(fitting(half), operands, result, last)
+    if wanted[2]:
+        yield Kernel(operator.sort, 0.0, nbytes(gradient))
+
+
+def image_product(images: Tensor, scattered: Sizes) -> Sizes:
+    """The product of an images' gradient: of their pixels and channels, each a sum over windows that it is in.
+
+    `scattered` if these are no whole number for each, at edges without padding.
+    """
+    groups = scattered[0]
+    pixels, channels = images.numel() // images.shape[1], images.shape[1] // groups
+    inner, rest = divmod(prod(scattered), groups * pixels * channels)
+    return scattered if rest else (groups, pixels, channels, inner)
+
+
+def batch_norm(operator: Kernel, args: Any) -> Kernel:
+    """The kernel of a batch norm, which reads its images twice: for the statistics, and to normalise.
+
+    Of contiguous images cuDNN has one block of threads for each channel, which takes one number after the other
+    (`bn_fw_tr_1C11_kernel_NCHW`, `bn_bw_1C11_kernel_new`: EVT; torch's own kernel for statistics as well).
+    """
+    images = [each for each in args[:2] if isinstance(each, Tensor) and each.dim() > 1]
+    kernel = operator._replace(bytes=operator.bytes + sum(map(nbytes, images)))
+    if images[0].dim() == 2 or has_channels_last(images[0]):
+        return kernel
+    return kernel._replace(numbers=(2.0 * len(images) + 1) * images[0].numel(), blocks=images[0].shape[1])
 
 
 def gives_weight_gradients(made: Any) -> bool:
@@ -100,15 +164,21 @@ def has_channels_last(x: Tensor) -> bool:
     return x.movedim(1, -1).is_contiguous()
 
 
-def channels_last(images: Tensor, weight: Tensor, groups: int) -> bool | None:
+def channels_last(images: Tensor, weight: Tensor, groups: int, plain: bool) -> bool | None:
     """Whether torch has cuDNN work with channels last: where images or weights are so, and not contiguous as well.
 
     As `cudnn_conv_suggest_memory_format` (ATen/native/ConvUtils.h); tensors with both formats do not tell. None for
-    one channel a group, for which there are no tensor cores.
+    one channel a group, for which there are no tensor cores, and for `plain` products of contiguous images.
     """
     if groups > 1 and weight.shape[1] == 1:
         return None
-    return any(has_channels_last(x) and not x.is_contiguous() for x in (images, weight))
+    last = any(has_channels_last(x) and not x.is_contiguous() for x in (images, weight))
+    return None if plain and not last else last
+
+
+def is_plain_product(weight: Tensor, stride: Sequence[int], padding: Sequence[int]) -> bool:
+    """Whether each pixel of a convolution's output is computed from one pixel, and all pixels are."""
+    return all(size == 1 for size in (*weight.shape[2:], *stride)) and not any(padding)
 
 
 def numbers_of(made: Any) -> int:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from stretto.cost.layer_table import (
+    KERNEL_AMOUNTS,
     Affine,
     Kernels,
     LayerCost,
@@ -190,16 +191,15 @@ class Pair:
             product = None
             if one.product and other.product:
                 product = ProductSizes(*map(self.line, one.product, other.product))
-            keys = ("flops", "bytes", "random", "transposed")
-            flops, num_bytes, drawn, transposed = (self.line(getattr(one, key), getattr(other, key)) for key in keys)
-            alike = Kernels(count, flops, num_bytes, product, drawn, transposed, one.transposes)
+            amounts = {key: self.line(getattr(one, key), getattr(other, key)) for key in KERNEL_AMOUNTS}
+            alike = Kernels(count, product=product, transposes=one.transposes, blocks=one.blocks, **amounts)
             kernels[one.sort] = (*kernels.get(one.sort, ()), alike)
         return kernels
 
 
 def alike_in(kernel: Kernel) -> Hashable:
     """What a kernel has whatever the number of examples is."""
-    return kernel.sort, kernel.product is None, kernel.transposes
+    return kernel.sort, kernel.product is None, kernel.transposes, kernel.blocks
 
 
 class PassWorks(NamedTuple):
