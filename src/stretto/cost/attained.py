@@ -38,7 +38,7 @@ BYTES = {"float64": 8, "float32": 4, "tfloat32": 4, "bfloat16": 2, "float16": 2,
 AUTOCAST = "-autocast"  # behind the dtype that products have under torch.autocast, beside float32 weights
 TENSOR_CORES = ("tfloat32", "bfloat16", "float16", "float8")  # dtypes of products
 SPEEDS = ("cache_bandwidth", "random_numbers", "block_numbers", "multiprocessor_numbers", "pooled_numbers")
-SHARES = ("memory", "products", "convolutions", "attention", "attention_2022")
+SHARES = ("memory", "transposes", "products", "convolutions", "attention", "attention_2022")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +46,8 @@ class Attained:
     """What large operators attain of a device's peaks, and the seconds that small ones take beside their work.
 
     `products`, `convolutions` and `attention` are shares of the peak, `memory` of the memory's bandwidth.
-    `products_in` has shares of products and convolutions in the dtypes whose share is another one. `attention_2022` is
+    `transposes` is that of transposes around convolutions, and as `memory` if it is left out; with `plain_products`
+    convolutions of 1 x 1 need none where contiguous images are aligned. `products_in` has shares of products and convolutions in the dtypes whose share is another one. `attention_2022` is
     that of the first kernels of fused attention, and as `attention` if it is left out.
     `multiprocessors` compute the tiles of a product, read at `cache_bandwidth` bytes/s; without them, products of any
     size attain their share. `overlap` is 1 for products that compute and move bytes in turn; without it they do both at
@@ -70,6 +71,8 @@ class Attained:
     block_numbers: float | None = None
     multiprocessor_numbers: float | None = None
     pooled_numbers: float | None = None
+    transposes: float | None = None
+    plain_products: bool = False
     per_kernel: float = 0.0
     per_launch: float = 0.0
 
@@ -163,8 +166,9 @@ def one_kernel(operator: str, kernel: Kernels, attained: Attained, peaks: Peaks,
     drawing = drawn / attained.random_numbers if attained.random_numbers else 0.0
     moving = moved / memory
     transposing = 0.0
-    if peaks.tensor_cores and kernel.transposes:
-        transposing = kernel.transposed.at(examples) / memory + kernel.transposes * attained.per_kernel
+    if peaks.tensor_cores and kernel.transposes and not (kernel.plain and attained.plain_products):
+        rate = peaks.bandwidth * (attained.transposes or attained.memory)
+        transposing = kernel.transposed.at(examples) / rate + kernel.transposes * attained.per_kernel
     is_product = operator == "linear" or (operator == "convolution" and peaks.tensor_cores)
     if is_product and attained.overlap is not None and computing:
         longer: float = (1 + (moving / computing) ** attained.overlap) ** (1 / attained.overlap)

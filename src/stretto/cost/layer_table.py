@@ -59,7 +59,8 @@ class Kernels:
 
     `product` has its sizes if it is a matrix product. On tensor cores a convolution of contiguous images has so many
     `transposes`, which read and write `transposed` bytes beside. `numbers` are those that it reads and writes one at a
-    time, in so many `blocks` of threads, or that a pool compares (0 blocks).
+    time, in so many `blocks` of threads, or that a pool compares (0 blocks). `plain` convolutions are products of
+    contiguous images, for devices that take them so (`Attained.plain_products`).
     """
 
     count: float
@@ -71,9 +72,11 @@ class Kernels:
     transposes: int = 0
     numbers: Affine = Affine()
     blocks: int = 0
+    plain: bool = False
 
 
 KERNEL_AMOUNTS = ("flops", "bytes", "random", "transposed", "numbers")  # fields of `Kernels` that grow with examples
+KERNEL_FACTS = ("transposes", "blocks", "plain")  # and those that do not
 
 
 @dataclass(frozen=True)
@@ -472,7 +475,7 @@ def kernels_of(content: Mapping[str, Any]) -> Kernels:
     sizes = content["product"]
     product = None if sizes is None else ProductSizes(**{name: Affine(**size) for name, size in sizes.items()})
     amounts = {key: Affine(**content.get(key, {})) for key in KERNEL_AMOUNTS}  # tables of 0.2 have no numbers
-    kept = {key: content.get(key, 0) for key in ("transposes", "blocks")}
+    kept = {key: content[key] for key in KERNEL_FACTS if key in content}
     return Kernels(content["count"], product=product, **amounts, **kept)
 
 

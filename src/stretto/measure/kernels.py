@@ -1,7 +1,8 @@
 """The kernels that a GPU runs for torch's operators: what each computes and moves, and the sizes of its product.
 
 A convolution is a matrix product without a matrix of windows: of pixels of the output and channels, of pixels of the
-images and channels for their gradient, of channels and windows for the weights'. torch adds its bias in a kernel of its
+images and channels for their gradient, of channels and windows for the weights' (NVIDIA's Convolutional Layers User's
+Guide, "Convolution Algorithms"). torch adds its bias in a kernel of its
 own behind cuDNN, and sums the gradient for it in another (`_convolution`, `convolution_backward` in ATen/native/
 Convolution.cpp).
 
@@ -11,15 +12,16 @@ and weights to the output in a forward; gradients and weights to the images' gra
 the weights' in a backward. Sources: NVIDIA's Convolutional Layers User's Guide, "Tensor Layouts In Memory: NCHW vs
 NHWC"; two nchwToNhwcKernel and one nhwcToNchwKernel a convolution in float16 on a V100, and none in float32 (Paddle's
 guide on data types of operators, cuDNN 8.2); the same three, by name, on an H100 (arXiv 2512.23236, Conv1d). A tensor
-with one channel or one pixel has both formats at once. Of kernels of 1 x 1, without strides, nothing is transposed:
-contiguous images are matrices already, one each, and products take them as they are. Sources: a step of ResNet-50 in
-float16 on an A100 has 158 and 68 transposes (EVT, below), where all 53 convolutions would have 316 and 158 and the 20
-others have 118 and 59; on a V100 a convolution of 64 to 256 channels takes 0.048 ms of 16 images of 56 x 56, as long as
-its bytes, which transposes would move three times (DeepBench, below).
+with one channel or one pixel has both formats at once.
+
+Of kernels of 1 x 1, without strides, contiguous images are matrices already, one each, which an A100's products take as
+they are where they are aligned: to 16 bytes an image for the weights' gradient, else to 8 (`is_plain_product`). EVT's
+step has 158 transposes to channels last and 68 back. The 20 other convolutions have 112 and 56; those of 1 x 1 whose
+images are not aligned so, 17 of 14 x 14 and 7 x 7 and of these 5 of 7 x 7, make 156 and 66, and all 33 would make 244
+and 122. A V100 transposes for nearly all: 226 to channels last (github.com/PaddlePaddle/Paddle/issues/19425, cuDNN 7).
 
 EVT: benchmark/resnet/torch_result.md and torch_cl_result.md, github.com/apuaaChen/EVT_AE at 917438b: ResNet-50, 128
-images of 224 x 224, float16, torch 2.1, cuDNN 8.9, an A100 of 40 GB. DeepBench: github.com/baidu-research/DeepBench at
-da81ba7, results/train/DeepBench_NV_V100.xlsx, cuDNN 7.6.
+images of 224 x 224, float16, torch 2.1, cuDNN 8.9, an A100 of 40 GB.
 """
 
 from collections.abc import Iterator, Sequence
@@ -36,7 +38,7 @@ class Kernel(NamedTuple):
 
     `product` has its sizes if it is a matrix product. `transposed` are the bytes that are moved beside, in so many
     `transposes`, where it runs on tensor cores. `numbers` are those that it reads and writes one at a time, in so many
-    `blocks` of threads, or that a pool compares (0 blocks).
+    `blocks` of threads, or that a pool compares (0 blocks). `plain` convolutions are products of contiguous images.
     """
 
     sort: str
@@ -48,6 +50,7 @@ class Kernel(NamedTuple):
     transposes: int = 0
     numbers: float = 0.0
     blocks: int = 0
+    plain: bool = False
 
 
 # What a number that a pool compares costs, in those of a forward of contiguous images. EVT's pool of 3 x 3 compares 231
@@ -100,37 +103,41 @@ def convolution(operator: Kernel, args: Any, made: Tensor) -> Iterator[Kernel]:
     groups = args[8]
     pixels, channels, window, groups = window_product(made, weight, groups)
     whole = fitting(operator._replace(product=(groups, pixels, channels, window)))
-    last = channels_last(images, weight, groups, is_plain_product(weight, stride, padding))
-    yield with_transposes(whole, (images, weight), made, last)
+    last = channels_last(images, weight, groups)
+    plain = last is False and is_plain_product(images, weight, (stride, padding), 8)
+    yield with_transposes(whole._replace(plain=plain), (images, weight), made, last)
     if bias is not None:
         yield Kernel(operator.sort, 0.0, 2 * nbytes(made) + nbytes(bias))
 
 
 def convolution_backward(operator: Kernel, args: Any) -> Iterator[Kernel]:
     """The kernels of a convolution's backward: one for each gradient that is wanted."""
-    gradient, images, weight, _, stride, padding = args[:6]
+    gradient, images, weight, _, stride, padding, _, transposed = args[:8]
     wanted = args[-1]
     pixels, channels, window, groups = window_product(gradient, weight, args[9])
-    of_images = image_product(images, (groups, pixels, window, channels)), (gradient, weight), images
-    of_weight = (groups, channels, window, pixels), (images, gradient), weight
+    image_product = image_gradient_product(images, weight, stride, groups)
+    of_images = (groups, pixels, window, channels) if transposed else image_product, (gradient, weight), images, 8
+    of_weight = (groups, channels, window, pixels), (images, gradient), weight, 16
     kernels = [of_images] * wanted[0] + [of_weight] * wanted[1]
-    last = channels_last(images, weight, groups, is_plain_product(weight, stride, padding))
-    for product, operands, result in kernels:
-        half = Kernel(operator.sort, operator.flops / len(kernels), sum(map(nbytes, args[:3])), product)
-        yield with_transposes(fitting(half), operands, result, last)
+    last = channels_last(images, weight, args[9])
+    for product, operands, result, aligned in kernels:
+        plain = last is False and is_plain_product(images, weight, (stride, padding), aligned)
+        half = Kernel(operator.sort, operator.flops / len(kernels), sum(map(nbytes, args[:3])), product, plain=plain)
+        fits = half if product is image_product else fitting(half)
+        yield with_transposes(fits, operands, result, last)
     if wanted[2]:
         yield Kernel(operator.sort, 0.0, nbytes(gradient))
 
 
-def image_product(images: Tensor, scattered: Sizes) -> Sizes:
-    """The product of an images' gradient: of their pixels and channels, each a sum over windows that it is in.
+def image_gradient_product(images: Tensor, weight: Tensor, stride: Sequence[int], groups: int) -> Sizes:
+    """The product of an images' gradient: of all their pixels and channels, with each position of a window.
 
-    `scattered` if these are no whole number for each, at edges without padding.
+    Also of windows that reach over the edge, or would: a window of 7 x 7 on 7 x 7 pixels multiplies 49 times as much as
+    it has to. Of strides only those positions that meet a pixel. NVIDIA's Convolutional Layers User's Guide,
+    "Convolution Algorithms", table of activation gradients: N H W, C and K R S.
     """
-    groups = scattered[0]
-    pixels, channels = images.numel() // images.shape[1], images.shape[1] // groups
-    inner, rest = divmod(prod(scattered), groups * pixels * channels)
-    return scattered if rest else (groups, pixels, channels, inner)
+    channels = weight.shape[0] // groups * weight[0, 0].numel()
+    return groups, images.numel() // images.shape[1], images.shape[1] // groups, -(-channels // prod(stride))
 
 
 def batch_norm(operator: Kernel, args: Any) -> Kernel:
@@ -164,21 +171,25 @@ def has_channels_last(x: Tensor) -> bool:
     return x.movedim(1, -1).is_contiguous()
 
 
-def channels_last(images: Tensor, weight: Tensor, groups: int, plain: bool) -> bool | None:
+def channels_last(images: Tensor, weight: Tensor, groups: int) -> bool | None:
     """Whether torch has cuDNN work with channels last: where images or weights are so, and not contiguous as well.
 
     As `cudnn_conv_suggest_memory_format` (ATen/native/ConvUtils.h); tensors with both formats do not tell. None for
-    one channel a group, for which there are no tensor cores, and for `plain` products of contiguous images.
+    one channel a group, for which there are no tensor cores.
     """
     if groups > 1 and weight.shape[1] == 1:
         return None
-    last = any(has_channels_last(x) and not x.is_contiguous() for x in (images, weight))
-    return None if plain and not last else last
+    return any(has_channels_last(x) and not x.is_contiguous() for x in (images, weight))
 
 
-def is_plain_product(weight: Tensor, stride: Sequence[int], padding: Sequence[int]) -> bool:
-    """Whether each pixel of a convolution's output is computed from one pixel, and all pixels are."""
-    return all(size == 1 for size in (*weight.shape[2:], *stride)) and not any(padding)
+def is_plain_product(images: Tensor, weight: Tensor, moves: tuple[Sequence[int], Sequence[int]], aligned: int) -> bool:
+    """Whether each pixel of an output is computed from one pixel, all are, and a channel takes a multiple of bytes.
+
+    `moves` are strides and padding, `aligned` the bytes.
+    """
+    strides, padding = moves
+    one = all(size == 1 for size in (*weight.shape[2:], *strides)) and not any(padding)
+    return one and images[0, 0].numel() * images.element_size() % aligned == 0
 
 
 def numbers_of(made: Any) -> int:

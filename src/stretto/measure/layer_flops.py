@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from stretto.cost.layer_table import (
     KERNEL_AMOUNTS,
+    KERNEL_FACTS,
     Affine,
     Kernels,
     LayerCost,
@@ -192,14 +193,15 @@ class Pair:
             if one.product and other.product:
                 product = ProductSizes(*map(self.line, one.product, other.product))
             amounts = {key: self.line(getattr(one, key), getattr(other, key)) for key in KERNEL_AMOUNTS}
-            alike = Kernels(count, product=product, transposes=one.transposes, blocks=one.blocks, **amounts)
+            kept = {key: getattr(one, key) for key in KERNEL_FACTS}
+            alike = Kernels(count, product=product, **amounts, **kept)
             kernels[one.sort] = (*kernels.get(one.sort, ()), alike)
         return kernels
 
 
 def alike_in(kernel: Kernel) -> Hashable:
     """What a kernel has whatever the number of examples is."""
-    return kernel.sort, kernel.product is None, kernel.transposes, kernel.blocks
+    return kernel.sort, kernel.product is None, *(getattr(kernel, key) for key in KERNEL_FACTS)
 
 
 class PassWorks(NamedTuple):
