@@ -45,16 +45,18 @@ SHARES = ("memory", "transposes", "products", "convolutions", "attention", "atte
 class Attained:
     """What large operators attain of a device's peaks, and the seconds that small ones take beside their work.
 
-    `products`, `convolutions` and `attention` are shares of the peak, `memory` of the memory's bandwidth.
-    `transposes` is that of transposes around convolutions, and as `memory` if it is left out; with `plain_products`
-    convolutions of 1 x 1 need none where contiguous images are aligned. `products_in` has shares of products and convolutions in the dtypes whose share is another one. `attention_2022` is
-    that of the first kernels of fused attention, and as `attention` if it is left out.
-    `multiprocessors` compute the tiles of a product, read at `cache_bandwidth` bytes/s; without them, products of any
-    size attain their share. `overlap` is 1 for products that compute and move bytes in turn; without it they do both at
-    the same time. `random_numbers` is how many are drawn a second, for dropout; `block_numbers` how many a block of
-    threads reads and writes that takes one at a time, `multiprocessor_numbers` how many do all blocks of a
-    multiprocessor; `pooled_numbers` how many a max pool compares. Each kernel takes `per_kernel` seconds beside its work, and the host `per_launch` seconds to start it, while the device
-    computes.
+    `products`, `convolutions` and `attention` are shares of the peak, `memory` of the memory's bandwidth. `transposes`
+    is that of transposes around convolutions, and as `memory` if it is left out; with `plain_products` convolutions of
+    1 x 1 need none where contiguous images are aligned. `products_in` has shares of products and convolutions in the
+    dtypes whose share is another one. `attention_2022` is that of the first kernels of fused attention, and as
+    `attention` if it is left out. `multiprocessors` compute the tiles of a product, read at `cache_bandwidth` bytes/s;
+    without them, products of any size attain their share. `overlap` is 1 for products that compute and move bytes in
+    turn; without it they do both at the same time.
+
+    `random_numbers` is how many are drawn a second, for dropout; `block_numbers` how many a block of threads reads and
+    writes that takes one at a time, `multiprocessor_numbers` how many do all blocks of a multiprocessor;
+    `pooled_numbers` how many a max pool compares. Each kernel takes `per_kernel` seconds beside its work, and the host
+    `per_launch` seconds to start it, while the device computes.
     Raises UsageError for numbers out of range.
     """
 

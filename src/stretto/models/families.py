@@ -53,8 +53,9 @@ def decoder(
     kv_heads: heads of keys and values, which several heads of queries share; as many as `heads`. hidden: units of a
     block's perceptron, 4 `width`; gated: SiLU of a gate times them, as in Llama, else GELU. attention: "scores", which
     are made, dropped out and kept, "scaled-scores" by an operator of its own, "fused", or "fused-2022" by the first
-    such kernels. tied: the output layer's weight is the embedding's. positions: learned or rotary. norm: layer or rms. bias: of all linear layers but the last.
-    fused: False runs biases, GELU, masks, dropout and sums one by one. loss: that of "torch", or of "megatron".
+    such kernels. tied: the output layer's weight is the embedding's. positions: learned or rotary. norm: layer or rms.
+    bias: of all linear layers but the last. fused: False runs biases, GELU, masks, dropout and sums one by one. loss:
+    that of "torch", or of "megatron".
     """
     shape = block_shape(
         "decoder", depth=depth, width=width, heads=heads, context=context, kv_heads=kv_heads, hidden=hidden,
@@ -159,7 +160,7 @@ def vgg(
     hidden: int = 4096,
     convolutional: bool = False,
 ) -> PublishedNetwork:
-    """A VGG (Simonyan and Zisserman 2015); `convolutional`: its first two linear layers are convolutions, as in timm."""
+    """A VGG (Simonyan and Zisserman 2015); `convolutional`: its first two linear layers are convolutions, as timm's."""
     check_image("vgg", side=side, classes=classes, least=32)
     whole("model 'vgg'", "hidden", hidden)
     choose("model 'vgg'", "convolutional", convolutional, (True, False))

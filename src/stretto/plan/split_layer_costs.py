@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from stretto.cost.cluster import Link
 from stretto.cost.collective import HALO
