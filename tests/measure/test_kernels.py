@@ -59,6 +59,22 @@ def test_the_backward_of_a_layer_norm_has_a_kernel_for_its_input_and_one_for_its
         assert sum(kernel.count for kernel in work.kernels) == len(passes)
 
 
+def test_kernels_that_are_slower_than_a_copy_are_named():
+    """Norms, bias gradients and GELU by erf; not GELU by tanh, nor the sum of a whole tensor."""
+    x = torch.randn(2, 30, 8)
+    for module, kind, wanted in (
+        (nn.LayerNorm(8), "F", {"layer-norm"}), (nn.LayerNorm(8), "B", {"layer-norm"}), (nn.Linear(8, 4), "F", {""}),
+        (nn.Linear(8, 4), "B", {"", "sum"}), (nn.GELU(), "F", {"gelu"}), (nn.GELU(), "B", {"gelu"}),
+        (nn.GELU("tanh"), "F", {""}), (nn.GELU("tanh"), "B", {""}), (Mean(), "F", {""}),
+    ):  # fmt: skip
+        assert {kernel.kind for work in works(module, x, kind).values() for kernel in work.kernels} == wanted
+
+
+class Mean(nn.Module):
+    def forward(self, x):
+        return x - x.sum((1, 2), keepdim=True)
+
+
 def test_dropout_draws_a_number_for_each_of_its_own():
     class Dropout(nn.Module):
         def forward(self, x):

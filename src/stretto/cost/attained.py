@@ -3,7 +3,7 @@
 A kernel takes the longest of its FLOPs, its bytes and its random numbers, and `per_kernel` beside; a matrix product
 (FLOPs^p + bytes^p)^(1/p) seconds with p = `overlap`, since it neither computes all the while nor moves bytes:
 
-    bytes / (memory_bandwidth x memory)
+    bytes / (memory_bandwidth x memory)                            or x its kind's share of `memory_of`
     random numbers / random_numbers                                dropout
     FLOPs / (peak x share)                                         attention, and products whose sizes are not known
     waves x (inner / split) x step + partial sums                  matrix products, and convolutions as such
@@ -38,6 +38,7 @@ BYTES = {"float64": 8, "float32": 4, "tfloat32": 4, "bfloat16": 2, "float16": 2,
 AUTOCAST = "-autocast"  # behind the dtype that products have under torch.autocast, beside float32 weights
 TENSOR_CORES = ("tfloat32", "bfloat16", "float16", "float8")  # dtypes of products
 SPEEDS = ("cache_bandwidth", "random_numbers", "block_numbers", "multiprocessor_numbers", "pooled_numbers")
+KINDS = ("layer-norm", "sum", "gelu")  # of kernels, as measure/kernels.py has them
 SHARES = ("memory", "transposes", "products", "convolutions", "attention", "attention_2022")
 
 
@@ -49,9 +50,10 @@ class Attained:
     is that of transposes around convolutions, and as `memory` if it is left out; with `plain_products` convolutions of
     1 x 1 need none where contiguous images are aligned. `products_in` has shares of products and convolutions in the
     dtypes whose share is another one. `attention_2022` is that of the first kernels of fused attention, and as
-    `attention` if it is left out. `multiprocessors` compute the tiles of a product, read at `cache_bandwidth` bytes/s;
-    without them, products of any size attain their share. `overlap` is 1 for products that compute and move bytes in
-    turn; without it they do both at the same time.
+    `attention` if it is left out. `memory_of` has the shares of KINDS of kernels that move fewer bytes a second: layer
+    norms, sums over rows (gradients of biases), and GELU by erf. `multiprocessors` compute the tiles of a product, read
+    at `cache_bandwidth` bytes/s; without them, products of any size attain their share. `overlap` is 1 for products
+    that compute and move bytes in turn; without it they do both at the same time.
 
     `random_numbers` is how many are drawn a second, for dropout; `block_numbers` how many a block of threads reads and
     writes that takes one at a time, `multiprocessor_numbers` how many do all blocks of a multiprocessor;
@@ -66,6 +68,7 @@ class Attained:
     attention: float = 1.0
     attention_2022: float | None = None
     products_in: Mapping[str, float] = field(default_factory=dict)
+    memory_of: Mapping[str, float] = field(default_factory=dict)
     multiprocessors: int | None = None
     cache_bandwidth: float | None = None
     overlap: float | None = None
@@ -74,19 +77,23 @@ class Attained:
     multiprocessor_numbers: float | None = None
     pooled_numbers: float | None = None
     transposes: float | None = None
-    plain_products: bool = False
+    plain_products: bool | None = None
     per_kernel: float = 0.0
     per_launch: float = 0.0
 
     def __post_init__(self) -> None:
         shares = {key: getattr(self, key) for key in SHARES if getattr(self, key) is not None}
         shares |= {f"products_in.{dtype}": share for dtype, share in self.products_in.items()}
+        shares |= {f"memory_of.{kind}": share for kind, share in self.memory_of.items()}
         for key, share in shares.items():
             if not 0 < share <= 1:
                 raise UsageError(f"{key} = {share:g}: a share of the peak is more than 0, and 1 at most")
         for dtype in self.products_in:
             if dtype not in BYTES:
                 raise UsageError(f"products_in.{dtype} is no dtype: {nearest(dtype, BYTES)}")
+        for kind in self.memory_of:
+            if kind not in KINDS:
+                raise UsageError(f"memory_of.{kind} is no kind of kernel: {nearest(kind, KINDS)}")
         for key in ("per_kernel", "per_launch"):
             if not 0 <= getattr(self, key) < math.inf:
                 raise UsageError(f"{key} = {getattr(self, key):g}: it must be 0 or more seconds")
@@ -103,6 +110,10 @@ class Attained:
         """What the device attains of the peak of a dtype."""
         share = self.products_in.get(dtype)
         return self if share is None else replace(self, products=share, convolutions=share)
+
+    def with_persistent_norms(self) -> "Attained":
+        """What a device attains where layer norms are as quick as a copy."""
+        return replace(self, memory_of={kind: share for kind, share in self.memory_of.items() if kind != KINDS[0]})
 
     def at_speed(self, speed: float) -> "Attained":
         """What a device attains that is `speed` times as fast."""
@@ -166,7 +177,7 @@ def one_kernel(operator: str, kernel: Kernels, attained: Attained, peaks: Peaks,
         computing = product_seconds(*amounts, TileSpeeds(1 / rate, cache, 8 / memory, attained.multiprocessors))
     drawn = kernel.random.at(examples)
     drawing = drawn / attained.random_numbers if attained.random_numbers else 0.0
-    moving = moved / memory
+    moving = moved / (peaks.bandwidth * attained.memory_of.get(kernel.kind, attained.memory))
     transposing = 0.0
     if peaks.tensor_cores and kernel.transposes and not (kernel.plain and attained.plain_products):
         rate = peaks.bandwidth * (attained.transposes or attained.memory)

@@ -60,7 +60,8 @@ class Kernels:
     `product` has its sizes if it is a matrix product. On tensor cores a convolution of contiguous images has so many
     `transposes`, which read and write `transposed` bytes beside. `numbers` are those that it reads and writes one at a
     time, in so many `blocks` of threads, or that a pool compares (0 blocks). `plain` convolutions are products of
-    contiguous images, for devices that take them so (`Attained.plain_products`).
+    contiguous images, for devices that take them so (`Attained.plain_products`). `kind` names those
+    that move fewer bytes a second than a copy (`Attained.memory_of`).
     """
 
     count: float
@@ -73,10 +74,11 @@ class Kernels:
     numbers: Affine = Affine()
     blocks: int = 0
     plain: bool = False
+    kind: str = ""
 
 
 KERNEL_AMOUNTS = ("flops", "bytes", "random", "transposed", "numbers")  # fields of `Kernels` that grow with examples
-KERNEL_FACTS = ("transposes", "blocks", "plain")  # and those that do not
+KERNEL_FACTS = ("transposes", "blocks", "plain", "kind")  # and those that do not
 
 
 @dataclass(frozen=True)

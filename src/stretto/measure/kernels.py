@@ -39,6 +39,7 @@ class Kernel(NamedTuple):
     `product` has its sizes if it is a matrix product. `transposed` are the bytes that are moved beside, in so many
     `transposes`, where it runs on tensor cores. `numbers` are those that it reads and writes one at a time, in so many
     `blocks` of threads, or that a pool compares (0 blocks). `plain` convolutions are products of contiguous images.
+    `kind` is one of KINDS, or empty.
     """
 
     sort: str
@@ -51,6 +52,7 @@ class Kernel(NamedTuple):
     numbers: float = 0.0
     blocks: int = 0
     plain: bool = False
+    kind: str = ""
 
 
 # What a number that a pool compares costs, in those of a forward of contiguous images. EVT's pool of 3 x 3 compares 231
@@ -61,6 +63,8 @@ COMPARED = {
     ("max_pool2d_with_indices_backward", False): 3.5,
     ("max_pool2d_with_indices_backward", True): 2.23,
 }  # by name, and whether channels are last
+LAYER_NORM, SUM, GELU = "layer-norm", "sum", "gelu"
+KINDS = (LAYER_NORM, SUM, GELU)  # of kernels that move fewer bytes a second than a copy
 DRAWING = (
     "native_dropout",
     "dropped_sum",
@@ -90,7 +94,7 @@ def kernels_of(name: str, operator: Kernel, args: Any, made: Any) -> Iterator[Ke
     elif operator.sort == "layer-norm" and name.endswith("norm_backward") and isinstance(args[1], Tensor):
         yield operator
         if gives_weight_gradients(made):
-            yield Kernel(operator.sort, 0.0, nbytes(args[0]) + nbytes(args[1]))
+            yield Kernel(operator.sort, 0.0, nbytes(args[0]) + nbytes(args[1]), kind=operator.kind)
     elif name in ("max_pool2d_with_indices", "max_pool2d_with_indices_backward"):
         backward = name.endswith("backward")
         output, window = (args[0], args[2]) if backward else (made[0], args[1])
@@ -155,6 +159,22 @@ def batch_norm(operator: Kernel, args: Any) -> Kernel:
     if images[0].dim() == 2 or has_channels_last(images[0]):
         return kernel
     return kernel._replace(numbers=(2.0 * len(images) + 1) * images[0].numel(), blocks=images[0].shape[1])
+
+
+def kind_of(name: str, sort: str, args: Any, kwargs: Any) -> str:
+    """The kind of an operator's kernels, as KINDS; empty for others.
+
+    A sum is one over rows, which keeps the last dim, as a bias' gradient is. GELU by its formula computes an erf for
+    each number; its approximation by a tanh is as quick as a copy.
+    """
+    if sort == LAYER_NORM:
+        return LAYER_NORM
+    if name in ("gelu", "gelu_backward"):
+        return GELU if kwargs.get("approximate", "none") == "none" else ""
+    if name == "sum" and len(args) > 1 and args[1]:
+        dims = {dim % args[0].dim() for dim in args[1]}
+        return SUM if args[0].dim() - 1 not in dims else ""
+    return ""
 
 
 def gives_weight_gradients(made: Any) -> bool:

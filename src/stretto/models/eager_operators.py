@@ -23,10 +23,16 @@ class EagerLinear(nn.Linear):
 
 
 class EagerGELU(nn.Module):
-    """GELU by its formula."""
+    """GELU by its formula, or with approximate="tanh" by that of Hendrycks and Gimpel (2016)."""
+
+    def __init__(self, approximate: str = "none") -> None:
+        super().__init__()
+        self.approximate = approximate
 
     def forward(self, x: Tensor) -> Tensor:
         """x times the distribution function of a normal variable at x."""
+        if self.approximate == "tanh":
+            return x * 0.5 * (1.0 + torch.tanh((2 / math.pi) ** 0.5 * (x + 0.044715 * x**3)))
         return x * 0.5 * (1.0 + torch.erf(x / 2**0.5))
 
 

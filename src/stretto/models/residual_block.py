@@ -35,7 +35,7 @@ class BlockShape:
 
     `heads` of queries share `kv_heads` of keys and values, `hidden` units are in the perceptron, `context` is the most
     tokens. attention: "scores", "scaled-scores", "fused" or "fused-2022". norm: "layer" or "rms". Not
-    `fused`: each operator by itself.
+    `fused`: each operator by itself. gelu: "tanh" or "erf".
     """
 
     depth: int
@@ -52,6 +52,7 @@ class BlockShape:
     norm: str
     rotary: bool
     fused: bool
+    gelu: str
 
     def normalisation(self) -> nn.Module:
         """A norm over the features of each token."""
@@ -71,9 +72,10 @@ class BlockShape:
         """A linear layer that adds its own bias."""
         return (nn.Linear if self.fused else EagerLinear)(inputs, outputs, bias=self.bias)
 
-    def gelu(self) -> nn.Module:
+    def activation(self) -> nn.Module:
         """The perceptron's function."""
-        return nn.GELU() if self.fused else EagerGELU()
+        approximate = "tanh" if self.gelu == "tanh" else "none"
+        return nn.GELU(approximate) if self.fused else EagerGELU(approximate)
 
     def residual_sum(self) -> nn.Module:
         """What adds a branch to the stream."""
@@ -116,7 +118,7 @@ class Perceptron(nn.Module):
     def __init__(self, shape: BlockShape) -> None:
         super().__init__()
         self.widen = shape.linear(shape.width, shape.hidden)
-        self.gelu = shape.gelu()
+        self.gelu = shape.activation()
         self.narrow = nn.Linear(shape.hidden, shape.width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:

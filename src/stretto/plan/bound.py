@@ -283,7 +283,12 @@ class Bounds:
             return least.update / c.mesh.data + overhead
         replicas = c.mesh.data * c.mesh.space[0] * c.mesh.space[1]
         total = self.total(c.mesh.tensor)
-        all_reduce = 2 * (replicas - 1) / replicas * min(total.gradients, total.parameters) * axes.seconds_per_byte
+        hidden = self.prices.problem.program.replicas == "beside a pass"  # all of it, at most
+        all_reduce = (
+            0.0
+            if hidden
+            else 2 * (replicas - 1) / replicas * min(total.gradients, total.parameters) * axes.seconds_per_byte
+        )
         return least.update / (1 if c.shard == "none" else c.mesh.data) + all_reduce + overhead
 
     def fits(self, c: Candidate) -> bool:

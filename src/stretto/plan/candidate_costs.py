@@ -59,7 +59,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stretto.cost.attained import AUTOCAST
-from stretto.cost.cluster import Link
+from stretto.cost.cluster import Cluster, Link
 from stretto.cost.collective import GRADIENTS, RESHARDING, SHARDING, TENSOR_SUM
 from stretto.cost.cure_costs import FEEDBACK_PASSES
 from stretto.cost.layer_table import LayerCost, ModelCosts, keeping_inputs
@@ -191,7 +191,7 @@ class Prices:
         self.weights = lru_cache(maxsize=None)(self._weights)
         self.sizes = lru_cache(maxsize=256)(self._sizes)
         self.loss_seconds = lru_cache(maxsize=None)(self._loss_seconds)
-        self.hides_exchanges = not problem.trained  # of a tensor axis
+        self.hides_exchanges = not problem.trained and problem.program.exchanges != "waited"  # of a tensor axis
         self.valid = np.triu(np.ones((len(problem.layers) + 1,) * 2, dtype=bool), 1)
 
     def _places(self, mesh: Mesh, pipeline: int, placement: tuple[int, ...] = ()) -> Places:
@@ -225,18 +225,37 @@ class Prices:
     ) -> Table:
         """Seconds of layers on the slowest of several kinds of devices: [layers, 6], columns as in `LayerTimes`."""
         costs = ModelCosts(tuple(layers), self.dtype)
-        devices = [self.problem.cluster.devices_by_kind[kind.worker] for kind in kinds]
+        devices = [self.cluster.devices_by_kind[kind.worker] for kind in kinds]
         machines = [
             Machine(device.on_chip if on_chip else device, self.dtype, kind.crowded)
             for device, kind in zip(devices, kinds, strict=True)
         ]
-        times = [layer_times(costs, machine, examples, optimizer=self.problem.optimizer) for machine in machines]
-        rows: Table = np.maximum.reduce([np.array(layer_seconds) for layer_seconds in times])
+        rows: Table = np.maximum.reduce([
+            kind.slowest * self.seconds_on(layers, costs, machine, examples)
+            for kind, machine in zip(kinds, machines, strict=True)
+        ])  # fmt: skip
+        return rows
+
+    @cached_property
+    def cluster(self) -> Cluster:
+        """The cluster, its devices as the program's kernels find them."""
+        cluster = self.problem.cluster
+        if not (self.as_large_models and self.problem.program.persistent_norms):
+            return cluster
+        devices = {
+            name: device if device.attained is None
+            else replace(device, attained=device.attained.with_persistent_norms())
+            for name, device in cluster.devices.items()
+        }  # fmt: skip
+        return replace(cluster, devices=devices)
+
+    def seconds_on(self, layers: Sequence[LayerCost], costs: ModelCosts, machine: Machine, examples: float) -> Table:
+        """Seconds of layers on one machine, as `seconds`."""
+        rows = np.array(layer_times(costs, machine, examples, optimizer=self.problem.optimizer))
         rows[:, UPDATE] *= self.step_factor
-        if self.sums_in_products:
-            rows[:, ACCUMULATE] = np.maximum.reduce(
-                [[sum_seconds(layer, machine, examples) for layer in layers] for machine in machines]
-            )
+        if self.sums_as_large_models:
+            in_products = self.problem.program.sums_in_products
+            rows[:, ACCUMULATE] = [sum_seconds(layer, machine, examples, in_products=in_products) for layer in layers]
         return rows
 
     @cached_property
@@ -248,8 +267,8 @@ class Prices:
         return step_factor(problem.optimizer, self.dtype) if self.as_large_models else 2.0
 
     @cached_property
-    def sums_in_products(self) -> bool:
-        """Whether gradients are added to earlier ones by the products that give them."""
+    def sums_as_large_models(self) -> bool:
+        """Whether gradients are added to earlier ones as systems for large models do."""
         attained = [device.attained for device in self.problem.cluster.devices.values()]
         return self.as_large_models and None not in attained and not self.dtype.endswith(AUTOCAST)
 
@@ -266,6 +285,8 @@ class Prices:
         return [replace(layers[first], name="") for first in firsts], np.array(indices)
 
     def _layer_rows(self, kind: DeviceKind, form: Form, examples: float) -> Table:
+        if kind.slowest != 1:
+            return kind.slowest * self.layer_rows(kind.on_average, form, examples)
         layers, indices = self.distinct(form)
         rows: Table = self.seconds(layers, [kind], examples)[indices]
         return rows
@@ -280,6 +301,8 @@ class Prices:
         return self.problem.cluster.devices_by_kind[kind.worker].on_chip_memory is not None
 
     def _times(self, kind: DeviceKind, form: Form, examples: float) -> Times:
+        if kind.slowest != 1:
+            return Times(*(kind.slowest * table for table in self.times(kind.on_average, form, examples)))
         device = self.problem.cluster.devices_by_kind[kind.worker]
         times = self.times_of(self.layer_rows(kind, form, examples), device.speed)
         if device.on_chip_memory is None:
@@ -378,12 +401,10 @@ class Prices:
     ) -> tuple[Numbers, Numbers]:  # fmt: skip
         layers, place = self.layers(form), self.places(mesh, pipeline, placement)
         links, counted = place.weights[worker], self.is_counted(form)
-        key = (tuple(map(id, links)), mesh.tensor, form, examples, place.gamma)
-        if key not in self.exchanges:
-            self.exchanges[key] = self.tensor_seconds(form, links, examples, place.gamma)
-        forward, backward = self.exchanges[key]
+        forward, backward = self.exchanges_of(form, links, examples, place.gamma)
         if hides and counted:
-            backward = backward - self.hidden_seconds(form, links, examples, place.machines[worker], place.gamma)
+            hidden = self.hidden_seconds(form, links, examples, place.machines[worker], place.gamma)
+            forward, backward = forward - hidden[0], backward - hidden[1]
         again = forward if form.recompute == "full" and not counted else 0.0
         if mesh.space != (1, 1):
             halos = halo_seconds(layers, self.sides, mesh.space, place.slabs[worker], examples)
@@ -391,15 +412,31 @@ class Prices:
             again = again + np.array(halos[0]) if form.recompute == "full" else again
         return forward, backward + again
 
+    def exchanges_of(self, form: Form, links: Sequence[Link], examples: float, gamma: float) -> tuple[Numbers, Numbers]:
+        """`tensor_seconds`, computed once."""
+        key = (tuple(map(id, links)), form, examples, gamma)
+        if key not in self.exchanges:
+            self.exchanges[key] = self.tensor_seconds(form, links, examples, gamma)
+        return self.exchanges[key]
+
     def hidden_seconds(
         self, form: Form, links: Sequence[Link], examples: float, kinds: Sequence[DeviceKind], gamma: float
-    ) -> Numbers:
-        """Seconds of each layer's exchanges in a backward that pass while it computes: no more than its products take.
+    ) -> tuple[Numbers, Numbers]:
+        """Seconds of each layer's exchanges that pass while it computes, in a forward and in a backward.
 
-        Moving them takes a share of the device from the products.
+        No more than its products take, from which moving them takes a share of the device. Programs that send parts of
+        an exchange while others are computed wait for one of a ring's parts, 1 / P.
         """
         rows, indices = self.distinct(form)
         times = [LayerTimes(*self.layer_rows(kind, form, examples).T) for kind in kinds]
+        free = 1 - share_kept_busy(links)
+        if self.problem.program.exchanges == "in parts":
+            part = free * (1 - 1 / form.tensor)
+            forward, backward = self.exchanges_of(form, links, examples, gamma)
+            return (
+                part * np.minimum(forward, np.minimum.reduce([each.forward for each in times])),
+                part * np.minimum(backward, np.minimum.reduce([each.backward for each in times])),
+            )
         products = np.minimum.reduce([np.maximum(0.0, each.backward - each.input_gradient) for each in times])
         hidden = [hidden_exchanges(row, full=form.recompute == "full") for row in rows]
         beside_each = (
@@ -407,7 +444,7 @@ class Prices:
             for works_of in zip(*hidden, strict=True)
         )
         seconds: Numbers = sum(np.minimum(seconds, products) for seconds in beside_each)
-        return (1 - share_kept_busy(links)) * seconds
+        return np.zeros_like(products), free * seconds
 
     def is_counted(self, form: Form) -> bool:
         """Whether the exchanges of processes that share layers were counted, those of what is recomputed, too."""
@@ -453,7 +490,7 @@ class Prices:
         intra_forward, intra_backward = (range_sums(values) for values in intra)
         backward = times.input_gradient + times.weight_gradient if c.planning.split and s else times.backward
         if c.microbatches > 1:
-            backward = backward + times.accumulate
+            backward = backward + self.accumulating(c, times.accumulate)
         zeros = np.zeros_like(intra_forward)
         again = times.forward + intra_forward if c.recomputes(s) else zeros
         of_input, of_output = self.gathered_messages(c, s, sizes)
@@ -487,7 +524,23 @@ class Prices:
         stage = computing if c.shard == "none" else self.with_sharding(c, s, computing)
         if c.sequence:
             stage = stage._replace(all_reduce=stage.all_reduce + self.summed_once(c, worker))
-        return self.with_runtime(c, s, stage)
+        return self.with_runtime(c, s, self.as_program_sums(c, stage))
+
+    def accumulating(self, c: Candidate, accumulate: Table) -> Table:
+        """Seconds of adding gradients to earlier ones: to a shard alone in networks that are only planned."""
+        return accumulate / c.mesh.data if self.as_large_models and c.shard.startswith("fully") else accumulate
+
+    def as_program_sums(self, c: Candidate, stage: StageTable) -> StageTable:
+        """The stage whose replicas meet when its program has them meet, in networks that are only planned.
+
+        Sums beside a pass are hidden as far as one micro-batch computes: the last one's backward, and the next step's
+        first forward, where weights are gathered.
+        """
+        if self.problem.program.replicas == "each micro-batch":
+            return stage._replace(all_reduce=c.microbatches * stage.all_reduce)
+        if self.problem.program.replicas == "beside a pass":
+            return stage._replace(all_reduce=np.maximum(0.0, stage.all_reduce - stage.forward - stage.backward))
+        return stage
 
     def summed_once(self, c: Candidate, worker: int) -> Table:
         """Seconds of the sum of those gradients that processes which divide the sequence have parts of: of norms."""
@@ -502,7 +555,7 @@ class Prices:
         Networks that are only planned: as Megatron sends them (Narayanan et al. 2021, section 4.1), each a part, which
         the receivers gather; on parts of the sequence a message is a part anyway.
         """
-        divided = self.hides_exchanges and self.is_counted(form) and form.space == (1, 1) and not form.sequence
+        divided = not self.problem.trained and self.is_counted(form) and form.space == (1, 1) and not form.sequence
         return 1 / form.tensor if divided else 1.0
 
     def gathered_messages(self, c: Candidate, s: int, sizes: Sizes) -> tuple[Numbers, Numbers]:

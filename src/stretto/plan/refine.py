@@ -117,10 +117,16 @@ def pricer_of(plan: Plan, prices: Prices, laid: LaidOut) -> Pricer:
     c, problem = plan.candidate, prices.problem
     workers = prices.places_of(c).workers
     times = stage_times(
-        laid.costs, laid.ends, problem.cluster, c.examples * len(workers.ranks[0]),
+        laid.costs, laid.ends, prices.cluster, c.examples * len(workers.ranks[0]),
         workers=[workers.ranks[laid.schedule.worker_of[s]] for s in range(c.stages)], dtype=prices.dtype,
         optimizer=problem.optimizer, heads=laid.heads, silent=silent(laid.rules, c.stages),
         cures=laid.chosen.step_cures(laid.schedule),
+    )  # fmt: skip
+    machines = prices.places_of(c).machines
+    times = tuple(
+        replace(stage, compute=LayerTimes(*(max(kind.slowest for kind in machines[c.worker_of(s)]) * seconds
+                                            for seconds in stage.compute)))
+        for s, stage in enumerate(times)
     )  # fmt: skip
     tables = prices.stages_at(c, plan.bounds)
     share = prices.message_share(c.form)
@@ -133,7 +139,8 @@ def pricer_of(plan: Plan, prices: Prices, laid: LaidOut) -> Pricer:
     ]  # fmt: skip
     if prices.as_large_models:
         sums = [
-            float(prices.slowest(c, c.worker_of(s)).accumulate[span]) for s, span in enumerate(pairwise(plan.bounds))
+            float(prices.accumulating(c, prices.slowest(c, c.worker_of(s)).accumulate[span]))
+            for s, span in enumerate(pairwise(plan.bounds))
         ]
         stages = [
             replace(each, compute=with_weight_products(each.compute, added))
