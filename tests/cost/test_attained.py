@@ -304,7 +304,7 @@ def test_batch_norms_of_contiguous_images_take_what_a_profile_of_a_resnet_says(n
                     blocks=c) for c, side in shapes
         ]  # fmt: skip
         taken = sum(one_kernel("batch-norm", kernel, device.attained, peaks, 128) for kernel in kernels)
-        assert measured is None or 1e3 * taken == pytest.approx(measured, rel=0.15)
+        assert measured is None or 1e3 * taken == pytest.approx(measured, rel=0.18)
 
 
 # Microseconds of kernels in a profile of BERT-large, float16, 32 x 512 tokens, A100 40 GB (github.com/apuaaChen/EVT_AE
