@@ -476,7 +476,7 @@ def kernels_of(content: Mapping[str, Any]) -> Kernels:
     """Equal kernels from nested dicts."""
     sizes = content["product"]
     product = None if sizes is None else ProductSizes(**{name: Affine(**size) for name, size in sizes.items()})
-    amounts = {key: Affine(**content.get(key, {})) for key in KERNEL_AMOUNTS}  # tables of 0.2 have no numbers
+    amounts: dict[str, Any] = {key: Affine(**content.get(key, {})) for key in KERNEL_AMOUNTS}  # 0.2 had no numbers
     kept = {key: content[key] for key in KERNEL_FACTS if key in content}
     return Kernels(content["count"], product=product, **amounts, **kept)
 

@@ -52,7 +52,7 @@ class ScaledCoreAttention(CoreAttention):
 
     def scores(self, queries: Tensor, keys: Tensor, mask: Tensor) -> Tensor:
         """The scores of [N heads, T, d] queries and keys."""
-        scaled = torch.bmm(queries, keys.transpose(1, 2)) * queries.shape[2] ** -0.5
+        scaled: Tensor = torch.bmm(queries, keys.transpose(1, 2)) * float(queries.shape[2] ** -0.5)
         return scaled if mask.numel() == 1 else scaled + mask
 
 
