@@ -192,7 +192,7 @@ class Pair:
             product = None
             if one.product and other.product:
                 product = ProductSizes(*map(self.line, one.product, other.product))
-            amounts = {key: self.line(getattr(one, key), getattr(other, key)) for key in KERNEL_AMOUNTS}
+            amounts: dict[str, Any] = {key: self.line(getattr(one, key), getattr(other, key)) for key in KERNEL_AMOUNTS}
             kept = {key: getattr(one, key) for key in KERNEL_FACTS}
             alike = Kernels(count, product=product, **amounts, **kept)
             kernels[one.sort] = (*kernels.get(one.sort, ()), alike)
