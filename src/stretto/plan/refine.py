@@ -114,12 +114,12 @@ def peaks(plan: Plan, prices: Prices, laid: LaidOut) -> tuple[float, ...]:
 
 def pricer_of(plan: Plan, prices: Prices, laid: LaidOut) -> Pricer:
     """The Pricer of a plan: as in `forecast`, with the communication of replicas and of parts of stages added."""
-    c, problem = plan.candidate, prices.problem
+    c = plan.candidate
     workers = prices.places_of(c).workers
     times = stage_times(
         laid.costs, laid.ends, prices.cluster, c.examples * len(workers.ranks[0]),
         workers=[workers.ranks[laid.schedule.worker_of[s]] for s in range(c.stages)], dtype=prices.dtype,
-        optimizer=problem.optimizer, heads=laid.heads, silent=silent(laid.rules, c.stages),
+        optimizer=prices.steps.stepping, heads=laid.heads, silent=silent(laid.rules, c.stages),
         cures=laid.chosen.step_cures(laid.schedule),
     )  # fmt: skip
     machines = prices.places_of(c).machines
@@ -132,7 +132,7 @@ def pricer_of(plan: Plan, prices: Prices, laid: LaidOut) -> Pricer:
     share = prices.message_share(c.form)
     stages = [
         replace(
-            with_parts(seconds, table, c, step_factor=prices.step_factor),
+            with_parts(seconds, table, c),
             input=share * seconds.input, output=share * seconds.output,
         )
         for seconds, table in zip(times, tables, strict=True)
@@ -155,10 +155,10 @@ def with_weight_products(times: LayerTimes[float], accumulate: float) -> LayerTi
     return times._replace(weight_gradient=weights, accumulate=accumulate)
 
 
-def with_parts(times: StageTimes, stage: StageTable, c: Candidate, *, step_factor: float) -> StageTimes:
+def with_parts(times: StageTimes, stage: StageTable, c: Candidate) -> StageTimes:
     """The times of a stage with its replicas' all-reduce and the communication among processes that share it."""
     communication, bare = float(stage.intra_backward + stage.backward_gather), times.compute
-    update = bare.update * step_factor if c.shard == "none" else float(stage.update)
+    update = bare.update if c.shard == "none" else float(stage.update)
     compute = bare._replace(
         forward=bare.forward + float(stage.intra_forward + stage.forward_gather),
         backward=bare.backward + communication,
