@@ -31,7 +31,11 @@ def output_and_gradients(network):
 
 
 @pytest.mark.parametrize("family", [decoder, encoder])
-@pytest.mark.parametrize("options", [{"fused": False}, {"attention": "fused-2022"}, {"loss": "megatron"}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{"fused": False}, {"attention": "fused-2022"}, {"attention": "scaled-scores"}, {"loss": "megatron"}],
+    ids=str,
+)
 def test_other_kernels_give_the_same_numbers(family, options):
     (loss, gradients), (wanted, others) = (output_and_gradients(family(**SMALL, **each)) for each in (options, {}))
     assert torch.allclose(loss, wanted, rtol=1e-5)

@@ -19,6 +19,7 @@ from stretto.options.checks import path as check_path
 T = TypeVar("T")
 HOME = files("stretto.cost") / "clusters"
 SHARES_BY_NAME = ("products_in", "memory_of")  # of `Attained`
+TYPES = {"bool": "true or false", "str": "text", "int": "whole number"}  # what a file's values are called
 
 
 def names() -> list[str]:
@@ -223,13 +224,14 @@ def each_of(place: str, value: Any, read: Callable[[str, Any], T]) -> dict[str, 
 
 
 def checked(place: str, value: Any, kind: str) -> Any:
-    """The value, if it is a number or text as its field declares; else raises UsageError."""
-    expected = "text" if "str" in kind else "whole number" if "int" in kind else "number"
+    """The value, if it is a number, text, or true or false, as its field declares; else raises UsageError."""
+    expected = next((name for part, name in TYPES.items() if part in kind), "number")
     fits = {
+        "true or false": isinstance(value, bool),
         "text": isinstance(value, str),
         "whole number": isinstance(value, int) and not isinstance(value, bool),
         "number": isinstance(value, int | float) and not isinstance(value, bool),
     }[expected]
     if not fits:
-        raise UsageError(f"{place} = {value!r}: a {expected} belongs here")
+        raise UsageError(f"{place} = {value!r}: {'' if 'bool' in kind else 'a '}{expected} belongs here")
     return float(value) if expected == "number" else value

@@ -44,6 +44,18 @@ class EagerCoreAttention(CoreAttention):
         return torch.bmm(queries, keys.transpose(1, 2)) / math.sqrt(queries.shape[2]) + mask
 
 
+class ScaledCoreAttention(CoreAttention):
+    """CoreAttention with scores that are scaled by an operator of their own, as timm had it until 2023.
+
+    Without `causal` there is no mask.
+    """
+
+    def scores(self, queries: Tensor, keys: Tensor, mask: Tensor) -> Tensor:
+        """The scores of [N heads, T, d] queries and keys."""
+        scaled: Tensor = torch.bmm(queries, keys.transpose(1, 2)) * float(queries.shape[2] ** -0.5)
+        return scaled if mask.numel() == 1 else scaled + mask
+
+
 class EagerSum(nn.Module):
     """residual + dropout(branch + bias), [N, T, width] -> [N, T, width], in three operators."""
 

@@ -21,7 +21,7 @@ from functools import partial
 from torch import Tensor, nn
 
 from stretto.models.core_attention import CoreAttention, FusedAttention
-from stretto.models.eager_operators import EagerCoreAttention, EagerGELU, EagerLinear, EagerSum
+from stretto.models.eager_operators import EagerCoreAttention, EagerGELU, EagerLinear, EagerSum, ScaledCoreAttention
 from stretto.models.early_attention import EarlyFusedAttention
 from stretto.models.fused_operators import ResidualSum, RMSNorm, rotary
 from stretto.models.transformer import initialise
@@ -34,8 +34,8 @@ class BlockShape:
     """What the blocks of a network have in common.
 
     `heads` of queries share `kv_heads` of keys and values, `hidden` units are in the perceptron, `context` is the most
-    tokens. attention: "scores", "fused" or "fused-2022". norm: "layer" or "rms". Not `fused`: each
-    operator by itself. gelu: "tanh" or "erf".
+    tokens. attention: "scores", "scaled-scores", "fused" or "fused-2022". norm: "layer" or "rms". Not
+    `fused`: each operator by itself. gelu: "tanh" or "erf".
     """
 
     depth: int
@@ -64,7 +64,8 @@ class BlockShape:
             return FusedAttention(causal=self.causal)
         if self.attention == "fused-2022":
             return EarlyFusedAttention(causal=self.causal)
-        kind = CoreAttention if self.fused else EagerCoreAttention
+        fused = ScaledCoreAttention if self.attention == "scaled-scores" else CoreAttention
+        kind = fused if self.fused else EagerCoreAttention
         return kind(self.context, causal=self.causal, dropout=self.dropout)
 
     def linear(self, inputs: int, outputs: int) -> nn.Module:
