@@ -14,6 +14,7 @@ from stretto.optimizers import optimizer_of
 from stretto.options.checks import one_of, shown
 from stretto.plan.halos import too_few_rows
 from stretto.plan.planned_methods import FAMILIES, names_of, planned
+from stretto.plan.programs import PROGRAMS, USUAL, Program
 
 RECOMPUTE = ("none", "selective", "full", "stage")
 SHARD_OPTIMIZER = "shard-optimizer"  # of what replicas have alike, only the optimizer's state is shared out
@@ -72,9 +73,9 @@ class Problem:
     and `byte_ratios` measured over predicted bytes of the fullest worker. With `all_workers`, every plan uses all
     workers. With `trained`, there are only plans that `stretto train` can run. With `weight_products`, a W takes the
     products that give weights' gradients, which a backward has beside an I, as systems for large models run it; else it
-    goes backward through the operators again, as autograd does. Where workers differ, plans choose among
-    them and place processes, unless `places_workers` is false; else they take the first ones in their order. Raises
-    UsageError for values that no plan can have.
+    goes backward through the operators again, as autograd does. What else such systems do is the `program`'s. Where
+    workers differ, plans choose among them and place processes, unless `places_workers` is false; else they take the
+    first ones in their order. Raises UsageError for values that no plan can have.
     """
 
     costs: ModelCosts
@@ -106,6 +107,7 @@ class Problem:
     all_workers: bool = False
     trained: bool = False
     weight_products: bool = False
+    program: Program = PROGRAMS[USUAL]
     places_workers: bool = True
 
     def __post_init__(self) -> None:
