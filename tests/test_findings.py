@@ -1,5 +1,6 @@
 """The harness of experiments/findings: halving, arrivals, intervals, verdicts, the store and the page made of it."""
 
+import dataclasses
 import importlib
 import json
 import math
@@ -99,6 +100,8 @@ def test_ratios_are_formed_seed_by_seed(harness):
     late = ratio({0: 20, 1: None, 2: 80}, {0: 10, 1: 20, 2: 40}, ends)
     assert (late.low, late.high) == (pytest.approx(2), math.inf)  # the missing seed is later than 100 / 20
     assert ratio({0: 20, 1: 40}, {0: 10, 1: None}, ends) is None
+    assert ratio({0: 20, 1: 40}, {0: 10, 1: 0.0}, ends) is None
+    assert ratio({0: 20}, {0: 10}, ends) is None
     assert str(late) == "> 2.00"
 
 
@@ -196,6 +199,19 @@ def test_the_page_is_made_of_the_store(harness, study, tmp_path):
     without = harness.page.page(study, changed)
     assert "Not finished: 1 runs" in without
     assert "**undecided**" not in without
+
+
+def test_a_diverged_seed_never_arrives_and_errors_may_decide(harness, study, tmp_path):
+    runs, results = finished(harness, study, tmp_path).read(), harness.results
+    cured = study.cell("cured")
+    last = next(key for key, run in runs.items() if run["cell"] == "cured" and run["steps"] == 40 and run["seed"] == 2)
+    cut = {**runs[last], "curve": runs[last]["curve"][:2], "diverged": 6, "validation": None}
+    found = results.result(study, {**runs, last: cut}, cured)
+    assert (found.loss, found.arrived, found.ratio.high) == (None, None, math.inf)
+    by_error = dataclasses.replace(study, metric="error")
+    assert results.cutoff(by_error, runs, study.cells[0]) == 0.5
+    assert results.result(by_error, runs, cured).arrived == 0  # made-up errors are 0.5 from the beginning
+    assert results.cutoff(study, runs, study.cells[0], share=0.5) > results.cutoff(study, runs, study.cells[0])
 
 
 def test_a_cell_is_trained_again(harness, study, tmp_path, capsys):
