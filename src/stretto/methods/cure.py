@@ -96,14 +96,15 @@ class Cure:
     def optimizers(self) -> tuple[str, ...]:
         """The names of the optimizers that it works with, as in plans and settings; empty for any.
 
-        Velocities are read off SGD alone, an optimizer's own steps off those of `optim/direction.py`.
+        Velocities are read off SGD alone, an optimizer's own steps and numerators off those of `optim/direction.py`.
         """
         passes = (self.forward, self.backward, self.recompute)
         forms = {prediction.form for prediction in passes if isinstance(prediction, Prediction)}
         if self.optimizer is not None:
             return (self.optimizer.lower(),)
-        if self.spike or "velocity" in forms:
+        if "velocity" in forms:
             return ("sgd",)
         if self.rotate is not None:
             return ("adam", "adamw")
-        return ("sgd", "adam", "adamw", "nadam", "lion", "muon", "soap") if "step" in forms else ()
+        known = ("sgd", "adam", "adamw", "nadam", "lion", "muon", "soap")
+        return known if self.spike or "step" in forms else ()
