@@ -35,6 +35,7 @@ def make_run(study: Study, run: Run, data: str | None, jobs: int = 1) -> dict[st
 
 def work(study: Study, store: Store, data: str | None, jobs: int, only: str = "") -> None:
     """Make runs until there are none left to make; waits for those of other processes that the rest depends on."""
+    versions()  # of the code that this process has loaded, whatever the repository is at later
     while True:
         todo = [run for run in next_runs(study, store.read()) if only in run.cell.name]
         if not todo:
