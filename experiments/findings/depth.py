@@ -244,5 +244,7 @@ STUDY = Study(
         "3/4.",
         "Left out beforehand: feedback c = 1 at 32 stages, SGD's velocity and spike cures (study 2), and every "
         "combination of cures.",
+        "The commits told of the first ten runs are those of the repository at their ends; they were all made with the "
+        "package as of 1f87d78. Later runs tell the commit of the code they were made with.",
     ),
 )

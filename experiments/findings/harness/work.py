@@ -58,7 +58,7 @@ def _tried(study: Study, store: Store, run: Run, data: str | None, jobs: int) ->
 
 def progress(study: Study, finished: Mapping[str, Record], record: Record, seconds: float, jobs: int) -> str:
     """A line: how many runs are finished, what the last one came to, and the time that is left by the steps so far."""
-    per_step = statistics.fmean(each["seconds a step"]["wall"] for each in finished.values())
+    per_step = statistics.median(each["seconds a step"]["wall"] for each in finished.values())
     left = runs_left(study, finished)
     minutes = sum(run.steps for run in left) * per_step / jobs / 60
     end = f"diverged at step {record['diverged']}" if record["diverged"] else f"validation {record['validation']:.4g}"
