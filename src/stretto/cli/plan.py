@@ -19,6 +19,7 @@ from stretto.settings.planning import LAYERS, SEQUENCE, FailureSettings, PlanOut
 if TYPE_CHECKING:
     from stretto.cost import Cluster
     from stretto.plan import Found, Objective, Plan, Problem
+    from stretto.plan.programs import Program
     from stretto.study.model_costs import Costed
     from stretto.study.tensor_format import TensorFormat
 
@@ -222,8 +223,20 @@ def problem_of(settings: PlanSettings, model: "Costed", cluster: "Cluster", meth
         tensor_costs=model.tensor_costs, form_costs=model.form_costs, recompute=recompute_of(settings, model),
         sequences=sequences_of(settings, model), spaces=settings.space or USUAL_SPACES,
         all_workers=settings.all_workers, trained=model.trained is not None,
-        weight_products=model.trained is None,
+        weight_products=model.trained is None, program=program_of(settings, model),
     )  # fmt: skip
+
+
+def program_of(settings: PlanSettings, model: "Costed") -> "Program":
+    """The program that trains a network without data. Raises UsageError for one of any other network."""
+    from stretto.plan.programs import USUAL, program_named
+
+    if settings.program is not None and model.trained is not None:
+        raise UsageError(
+            f"program={settings.program!r} of {settings.model}: stretto train trains it, and is priced as it is; "
+            "leave it out"
+        )
+    return program_named(settings.program or USUAL)
 
 
 def stages_of(settings: PlanSettings) -> tuple[int, ...] | None:

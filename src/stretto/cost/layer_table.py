@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeVar, get_args
 
 from stretto.cost.collective import TENSOR_GATHER, TENSOR_SCATTER, TENSOR_SUM
 from stretto.errors import UsageError
-from stretto.optimizers import NO_MATRICES, MatrixWork, Optimizer
+from stretto.optimizers import NO_MATRICES, BasisWork, MatrixWork, Optimizer
 from stretto.options.checks import sequence, whole
 from stretto.parallel.space.geometry import Window
 
@@ -58,7 +58,10 @@ class Kernels:
     """`count` equal kernels of a GPU: FLOPs and bytes of each, and the random numbers that it draws.
 
     `product` has its sizes if it is a matrix product. On tensor cores a convolution of contiguous images has so many
-    `transposes`, which read and write `transposed` bytes beside.
+    `transposes`, which read and write `transposed` bytes beside. `numbers` are those that it reads and writes one at a
+    time, in so many `blocks` of threads, or that a pool compares (0 blocks). `plain` convolutions are products of
+    contiguous images, for devices that take them so (`Attained.plain_products`). `kind` names those
+    that move fewer bytes a second than a copy (`Attained.memory_of`).
     """
 
     count: float
@@ -68,6 +71,14 @@ class Kernels:
     random: Affine = Affine()
     transposed: Affine = Affine()
     transposes: int = 0
+    numbers: Affine = Affine()
+    blocks: int = 0
+    plain: bool = False
+    kind: str = ""
+
+
+KERNEL_AMOUNTS = ("flops", "bytes", "random", "transposed", "numbers")  # fields of `Kernels` that grow with examples
+KERNEL_FACTS = ("transposes", "blocks", "plain", "kind")  # and those that do not
 
 
 @dataclass(frozen=True)
@@ -172,7 +183,8 @@ class LayerCost:
     `loose_output` are the parts of them that the layer itself does not keep. `recomputed` is what its backward makes
     again before it frees it, beside what is kept. Only single layers have `peaks`.
     `image_windows` are its convolutions and pools of images, in the order in which they run. `matrices` is what some
-    optimizers keep and compute for its matrices, `matrix_shapes` are those of its trained parameters with two dims.
+    optimizers keep and compute for its matrices, `matrix_shapes` are those of its trained parameters with two dims; a
+    parameter that layers share counts there in the first of them alone.
 
     `forward_exchanges` and `backward_exchanges` are what processes that share the layer send each other, None where
     that has not been counted. `summed_once` are bytes of gradients that they sum once a step.
@@ -376,7 +388,14 @@ class ModelCosts:
         rows = [reduce(LayerCost.then, self.layers[start:stop]) for start, stop in pairwise(bounds)]
         repeats = [self.repeated(start, stop) for start, stop in pairwise(bounds)]
         return tuple(
-            replace(row, parameter_bytes=row.parameter_bytes - more, gradient_bytes=row.gradient_bytes - more)
+            replace(
+                row,
+                parameters=row.parameters - round(more * row.parameters / row.parameter_bytes),
+                parameter_bytes=row.parameter_bytes - more,
+                gradient_bytes=row.gradient_bytes - more,
+            )
+            if more
+            else row
             for row, more in zip(rows, repeats, strict=True)
         )
 
@@ -447,7 +466,7 @@ def layer_of(content: Mapping[str, Any]) -> LayerCost:
         elif key == "image_windows":
             read[key] = tuple(map(image_window_of, value))
         elif key == "matrices":
-            read[key] = MatrixWork(**value)
+            read[key] = MatrixWork(**{**value, "bases": BasisWork(**value["bases"])})
         elif key == "matrix_shapes":
             read[key] = tuple((rows, columns) for rows, columns in value)
         else:
@@ -465,9 +484,9 @@ def kernels_of(content: Mapping[str, Any]) -> Kernels:
     """Equal kernels from nested dicts."""
     sizes = content["product"]
     product = None if sizes is None else ProductSizes(**{name: Affine(**size) for name, size in sizes.items()})
-    keys = ("flops", "bytes", "random", "transposed")
-    flops, num_bytes, drawn, transposed = (Affine(**content[key]) for key in keys)
-    return Kernels(content["count"], flops, num_bytes, product, drawn, transposed, content["transposes"])
+    amounts: dict[str, Any] = {key: Affine(**content.get(key, {})) for key in KERNEL_AMOUNTS}  # 0.2 had no numbers
+    kept = {key: content[key] for key in KERNEL_FACTS if key in content}
+    return Kernels(content["count"], product=product, **amounts, **kept)
 
 
 def image_window_of(content: Mapping[str, Any]) -> ImageWindow:

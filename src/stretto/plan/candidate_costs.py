@@ -40,7 +40,8 @@ messages. Memory of a stage:
 
     versions x weights + gradients + optimizer state (divided among replicas as far as they are sharded)
     + held x activations
-    + what is recomputed at a time: by the layer that recomputes most, or by the whole stage
+    + what is recomputed at a time: by the layer that recomputes most, or by the whole stage; of a worker's stages, by
+      the one that needs most
 
 Energy of a step: every device's power while it waits, times the step, plus what it uses more while it is busy, times
 
@@ -59,16 +60,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stretto.cost.attained import AUTOCAST
-from stretto.cost.cluster import Link
+from stretto.cost.cluster import Cluster, Link
 from stretto.cost.collective import GRADIENTS, RESHARDING, SHARDING, TENSOR_SUM
-from stretto.cost.cure_costs import FEEDBACK_PASSES
+from stretto.cost.cure_costs import PLAIN, feedback_tensors
 from stretto.cost.layer_table import LayerCost, ModelCosts, keeping_inputs
-from stretto.cost.mixed_precision import step_factor, sum_seconds
+from stretto.cost.mixed_precision import sum_seconds
 from stretto.cost.stage_prediction import LayerTimes, Machine, layer_times, with_head
 from stretto.mesh import Mesh
 from stretto.plan.hidden_exchanges import hidden_exchanges, share_kept_busy
-from stretto.plan.objective import Rates
-from stretto.plan.partition import Partition, few_cuts, partition, partition_waiting
 from stretto.plan.places import (
     DeviceKind,
     Numbers,
@@ -84,11 +83,12 @@ from stretto.plan.places import (
     sending,
 )
 from stretto.plan.problem import SHARD_OPTIMIZER, Form, Problem, merged
+from stretto.plan.range_tables import Table, range_max, range_sums
 from stretto.plan.search_space import Candidate
 from stretto.plan.split_layer_costs import halo_seconds, layer_parts, num_all_reduces_of
+from stretto.plan.step_tables import StepTables
 from stretto.plan.ways import correction
 
-Table = NDArray[np.float64]
 Times = LayerTimes[Table]  # of the layers [i, j) as one stage, at [i, j]; per micro-batch, `update` per turn
 
 
@@ -152,24 +152,24 @@ class StageTable(NamedTuple):
 class Row(NamedTuple):
     """A stage's tables for `partition`: seconds that it adds to the fill, seconds of its load, and its bytes.
 
-    `busy` are the seconds of a step in which it keeps its worker busy.
+    A worker has the `kept` bytes of all its stages at a time, the `passing` ones of one of them. `busy` are the seconds
+    of a step in which it keeps its worker busy.
     Under methods whose stages wait for the one above them in every turn, `beside_wait` are a stage's seconds without
     that wait, and `awaited` the seconds that the stage below waits for it; else None.
     """
 
     fill: Table
     load: Table
-    bytes: Table
+    kept: Table
+    passing: Table
     busy: Table
     beside_wait: Table | None = None
     awaited: Table | None = None
 
-
-def range_sums(values: Numbers) -> Table:
-    """The sum of the values [i, j), at [i, j]."""
-    sums = np.concatenate([[0.0], np.cumsum(values)])
-    table: Table = sums[None, :] - sums[:, None]
-    return table
+    @property
+    def bytes(self) -> Table:
+        """The bytes of a worker that has this stage alone."""
+        return self.kept + self.passing
 
 
 class Prices:
@@ -191,7 +191,8 @@ class Prices:
         self.weights = lru_cache(maxsize=None)(self._weights)
         self.sizes = lru_cache(maxsize=256)(self._sizes)
         self.loss_seconds = lru_cache(maxsize=None)(self._loss_seconds)
-        self.hides_exchanges = not problem.trained  # of a tensor axis
+        self.hides_exchanges = not problem.trained and problem.program.exchanges != "waited"  # of a tensor axis
+        self.steps = StepTables(problem, self.dtype, self.distinct)
         self.valid = np.triu(np.ones((len(problem.layers) + 1,) * 2, dtype=bool), 1)
 
     def _places(self, mesh: Mesh, pipeline: int, placement: tuple[int, ...] = ()) -> Places:
@@ -225,31 +226,41 @@ class Prices:
     ) -> Table:
         """Seconds of layers on the slowest of several kinds of devices: [layers, 6], columns as in `LayerTimes`."""
         costs = ModelCosts(tuple(layers), self.dtype)
-        devices = [self.problem.cluster.devices_by_kind[kind.worker] for kind in kinds]
         machines = [
             Machine(device.on_chip if on_chip else device, self.dtype, kind.crowded)
-            for device, kind in zip(devices, kinds, strict=True)
+            for kind in kinds
+            for device in [self.cluster.devices_by_kind[kind.worker]]
         ]
-        times = [layer_times(costs, machine, examples, optimizer=self.problem.optimizer) for machine in machines]
-        rows: Table = np.maximum.reduce([np.array(layer_seconds) for layer_seconds in times])
-        rows[:, UPDATE] *= self.step_factor
-        if self.sums_in_products:
-            rows[:, ACCUMULATE] = np.maximum.reduce(
-                [[sum_seconds(layer, machine, examples) for layer in layers] for machine in machines]
-            )
+        rows: Table = np.maximum.reduce([
+            kind.slowest * self.seconds_on(layers, costs, machine, examples)
+            for kind, machine in zip(kinds, machines, strict=True)
+        ])  # fmt: skip
         return rows
 
     @cached_property
-    def step_factor(self) -> float:
-        """How many times as long a step of the optimizer takes with float32 masters; 1 without."""
-        problem = self.problem
-        if not problem.masters:
-            return 1.0
-        return step_factor(problem.optimizer, self.dtype) if self.as_large_models else 2.0
+    def cluster(self) -> Cluster:
+        """The cluster, its devices as the program's kernels find them."""
+        cluster = self.problem.cluster
+        if not (self.as_large_models and self.problem.program.persistent_norms):
+            return cluster
+        devices = {
+            name: device if device.attained is None
+            else replace(device, attained=device.attained.with_persistent_norms())
+            for name, device in cluster.devices.items()
+        }  # fmt: skip
+        return replace(cluster, devices=devices)
+
+    def seconds_on(self, layers: Sequence[LayerCost], costs: ModelCosts, machine: Machine, examples: float) -> Table:
+        """Seconds of layers on one machine, as `seconds`."""
+        rows = np.array(layer_times(costs, machine, examples, optimizer=self.steps.stepping))
+        if self.sums_as_large_models:
+            in_products = self.problem.program.sums_in_products
+            rows[:, ACCUMULATE] = [sum_seconds(layer, machine, examples, in_products=in_products) for layer in layers]
+        return rows
 
     @cached_property
-    def sums_in_products(self) -> bool:
-        """Whether gradients are added to earlier ones by the products that give them."""
+    def sums_as_large_models(self) -> bool:
+        """Whether gradients are added to earlier ones as systems for large models do."""
         attained = [device.attained for device in self.problem.cluster.devices.values()]
         return self.as_large_models and None not in attained and not self.dtype.endswith(AUTOCAST)
 
@@ -266,6 +277,8 @@ class Prices:
         return [replace(layers[first], name="") for first in firsts], np.array(indices)
 
     def _layer_rows(self, kind: DeviceKind, form: Form, examples: float) -> Table:
+        if kind.slowest != 1:
+            return kind.slowest * self.layer_rows(kind.on_average, form, examples)
         layers, indices = self.distinct(form)
         rows: Table = self.seconds(layers, [kind], examples)[indices]
         return rows
@@ -280,6 +293,8 @@ class Prices:
         return self.problem.cluster.devices_by_kind[kind.worker].on_chip_memory is not None
 
     def _times(self, kind: DeviceKind, form: Form, examples: float) -> Times:
+        if kind.slowest != 1:
+            return Times(*(kind.slowest * table for table in self.times(kind.on_average, form, examples)))
         device = self.problem.cluster.devices_by_kind[kind.worker]
         times = self.times_of(self.layer_rows(kind, form, examples), device.speed)
         if device.on_chip_memory is None:
@@ -343,8 +358,8 @@ class Prices:
         ]
         weights, gradients, state, tensors, once = np.array(amounts, dtype=float)[indices].T
         more, more_tensors = self.repeats(form)
-        states = max((of_layer / size for of_layer, size in zip(state, gradients, strict=True) if size), default=0.0)
-        tables = zip((weights, gradients, state, tensors), (more, more, states * more, more_tensors), strict=True)
+        more_state = self.problem.state_of_repeated * more
+        tables = zip((weights, gradients, state, tensors), (more, more, more_state, more_tensors), strict=True)
         return (*(range_sums(values) - twice for values, twice in tables), range_sums(once), range_max(weights))
 
     def repeats(self, form: Form) -> tuple[Table, Table]:
@@ -378,12 +393,10 @@ class Prices:
     ) -> tuple[Numbers, Numbers]:  # fmt: skip
         layers, place = self.layers(form), self.places(mesh, pipeline, placement)
         links, counted = place.weights[worker], self.is_counted(form)
-        key = (tuple(map(id, links)), mesh.tensor, form, examples, place.gamma)
-        if key not in self.exchanges:
-            self.exchanges[key] = self.tensor_seconds(form, links, examples, place.gamma)
-        forward, backward = self.exchanges[key]
+        forward, backward = self.exchanges_of(form, links, examples, place.gamma)
         if hides and counted:
-            backward = backward - self.hidden_seconds(form, links, examples, place.machines[worker], place.gamma)
+            hidden = self.hidden_seconds(form, links, examples, place.machines[worker], place.gamma)
+            forward, backward = forward - hidden[0], backward - hidden[1]
         again = forward if form.recompute == "full" and not counted else 0.0
         if mesh.space != (1, 1):
             halos = halo_seconds(layers, self.sides, mesh.space, place.slabs[worker], examples)
@@ -391,15 +404,31 @@ class Prices:
             again = again + np.array(halos[0]) if form.recompute == "full" else again
         return forward, backward + again
 
+    def exchanges_of(self, form: Form, links: Sequence[Link], examples: float, gamma: float) -> tuple[Numbers, Numbers]:
+        """`tensor_seconds`, computed once."""
+        key = (tuple(map(id, links)), form, examples, gamma)
+        if key not in self.exchanges:
+            self.exchanges[key] = self.tensor_seconds(form, links, examples, gamma)
+        return self.exchanges[key]
+
     def hidden_seconds(
         self, form: Form, links: Sequence[Link], examples: float, kinds: Sequence[DeviceKind], gamma: float
-    ) -> Numbers:
-        """Seconds of each layer's exchanges in a backward that pass while it computes: no more than its products take.
+    ) -> tuple[Numbers, Numbers]:
+        """Seconds of each layer's exchanges that pass while it computes, in a forward and in a backward.
 
-        Moving them takes a share of the device from the products.
+        No more than its products take, from which moving them takes a share of the device. Programs that send parts of
+        an exchange while others are computed wait for one of a ring's parts, 1 / P.
         """
         rows, indices = self.distinct(form)
         times = [LayerTimes(*self.layer_rows(kind, form, examples).T) for kind in kinds]
+        free = 1 - share_kept_busy(links)
+        if self.problem.program.exchanges == "in parts":
+            part = free * (1 - 1 / form.tensor)
+            forward, backward = self.exchanges_of(form, links, examples, gamma)
+            return (
+                part * np.minimum(forward, np.minimum.reduce([each.forward for each in times])),
+                part * np.minimum(backward, np.minimum.reduce([each.backward for each in times])),
+            )
         products = np.minimum.reduce([np.maximum(0.0, each.backward - each.input_gradient) for each in times])
         hidden = [hidden_exchanges(row, full=form.recompute == "full") for row in rows]
         beside_each = (
@@ -407,7 +436,7 @@ class Prices:
             for works_of in zip(*hidden, strict=True)
         )
         seconds: Numbers = sum(np.minimum(seconds, products) for seconds in beside_each)
-        return (1 - share_kept_busy(links)) * seconds
+        return np.zeros_like(products), free * seconds
 
     def is_counted(self, form: Form) -> bool:
         """Whether the exchanges of processes that share layers were counted, those of what is recomputed, too."""
@@ -453,16 +482,17 @@ class Prices:
         intra_forward, intra_backward = (range_sums(values) for values in intra)
         backward = times.input_gradient + times.weight_gradient if c.planning.split and s else times.backward
         if c.microbatches > 1:
-            backward = backward + times.accumulate
+            backward = backward + self.accumulating(c, times.accumulate)
         zeros = np.zeros_like(intra_forward)
         again = times.forward + intra_forward if c.recomputes(s) else zeros
         of_input, of_output = self.gathered_messages(c, s, sizes)
         intra_forward, intra_backward = intra_forward + of_input[:, None], intra_backward + of_output
         copy = workers.copy_seconds(worker, 1.0) * gradients if versions > 1 else 0.0
-        if c.planned.feeds_back(c.stage_at(s)):
-            wide = 2 if self.problem.masters else 1  # float32 masters of parameters of 16 bits
-            static = static + wide * gradients
-            times = times._replace(update=times.update + wide * FEEDBACK_PASSES * times.accumulate)
+        cure = c.planned.step_cure(c.stage_at(s))
+        if cure != PLAIN:
+            seconds, kept = self.steps.cure(cure, places.machines[worker], c.form)
+            static = static + feedback_tensors(cure, self.steps.stepping) * gradients + kept
+            times = times._replace(update=times.update + seconds)
         losses = self.loss_seconds(c.mesh, c.pipeline, c.placement, c.worker_of(c.stages - 1))[worker]
         computing = StageTable(
             forward=times.forward + intra_forward,
@@ -487,7 +517,23 @@ class Prices:
         stage = computing if c.shard == "none" else self.with_sharding(c, s, computing)
         if c.sequence:
             stage = stage._replace(all_reduce=stage.all_reduce + self.summed_once(c, worker))
-        return self.with_runtime(c, s, stage)
+        return self.with_runtime(c, s, self.as_program_sums(c, stage))
+
+    def accumulating(self, c: Candidate, accumulate: Table) -> Table:
+        """Seconds of adding gradients to earlier ones: to a shard alone in networks that are only planned."""
+        return accumulate / c.mesh.data if self.as_large_models and c.shard.startswith("fully") else accumulate
+
+    def as_program_sums(self, c: Candidate, stage: StageTable) -> StageTable:
+        """The stage whose replicas meet when its program has them meet, in networks that are only planned.
+
+        Sums beside a pass are hidden as far as one micro-batch computes: the last one's backward, and the next step's
+        first forward, where weights are gathered.
+        """
+        if self.problem.program.replicas == "each micro-batch":
+            return stage._replace(all_reduce=c.microbatches * stage.all_reduce)
+        if self.problem.program.replicas == "beside a pass":
+            return stage._replace(all_reduce=np.maximum(0.0, stage.all_reduce - stage.forward - stage.backward))
+        return stage
 
     def summed_once(self, c: Candidate, worker: int) -> Table:
         """Seconds of the sum of those gradients that processes which divide the sequence have parts of: of norms."""
@@ -502,7 +548,7 @@ class Prices:
         Networks that are only planned: as Megatron sends them (Narayanan et al. 2021, section 4.1), each a part, which
         the receivers gather; on parts of the sequence a message is a part anyway.
         """
-        divided = self.hides_exchanges and self.is_counted(form) and form.space == (1, 1) and not form.sequence
+        divided = not self.problem.trained and self.is_counted(form) and form.space == (1, 1) and not form.sequence
         return 1 / form.tensor if divided else 1.0
 
     def gathered_messages(self, c: Candidate, s: int, sizes: Sizes) -> tuple[Numbers, Numbers]:
@@ -554,15 +600,17 @@ class Prices:
 
     def with_sharding(self, c: Candidate, s: int, stage: StageTable) -> StageTable:
         """The stage with its optimizer state, or weights and gradients too, sharded among replicas."""
-        sizes = self.sizes(c.form, c.examples)
+        sizes, places, worker = self.sizes(c.form, c.examples), self.places_of(c), c.worker_of(s)
         if c.shard == SHARD_OPTIMIZER:
             return stage._replace(
-                all_reduce=self.scattered_and_gathered(c, c.worker_of(s), stage),
+                all_reduce=self.scattered_and_gathered(c, worker, stage),
                 update=stage.update / c.mesh.data,
                 static_bytes=sizes.parameters + sizes.gradients + sizes.state / c.mesh.data,
             )
-        gather, scatter = self.sharding_messages(c, c.worker_of(s), stage)
-        update = np.maximum(stage.update / c.mesh.data, self.launches(c, c.worker_of(s), sizes.tensors))
+        gather, scatter = self.sharding_messages(c, worker, stage)
+        kinds, replicas = places.machines[worker], places.replicas[worker]
+        update = self.steps.of_shares(stage.update, kinds, c.form, replicas, c.mesh.data)
+        update = np.maximum(update, self.launches(c, worker, sizes.tensors))
         if c.shard == "fully-shard":
             static = sizes.parameters + sizes.gradients + (sizes.parameters + sizes.state) / c.mesh.data
             return stage._replace(all_reduce=gather + scatter, update=update, static_bytes=static)
@@ -642,6 +690,7 @@ class Prices:
                 *(tuple(map(id, links[worker])) for links in (place.replicas, place.weights, place.slabs)),
                 id(c.link(s - 1, place)), id(c.link(s, place)), c.receives_gradient(s - 1), c.receives_gradient(s),
                 losses[worker], s == 0, s == last, method.versions(stage_at), c.recomputes(s), s in heads,
+                method.step_cure(stage_at),
             )  # fmt: skip
             if key not in known:
                 stage = self.stage(c, s)
@@ -650,15 +699,14 @@ class Prices:
                 fill, load, busy = (np.where(self.valid, table, inf) for table in (fill, load, busy))
                 known[key] = stage, fill, load, busy
             stage, fill, load, busy = known[key]
-            held, memory = planning.held(stage_at), place.memory[worker] / planning.stages_per_worker
+            held, memory = planning.held(stage_at), place.memory[worker]
             place_key = (key, held, memory, None if self.problem.begins is None else s)
             if place_key not in of_stage:
-                stage_bytes = stage.static_bytes + held * stage.microbatch_bytes + stage.recompute_bytes
+                allowed = self.valid if self.problem.begins is None else self.valid & self.stands(s)
+                kept = np.where(allowed, stage.static_bytes + held * stage.microbatch_bytes, inf)
                 wait = wait_terms(c, s, stage) if planning.waits else (None, None)
-                if self.problem.begins is not None:
-                    stage_bytes = np.where(self.stands(s), stage_bytes, inf)
-                fits = (stage_bytes <= memory) & np.isfinite(stage_bytes)
-                of_stage[place_key] = Row(fill, np.where(fits, load, inf), stage_bytes, busy, *wait)
+                fits = (kept + stage.recompute_bytes <= memory) & np.isfinite(kept)
+                of_stage[place_key] = Row(fill, np.where(fits, load, inf), kept, stage.recompute_bytes, busy, *wait)
             rows.append(of_stage[place_key])
         return rows
 
@@ -668,52 +716,6 @@ class Prices:
         stands: NDArray[np.bool_] = np.zeros_like(self.valid)
         stands[ends[s], ends[s + 1]] = True
         return stands
-
-    def cut(self, c: Candidate, rows: Sequence[Row], rates: Rates) -> Partition | None:
-        """The partition of the layers of the least value, and its seconds; None if none fits.
-
-        Where stages wait for the one above them in every turn, it is the fastest one.
-        """
-        load = [row.load for row in rows]
-        if c.planning.stages_per_worker > 1:
-            return self.cut_in_rounds(c, rows, rates)
-        if rates.busy and not c.planning.waits:
-            fills = [
-                times(rates.busy[c.worker_of(s)], row.busy) + (times(rates.step, row.fill) if adds_fill(c) else 0.0)
-                for s, row in enumerate(rows)
-            ]
-            cut = partition([times(rates.step, table) for table in load], fills)
-            return None if cut is None else Partition(cut.bounds, seconds_of(c, rows, cut.bounds))
-        if c.planning.waits:
-            beside_wait = [row.beside_wait for row in rows if row.beside_wait is not None]
-            awaited = [row.awaited for row in rows if row.awaited is not None]
-            return partition_waiting(load, beside_wait, awaited, waiting_stages(c), onward=c.planning.waits == "chunk")
-        return partition(load, [row.fill for row in rows] if adds_fill(c) else None)
-
-    def cut_in_rounds(self, c: Candidate, rows: Sequence[Row], rates: Rates) -> Partition | None:
-        """The partition where workers have several stages each: the best of all, if there are few.
-
-        Else the one whose stage of the largest load has the least: means over a worker's stages, which are far apart,
-        leave no order in which the best could be built up.
-        """
-        rate, busy = 1.0, None
-        if rates.busy:
-            rate, busy = rates.step, [times(rates.busy[c.worker_of(s)], row.busy) for s, row in enumerate(rows)]
-        few = few_cuts(len(self.valid) - 1, c.stages)
-        if few is None:
-            chosen = partition([times(rate, row.load) for row in rows], busy)
-            few = [] if chosen is None else [chosen.bounds]
-        cuts = [Partition(bounds, seconds_of(c, rows, bounds)) for bounds in few]
-
-        def value(cut: Partition) -> float:
-            used = sum(float(table[span]) for table, span in zip(busy or (), pairwise(cut.bounds), strict=False))
-            return rate * cut.value + used
-
-        return min((cut for cut in cuts if cut.value < inf), key=value, default=None)
-
-    def least_memory(self, rows: Sequence[Row]) -> Partition | None:
-        """The partition that needs least memory on its fullest worker, whether or not it fits."""
-        return partition([np.where(self.valid, row.bytes, inf) for row in rows])
 
     def stages_at(self, c: Candidate, bounds: Sequence[int]) -> list[StageTable]:
         """Every stage's costs for one partition: numbers instead of tables."""
@@ -785,18 +787,6 @@ def all_keeping_inputs(layers: Sequence[LayerCost]) -> list[LayerCost]:
     return kept
 
 
-def times(factor: float, table: Table) -> Table:
-    """A table times a factor, which may be 0; what is infinite stays so."""
-    return table * factor if factor else np.where(np.isfinite(table), 0.0, inf)
-
-
-def seconds_of(c: Candidate, rows: Sequence[Row], bounds: Sequence[int]) -> float:
-    """The seconds of a step for one partition, under methods whose stages do not wait in every turn."""
-    stages = list(zip(rows, pairwise(bounds), strict=True))
-    fill = sum(float(row.fill[span]) for row, span in stages) if adds_fill(c) else 0.0
-    return fill + busiest(c, [float(row.load[span]) for row, span in stages])[1]
-
-
 def busiest(c: Candidate, loads: Sequence[float]) -> tuple[int, float]:
     """The worker of the largest load, and that load: the mean of those of its stages."""
     means = [0.0] * c.pipeline
@@ -830,6 +820,7 @@ AMOUNTS = (
 )  # of a layer, in bytes
 TENSORS_OF_SUM = 2  # that slabs sum at once: the weights and the bias of a layer
 UPDATE, ACCUMULATE = 4, 5  # columns of `LayerTimes`
+SLACK = 1 - 1e-9  # of lower bounds: sums in another order differ in the last bits
 
 
 def adds_fill(c: Candidate) -> bool:
@@ -920,13 +911,4 @@ def weight_gradients_of(weights: Numbers, backward: Numbers) -> Table:
     above = sums[None, :] - sums[np.minimum(lowest + 1, layers)][:, None]
     columns = np.arange(layers + 1)
     table: Table = np.where(lowest[:, None] < columns[None, :], begin[:, None] + above, 0.0)
-    return table
-
-
-def range_max(values: Numbers) -> Table:
-    """The largest of the values [i, j), at [i, j]."""
-    layers = len(values)
-    table = np.zeros((layers + 1, layers + 1))
-    for i in range(layers):
-        table[i, i + 1 :] = np.maximum.accumulate(values[i:])
     return table

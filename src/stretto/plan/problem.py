@@ -13,6 +13,7 @@ from stretto.optimizers import optimizer_of
 from stretto.options.checks import one_of, shown
 from stretto.plan.halos import too_few_rows
 from stretto.plan.planned_methods import FAMILIES, names_of, planned
+from stretto.plan.programs import PROGRAMS, USUAL, Program
 
 RECOMPUTE = ("none", "selective", "full", "stage")
 SHARD_OPTIMIZER = "shard-optimizer"  # of what replicas have alike, only the optimizer's state is shared out
@@ -71,9 +72,9 @@ class Problem:
     and `byte_ratios` measured over predicted bytes of the fullest worker. With `all_workers`, every plan uses all
     workers. With `trained`, there are only plans that `stretto train` can run. With `weight_products`, a W takes the
     products that give weights' gradients, which a backward has beside an I, as systems for large models run it; else it
-    goes backward through the operators again, as autograd does. Where workers differ, plans choose among
-    them and place processes, unless `places_workers` is false; else they take the first ones in their order. Raises
-    UsageError for values that no plan can have.
+    goes backward through the operators again, as autograd does. What else such systems do is the `program`'s. Where
+    workers differ, plans choose among them and place processes, unless `places_workers` is false; else they take the
+    first ones in their order. Raises UsageError for values that no plan can have.
     """
 
     costs: ModelCosts
@@ -105,6 +106,7 @@ class Problem:
     all_workers: bool = False
     trained: bool = False
     weight_products: bool = False
+    program: Program = PROGRAMS[USUAL]
     places_workers: bool = True
 
     def __post_init__(self) -> None:
@@ -135,6 +137,7 @@ class Problem:
                 f"tensors lists {max(self.tensors or ())}, but optimizer {self.optimizer!r} needs whole layers, of "
                 "which each process would have a part: leave it out, or take an optimizer that works on each element"
             )
+        self.check_whole_matrices()
         for space in self.spaces:
             if len(space) != 2 or min(space) < 1:
                 raise UsageError(f"spaces lists {shown(space)}: give pairs of whole numbers of at least 1, such as 2,1")
@@ -144,6 +147,17 @@ class Problem:
         for shard in self.shards:
             if shard not in SHARDS:
                 raise UsageError(f"unknown sharding {shown(shard)}: {nearest(str(shard), SHARDS)}")
+
+    def check_whole_matrices(self) -> None:
+        """Raise UsageError where each of the processes that share a stage would have a part of a matrix to turn."""
+        turning = [
+            word for word in self.methods if word not in (*FAMILIES, "all") and planned(word).turns_whole_matrices
+        ]
+        if turning and min(self.tensors or (1,)) > 1:
+            raise UsageError(
+                f"tensors lists {min(self.tensors or ())}, but method {turning[0]!r} turns whole matrices, of which "
+                "each process would have a part: leave tensors out, or take the method without rotate"
+            )
 
     def check_begins(self) -> None:
         """Raise UsageError for stages that do not begin at layers of the model, one after the other."""
@@ -224,6 +238,12 @@ class Problem:
         if self.masters:
             return 4 * (layer.trained + chosen.state_numbers(layer.trained, layer.matrices))
         return layer.state_bytes(chosen)
+
+    @property
+    def state_of_repeated(self) -> float:
+        """Bytes of optimizer state for each byte of weights that count more than once; their matrices count once."""
+        states = optimizer_of(self.optimizer).states
+        return 4 / 2 * (1 + states) if self.masters else float(states)
 
     def but(self, **changes: object) -> "Problem":
         """A copy of the problem with some fields changed."""

@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from math import inf
 from typing import NamedTuple
 
 from stretto.cost.layer_table import LayerCost, ModelCosts
@@ -44,9 +43,9 @@ def running_ahead(plan: Plan, prices: Prices) -> Iterator[Plan]:
         return
     for ahead in (count for count in AHEAD if count < c.microbatches):
         chosen = c._replace(ahead=ahead)
-        rows = prices.tables(chosen)
-        if all(row.load[i, j] < inf for row, (i, j) in zip(rows, pairwise(plan.bounds), strict=True)):
-            yield replace(plan, candidate=chosen, bytes=tuple(bytes_of_workers(chosen, plan.bounds, rows)))
+        num_bytes = bytes_of_workers(chosen, plan.bounds, prices.tables(chosen))
+        if all(taken <= memory for taken, memory in zip(num_bytes, prices.places_of(c).memory, strict=True)):
+            yield replace(plan, candidate=chosen, bytes=tuple(num_bytes))
 
 
 def actions(plan: Plan) -> int:
@@ -114,26 +113,33 @@ def peaks(plan: Plan, prices: Prices, laid: LaidOut) -> tuple[float, ...]:
 
 def pricer_of(plan: Plan, prices: Prices, laid: LaidOut) -> Pricer:
     """The Pricer of a plan: as in `forecast`, with the communication of replicas and of parts of stages added."""
-    c, problem = plan.candidate, prices.problem
+    c = plan.candidate
     workers = prices.places_of(c).workers
     times = stage_times(
-        laid.costs, laid.ends, problem.cluster, c.examples * len(workers.ranks[0]),
+        laid.costs, laid.ends, prices.cluster, c.examples * len(workers.ranks[0]),
         workers=[workers.ranks[laid.schedule.worker_of[s]] for s in range(c.stages)], dtype=prices.dtype,
-        optimizer=problem.optimizer, heads=laid.heads, silent=silent(laid.rules, c.stages),
+        optimizer=prices.steps.stepping, heads=laid.heads, silent=silent(laid.rules, c.stages),
         cures=laid.chosen.step_cures(laid.schedule),
+    )  # fmt: skip
+    machines = prices.places_of(c).machines
+    times = tuple(
+        replace(stage, compute=LayerTimes(*(max(kind.slowest for kind in machines[c.worker_of(s)]) * seconds
+                                            for seconds in stage.compute)))
+        for s, stage in enumerate(times)
     )  # fmt: skip
     tables = prices.stages_at(c, plan.bounds)
     share = prices.message_share(c.form)
     stages = [
         replace(
-            with_parts(seconds, table, c, step_factor=prices.step_factor),
+            with_parts(seconds, table, c),
             input=share * seconds.input, output=share * seconds.output,
         )
         for seconds, table in zip(times, tables, strict=True)
     ]  # fmt: skip
     if prices.as_large_models:
         sums = [
-            float(prices.slowest(c, c.worker_of(s)).accumulate[span]) for s, span in enumerate(pairwise(plan.bounds))
+            float(prices.accumulating(c, prices.slowest(c, c.worker_of(s)).accumulate[span]))
+            for s, span in enumerate(pairwise(plan.bounds))
         ]
         stages = [
             replace(each, compute=with_weight_products(each.compute, added))
@@ -148,10 +154,10 @@ def with_weight_products(times: LayerTimes[float], accumulate: float) -> LayerTi
     return times._replace(weight_gradient=weights, accumulate=accumulate)
 
 
-def with_parts(times: StageTimes, stage: StageTable, c: Candidate, *, step_factor: float) -> StageTimes:
+def with_parts(times: StageTimes, stage: StageTable, c: Candidate) -> StageTimes:
     """The times of a stage with its replicas' all-reduce and the communication among processes that share it."""
     communication, bare = float(stage.intra_backward + stage.backward_gather), times.compute
-    update = bare.update * step_factor if c.shard == "none" else float(stage.update)
+    update = bare.update if c.shard == "none" else float(stage.update)
     compute = bare._replace(
         forward=bare.forward + float(stage.intra_forward + stage.forward_gather),
         backward=bare.backward + communication,
