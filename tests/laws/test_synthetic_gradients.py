@@ -135,7 +135,7 @@ def compare(method, network, optimizer="sgd", *, batches=BATCHES, scheduler=None
     ("method", "known"),
     [
         ("synthetic-gradients", {}),
-        ("synthetic-gradients(head=linear, labels=True, rate=3)", {"labelled": True, "rate": 3.0}),
+        ("synthetic-gradients(head=mlp, labels=True, rate=3)", {"labelled": True, "rate": 3.0}),
         ("synthetic-gradients(head=mlp(hidden=2, width=5), delay=3)", {"delay": 3}),
     ],
 )
@@ -145,10 +145,122 @@ def test_the_method_is_its_definition(method, known, optimizer):
 
 @pytest.mark.parametrize(
     ("method", "name"),
-    [("synthetic-gradients", "cnn"), ("synthetic-gradients(labels=True)", "transformer"),
-     ("synthetic-gradients(delay=2)", "tuples"), ("synthetic-gradients(head=linear, labels=True)", "cnn")],
+    [("synthetic-gradients", "cnn"), ("synthetic-gradients(labels=True)", "transformer"), ("synthetic-gradients(head=mlp(hidden=2))", "transformer"),
+     ("synthetic-gradients(delay=2)", "tuples"), ("synthetic-gradients(head=conv(hidden=0, kernel=1), labels=True)", "cnn")],
 )  # fmt: skip
 def test_for_images_tokens_and_several_tensors(method, name):
     network = NETWORKS[name]
     known = {"labelled": "labels" in method, "delay": 2 if "delay" in method else 1}
     compare(method, network, "adamw", batches=network.batches(5), stages=4, **known)
+
+
+def test_a_flush_finishes_what_waits_to_be_learned():
+    for method, delay in (("synthetic-gradients", 1), ("synthetic-gradients(delay=2)", 2)):
+        compare(method, NETWORKS["mlp"], flush_after=3, delay=delay)
+
+
+class TrueGradient(nn.Module):
+    """Runs a copy of the stages above on the target, and returns the gradient of their loss."""
+
+    def __init__(self, above):
+        super().__init__()
+        self.above = copy.deepcopy(above).requires_grad_(False)
+
+    def forward(self, x, target):
+        with torch.enable_grad():
+            leaf = x.detach().requires_grad_()
+            return torch.autograd.grad(cross_entropy(self.above(leaf), target), leaf)[0] * count(x)
+
+
+def test_with_true_gradients_it_is_backpropagation():
+    """Exactly where the stages above the prediction do not change: nothing is late, so no delay is to be named."""
+    stages = NETWORKS["mlp"].stages(4)
+    for frozen in stages[1:]:
+        frozen.requires_grad_(False)
+    plain = nn.Sequential(*copy.deepcopy(stages))
+    heads = [TrueGradient(nn.Sequential(*stages[s + 1 :])) for s in range(3)]
+    sgd = OPTIMIZERS["sgd"]
+    trainer = stretto.Trainer(stages, cross_entropy, sgd, "synthetic-gradients(labels=True)", heads=[*heads, None])
+    optimizer = sgd(plain[0].parameters())
+    for x, y in BATCHES:
+        trainer.step(x, y)
+        optimizer.zero_grad()
+        cross_entropy(plain(x), y).backward()
+        optimizer.step()
+    trainer.flush()
+    assert_equal(trainer.stages, list(plain), tolerance=1e-12)
+
+
+class Replay(nn.Module):
+    """Returns gradients that it was given, one a call, and learns what is to be added."""
+
+    def __init__(self, gradients):
+        super().__init__()
+        self.gradients = list(gradients)
+        self.missing = nn.Parameter(torch.zeros((), dtype=torch.float64))
+
+    def forward(self, x):
+        return self.gradients.pop(0) * count(x) + self.missing
+
+
+def test_true_gradients_of_a_moving_network_are_its_backpropagation():
+    """That at the weights before the minibatch's updates, in all stages; and it is what arrives to be learned from."""
+    network, sgd = NETWORKS["mlp"], OPTIMIZERS["sgd"]
+    plain = network.stages(3)
+    optimizers = [sgd(stage.parameters()) for stage in plain]
+    seen = [[], []]
+    for x, y in BATCHES:
+        made = [x]
+        for stage in plain:
+            made.append(stage(made[-1]))
+            made[-1].retain_grad()
+        cross_entropy(made[-1], y).backward()
+        for s in (0, 1):
+            seen[s].append(made[s + 1].grad)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    heads = [Replay(seen[0]), Replay(seen[1]), None]
+    trainer = stretto.Trainer(network.stages(3), cross_entropy, sgd, "synthetic-gradients", heads=heads)
+    for x, y in BATCHES:
+        trainer.step(x, y)
+    trainer.flush()
+    assert_equal(trainer.stages, plain, tolerance=1e-12)
+    assert all(abs(head.missing.item()) < 1e-12 for head in heads[:2])
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "message"),
+    [
+        ("synthetic-gradients(delay=0)", {}, r"delay=0\): a whole number of micro-batches from 1"),
+        ("synthetic-gradients(rate=-1)", {}, r"rate=-1\): a number of at least 0"),
+        ("synthetic-gradients(labels=2)", {}, r"labels=2\): choose True or False"),
+        ("synthetic-gradients(head=conv)", {}, r"head 'conv' goes \[N, C, H, W\]"),
+        ("synthetic-gradients(head=mlpp)", {}, "did you mean 'mlp'"),
+        ("synthetic-gradients(head=mlp(hidden=0))", {}, "hidden=0 must be a whole number of at least 1"),
+        ("synthetic-gradients", {"mesh": stretto.Mesh(data=2)}, "learns in one process"),
+        ("synthetic-gradients", {"heads": [None, None, nn.Linear(8, 8)]}, "the last stage's output is the model's"),
+    ],
+)
+def test_mistakes_are_named(method, options, message):
+    with pytest.raises(UsageError, match=message):
+        stretto.Trainer(
+            NETWORKS["mlp"].stages(3), cross_entropy, OPTIMIZERS["sgd"], method, example=BATCHES[0][0], **options
+        )
+
+
+def test_mistakes_that_a_step_finds_are_named():
+    """Targets that are no class numbers, and a prediction of another shape."""
+    network = NETWORKS["mlp"]
+    x, y = features(torch.Generator(), 6, 6), labels(torch.Generator())
+    soft = nn.functional.one_hot(y, 4).double()
+    for method, heads, target, message in (
+        ("synthetic-gradients(labels=True)", None, soft, "it is for class numbers"),
+        ("synthetic-gradients", [nn.Linear(5, 4).double(), None, None], y, r"returned \[6, 4\]: return a tensor of"),
+    ):
+        trainer = stretto.Trainer(
+            network.stages(3), cross_entropy, OPTIMIZERS["sgd"], method, example=x, heads=heads
+        )
+        with pytest.raises(UsageError, match=message) as raised:
+            trainer.step(x, target)
+        assert "0B0" in "".join(raised.value.__notes__)

@@ -1,12 +1,12 @@
 """Modules that predict the gradient of a stage's output (synthetic gradients, Jaderberg et al. 2017, arXiv 1608.05343).
 
-    linear   [N, d], [N, T, d], [N, C, H, W]   a Linear, with a LayerNorm before it for tokens; images a 1x1 convolution
-    mlp      [N, d], [N, T, d]                 hidden Linear layers with ReLU, a Linear
-    conv     [N, C, H, W]                      hidden 3x3 convolutions with ReLU, a convolution
+    linear   [N, d], [N, T, d]    a Linear, with a LayerNorm before it for tokens
+    mlp      [N, d], [N, T, d]    as linear, with hidden layers with ReLU before it
+    conv     [N, C, H, W]         hidden convolutions with ReLU, if any, and a convolution
 
 As in the paper the last layer's weights start at zero, and so does the prediction. With labels (the paper's cDNI) the
 class numbers, one-hot, are further inputs of the first layer: a table of vectors that are added to its outputs.
-The hidden layers' widths are ours. "auto" is "mlp", for images "conv".
+The sizes of hidden layers are ours. "auto" is "linear", for images "conv".
 
 A module of one's own takes the stage's tensors, and `target=` where the method has labels; it returns the prediction
 for the first tensor, or a tuple of one for each, in the unit of `rows`.
@@ -133,13 +133,8 @@ def convolutional(tensor: Tensor, width: int, hidden: int, kernel: int, classes:
 
 
 def linear(at: Site) -> nn.Module:
-    """A Linear, or for images a 1x1 convolution."""
-    return of_each(
-        at,
-        lambda tensor, classes: (
-            convolutional(tensor, 1, 0, 1, classes) if tensor.dim() > TOKENS else position_wise(tensor, 1, 0, classes)
-        ),
-    )
+    """A Linear for [N, d] and [N, T, d]."""
+    return of_each(at, lambda tensor, classes: position_wise(tensor, 1, 0, classes))
 
 
 def mlp(at: Site, *, hidden: int = 1, width: int | None = None) -> nn.Module:
@@ -149,15 +144,15 @@ def mlp(at: Site, *, hidden: int = 1, width: int | None = None) -> nn.Module:
 
 
 def conv(at: Site, *, hidden: int = 1, width: int | None = None, kernel: int = 3) -> nn.Module:
-    """`hidden` hidden layers of `width` channels, by default as many as the tensor's, for images."""
-    check("conv", hidden, width)
+    """`hidden` hidden layers, 0 or more, of `width` channels, by default as many as the tensor's, for images."""
+    check("conv", hidden, width, least=0)
     whole("head 'conv'", "kernel", kernel)
     return of_each(at, lambda tensor, classes: convolutional(tensor, width or tensor.shape[1], hidden, kernel, classes))
 
 
-def check(name: str, hidden: int, width: int | None) -> None:
-    """Raise UsageError for a number of hidden layers, or a width, below 1."""
-    whole(f"head {name!r}", "hidden", hidden)
+def check(name: str, hidden: int, width: int | None, least: int = 1) -> None:
+    """Raise UsageError for fewer than `least` hidden layers, or a width below 1."""
+    whole(f"head {name!r}", "hidden", hidden, least=least)
     if width is not None:
         whole(f"head {name!r}", "width", width)
 
@@ -168,7 +163,7 @@ def kind(build: Callable[..., Any], dims: Callable[[int], bool], takes: str, *, 
 
 
 GRADIENT_HEADS: dict[str, HeadKind] = {
-    "linear": kind(linear, lambda f: f >= VECTORS, "[N, d], [N, T, d] or [N, C, H, W] -> the same"),
-    "mlp": kind(mlp, lambda f: f in (VECTORS, TOKENS), "[N, d] or [N, T, d] -> the same", plain=True),
+    "linear": kind(linear, lambda f: f in (VECTORS, TOKENS), "[N, d] or [N, T, d] -> the same", plain=True),
+    "mlp": kind(mlp, lambda f: f in (VECTORS, TOKENS), "[N, d] or [N, T, d] -> the same"),
     "conv": kind(conv, lambda f: f > TOKENS, "[N, C, H, W] -> the same", plain=True),
 }

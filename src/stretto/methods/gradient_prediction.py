@@ -20,6 +20,11 @@ class GradientPrediction:
     delay: int = 1
     rate: float = 1.0
 
+    @property
+    def keeps_graph(self) -> bool:
+        """Whether no other learning step comes between a prediction and its own: then its graph serves for both."""
+        return self.delay == 1
+
     def __post_init__(self) -> None:
         if not is_whole(self.delay) or not 1 <= self.delay <= MOST_DELAY:
             raise UsageError(

@@ -156,7 +156,7 @@ class StageBuilder:
             masters=masters,
             seeds=ForwardSeeds(specification.device, derive(specification.seed, "prediction"), index, self.replica),
             labelled=reach.labelled,
-            keeps_graph=prediction.delay == 1,
+            keeps_graph=prediction.keeps_graph,
         )
 
     def _lends(self, index: int, module: nn.Module) -> Lender | None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -46,12 +46,12 @@ class GradientPredictor:
     """
 
     module: nn.Module
-    optimizer: torch.optim.Optimizer | None
-    scheduler: Any
-    masters: Masters
     seeds: ForwardSeeds
     labelled: bool
     keeps_graph: bool
+    optimizer: torch.optim.Optimizer | None = None
+    scheduler: Any = None
+    masters: Masters = field(default_factory=Masters)
 
     def predict(self, outputs: Sequence[Any], target: Any, microbatch: int) -> tuple[Gradient, Prediction]:
         """The predicted gradient of each of a stage's outputs, and what `learn` needs."""
@@ -68,8 +68,6 @@ class GradientPredictor:
 
     def learn(self, kept: Prediction, arrived: Gradient, context: AbstractContextManager[object]) -> None:
         """One step on the mean squared error of the prediction; a gradient that is None counts as zero."""
-        if self.optimizer is None:
-            return
         self._drop_gradients()
         with context:
             predicted = self._run(kept) if kept.predicted is None else kept.predicted
@@ -79,11 +77,13 @@ class GradientPredictor:
                 if value is not None
             ]
             loss = sum(errors[1:], errors[0])
-        loss.backward()
-        self.masters.step(self.optimizer.step)
+        if loss.requires_grad:
+            loss.backward()
+        if self.optimizer is not None:
+            self.masters.step(self.optimizer.step)
+            if self.scheduler is not None:
+                self.scheduler.step()
         self._drop_gradients()
-        if self.scheduler is not None:
-            self.scheduler.step()
 
     def _run(self, kept: Prediction) -> Gradient:
         self.seeds.start(kept.microbatch)
