@@ -145,8 +145,9 @@ def test_the_method_is_its_definition(method, known, optimizer):
 
 @pytest.mark.parametrize(
     ("method", "name"),
-    [("synthetic-gradients", "cnn"), ("synthetic-gradients(labels=True)", "transformer"), ("synthetic-gradients(head=mlp(hidden=2))", "transformer"),
-     ("synthetic-gradients(delay=2)", "tuples"), ("synthetic-gradients(head=conv(hidden=0, kernel=1), labels=True)", "cnn")],
+    [("synthetic-gradients", "cnn"), ("synthetic-gradients(head=conv(hidden=0, kernel=1), labels=True)", "cnn"),
+     ("synthetic-gradients(labels=True)", "transformer"), ("synthetic-gradients(head=mlp(hidden=2))", "transformer"),
+     ("synthetic-gradients(delay=2)", "tuples")],
 )  # fmt: skip
 def test_for_images_tokens_and_several_tensors(method, name):
     network = NETWORKS[name]
@@ -258,9 +259,7 @@ def test_mistakes_that_a_step_finds_are_named():
         ("synthetic-gradients(labels=True)", None, soft, "it is for class numbers"),
         ("synthetic-gradients", [nn.Linear(5, 4).double(), None, None], y, r"returned \[6, 4\]: return a tensor of"),
     ):
-        trainer = stretto.Trainer(
-            network.stages(3), cross_entropy, OPTIMIZERS["sgd"], method, example=x, heads=heads
-        )
+        trainer = stretto.Trainer(network.stages(3), cross_entropy, OPTIMIZERS["sgd"], method, example=x, heads=heads)
         with pytest.raises(UsageError, match=message) as raised:
             trainer.step(x, target)
         assert "0B0" in "".join(raised.value.__notes__)

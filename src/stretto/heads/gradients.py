@@ -13,6 +13,7 @@ for the first tensor, or a tuple of one for each, in the unit of `rows`.
 """
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 from torch import Tensor, nn
@@ -52,7 +53,7 @@ class GradientModel(nn.Module):
         assert isinstance(bias, Tensor)
         if classes is not None:
             self.labels = nn.Embedding(classes, bias.numel())
-            nn.init.uniform_(self.labels.weight, -bias.numel() ** -0.5, bias.numel() ** -0.5)
+            nn.init.uniform_(self.labels.weight, -(bias.numel() ** -0.5), bias.numel() ** -0.5)
         last = [layer for layer in layers if hasattr(layer, "weight")][-1]
         for layer in (last, self.labels) if last is self.first else (last,):
             for parameter in () if layer is None else layer.parameters():
@@ -104,8 +105,9 @@ def of_each(at: Site, build: Callable[[Tensor, int | None], nn.Module]) -> nn.Mo
         if tensor.is_floating_point():
             if tensor.dim() < VECTORS:
                 raise UsageError(
-                    f"stage {at.stage} gives {list(tensor.shape)} as its tensor number {index}: gradients are predicted "
-                    "for [N, d], [N, T, d] and [N, C, ...]; cut the model elsewhere, or give heads=[...] of your own"
+                    f"stage {at.stage} gives {list(tensor.shape)} as its tensor number {index}: gradients are "
+                    "predicted for [N, d], [N, T, d] and [N, C, ...]; cut the model elsewhere, or give heads=[...] of "
+                    "your own"
                 )
             models[index] = build(tensor, at.classes if at.labelled else None)
     return OfEach(models, len(at.features))
@@ -116,7 +118,7 @@ def position_wise(tensor: Tensor, width: int, hidden: int, classes: int | None) 
     size = tensor.shape[-1]
     sizes = [size, *[width] * hidden, size]
     layers: list[nn.Module] = [nn.Linear(sizes[0], sizes[1])]
-    for before, after in zip(sizes[1:], sizes[2:], strict=False):
+    for before, after in pairwise(sizes[1:]):
         layers += [nn.ReLU(), nn.Linear(before, after)]
     return GradientModel(nn.LayerNorm(size) if tensor.dim() == TOKENS else nn.Identity(), layers, classes)
 
@@ -127,7 +129,7 @@ def convolutional(tensor: Tensor, width: int, hidden: int, kernel: int, classes:
     size = tensor.shape[1]
     sizes = [size, *[width] * hidden, size]
     layers: list[nn.Module] = [convolution(sizes[0], sizes[1], kernel, padding="same")]
-    for before, after in zip(sizes[1:], sizes[2:], strict=False):
+    for before, after in pairwise(sizes[1:]):
         layers += [nn.ReLU(), convolution(before, after, kernel, padding="same")]
     return GradientModel(nn.Identity(), layers, classes)
 

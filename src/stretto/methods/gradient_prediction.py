@@ -27,8 +27,7 @@ class GradientPrediction:
 
     def __post_init__(self) -> None:
         if not is_whole(self.delay) or not 1 <= self.delay <= MOST_DELAY:
-            raise UsageError(
-                f"synthetic-gradients(delay={shown(self.delay)}): a whole number of micro-batches from 1 to {MOST_DELAY}"
-            )
+            wanted = f"a whole number of micro-batches from 1 to {MOST_DELAY}"
+            raise UsageError(f"synthetic-gradients(delay={shown(self.delay)}): {wanted}")
         if not is_number(self.rate) or not 0 <= self.rate < math.inf:
             raise UsageError(f"synthetic-gradients(rate={shown(self.rate)}): a number of at least 0")

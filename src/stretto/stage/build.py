@@ -216,9 +216,7 @@ def trainable(parts: StageParts) -> list[nn.Parameter]:
     return parameters if parts.borrows is None else parts.borrows.not_borrowed(parameters)
 
 
-def names_of(
-    prefixes: Sequence[tuple[str, nn.Module | None]], parameters: Sequence[nn.Parameter]
-) -> list[str]:
+def names_of(prefixes: Sequence[tuple[str, nn.Module | None]], parameters: Sequence[nn.Parameter]) -> list[str]:
     """The names of parameters of modules with these prefixes, as `Trainer.gather` has them."""
     names: dict[int, str] = {}
     for prefix, module in prefixes:

@@ -78,7 +78,7 @@ class GradientPredictor:
             ]
             loss = sum(errors[1:], errors[0])
         if loss.requires_grad:
-            loss.backward()
+            torch.autograd.backward(loss)
         if self.optimizer is not None:
             self.masters.step(self.optimizer.step)
             if self.scheduler is not None:
@@ -124,7 +124,9 @@ class GradientPredictor:
         """Load what `state_dict` returned."""
         for name, part in self._parts():
             if part is not None:
-                load(part, state[name]) if isinstance(part, torch.optim.Optimizer) else part.load_state_dict(state[name])
+                load(part, state[name]) if isinstance(part, torch.optim.Optimizer) else part.load_state_dict(
+                    state[name]
+                )
 
     def _parts(self) -> tuple[tuple[str, Any], ...]:
         return (

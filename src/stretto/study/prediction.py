@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from stretto.cost import Cluster, ModelCosts, stage_times
 from stretto.cost.layer_table import LayerCost
+from stretto.cost.predicted_gradients import with_predictions, without
 from stretto.cost.step_prediction import Pricer, silent, turn_seconds
 from stretto.cost.worker_places import Workers
 from stretto.errors import UsageError
@@ -17,9 +18,11 @@ from stretto.heads import LocalLoss
 from stretto.heads.reading import ReadingHead
 from stretto.losses import Loss
 from stretto.measure import layer_costs
+from stretto.nn.batch import as_tuple
 from stretto.report.prediction import MEAN_TIMES, OWN_TIMES, RunPrediction
 from stretto.report.recorded_run import RecordedRun, mean_durations, own_durations
 from stretto.settings.runs import TrainSettings, known
+from stretto.stage.gradient_predictor import squared_error
 from stretto.stage.stage import Target, head_loss
 from stretto.study.model_costs import outputs
 from stretto.study.prepare import Prepared, stages_of
@@ -118,12 +121,16 @@ def pricer_on(prepared: Prepared, costs: ModelCosts, heads: Sequence[LayerCost |
             f"tensor={settings.tensor}, space={settings.space}: what processes share inside stages is priced by "
             "stretto plan only; leave --cluster out"
         )
+    share = known(settings.batch_size) / schedule.per_turn
+    places = [placement.replicas_of(schedule.worker_of[stage]) for stage in range(schedule.num_stages)]
     times = stage_times(
-        costs, bounds_of(costs), cluster, known(settings.batch_size) / schedule.per_turn,
-        workers=[placement.replicas_of(schedule.worker_of[stage]) for stage in range(schedule.num_stages)],
-        heads=heads, optimizer=settings.optimizer,
+        costs, bounds_of(costs), cluster, share, workers=places,
+        heads=without(heads, trainer.rules.reach.predicted), optimizer=settings.optimizer,
         silent=silent(trainer.rules, schedule.num_stages), cures=trainer.method.step_cures(schedule),
     )  # fmt: skip
+    times = with_predictions(
+        times, heads, trainer.method, cluster, share, workers=places, dtype=costs.dtype, optimizer=settings.optimizer
+    )
     read = [
         float(sum(p.numel() * p.element_size() for p in head.copied.parameters()))
         if isinstance(head, ReadingHead)
@@ -143,12 +150,35 @@ def costs_of_stages(prepared: Prepared) -> tuple[ModelCosts, list[LayerCost | No
     features = outputs(stages, x) if any(head is not None for head in heads) else []
     head_costs: list[LayerCost | None] = [None] * len(stages)
     for stage, head in enumerate(heads[: len(stages) - 1]):
-        if isinstance(head, LocalLoss):
+        if head is not None and stage in prepared.trainer.rules.reach.predicted:
+            labelled = prepared.trainer.rules.reach.labelled
+            error = PredictionError(head, y if labelled else None)
+            head_costs[stage] = layer_costs([error], features[stage]).layers[0]
+        elif isinstance(head, LocalLoss):
             head_costs[stage] = layer_costs([HeadWithLoss(head, model.loss, x, y)], features[stage]).layers[0]
         elif head is not None:
             row, loss = layer_costs([head], features[stage], loss=model.loss, target=y).layers
             head_costs[stage] = row.then(loss)
     return layer_costs(stages, x, loss=model.loss, target=y), head_costs
+
+
+class PredictionError(nn.Module):
+    """What predicts a gradient, with its squared error, as one layer, so that its costs can be counted.
+
+    `target` is given to it, unless it is None.
+    """
+
+    def __init__(self, head: nn.Module, target: Tensor | None) -> None:
+        super().__init__()
+        self.head = head
+        self.register_buffer("target", target)
+
+    def forward(self, *features: Tensor) -> Tensor:
+        """The error of the features' examples, where all gradients are zero; targets are repeated to as many."""
+        target = self.get_buffer("target") if "target" in dict(self.named_buffers()) else None
+        given = {} if target is None else {"target": torch.cat([target] * (len(features[0]) // len(target)))}
+        predicted = [part for part in as_tuple(self.head(*features, **given)) if part is not None]
+        return torch.stack([squared_error(part, part, None) for part in predicted]).sum()
 
 
 class HeadWithLoss(nn.Module):
