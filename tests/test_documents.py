@@ -9,7 +9,6 @@ import shlex
 import sys
 from doctest import ELLIPSIS, OutputChecker
 from pathlib import Path
-from unittest import mock
 
 import pytest
 import torch
@@ -142,8 +141,11 @@ def test_the_tutorial_is_true(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     page = ROOT / "docs" / "tutorial.md"
     assert write_files(page, tmp_path)
-    with mock.patch.dict(sys.modules):  # `network` is what others call theirs
-        run(page, {})
+    loaded = set(sys.modules)
+    run(page, {})
+    for name in set(sys.modules) - loaded:  # its own files alone, as `network` is what others call theirs
+        if (file := getattr(sys.modules[name], "__file__", None)) and Path(file).is_relative_to(tmp_path):
+            del sys.modules[name]
 
 
 @pytest.mark.parametrize(

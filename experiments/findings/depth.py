@@ -1,0 +1,247 @@
+"""Study 1, depth: which cure for delay keeps a decoder of 32 blocks training as fast as no delay does. See rules.md."""
+
+import functools
+import itertools
+import warnings
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from harness import Cell, Claim, Study, measured_training, optimizer_numbers, weight_copies
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, gelu, layer_norm, scaled_dot_product_attention
+
+import stretto
+from stretto.data import Dataset, load
+from stretto.optim import SOAP, muon
+
+BLOCKS, WIDTH, HEADS, CONTEXT, BATCH = 32, 32, 2, 32, 16
+STEPS, HORIZON, EVERY, WARMUP, CLIP = 450, 300, 25, 30, 1.0
+WINDOWS = 256  # of the test and of the validation text, in one batch
+RESCHEDULE = 110  # updates of PipeMare's T1
+
+OPTIMIZERS: dict[str, Callable[..., Any]] = {
+    "SGD": partial(torch.optim.SGD, momentum=0.9),
+    "AdamW": partial(torch.optim.AdamW, betas=(0.9, 0.99), weight_decay=0.01),
+    "NAdam": partial(torch.optim.NAdam, betas=(0.99, 0.999), weight_decay=0.01, decoupled_weight_decay=True),
+    "Muon": partial(muon, momentum=0.95, weight_decay=0.01),
+    "SOAP": partial(SOAP, betas=(0.95, 0.95), weight_decay=0.01),
+}
+RATES = {
+    "SGD": (0.05, 0.15, 0.45, 1.35),
+    "AdamW": (0.001, 0.002, 0.004, 0.008),
+    "NAdam": (0.001, 0.002, 0.004, 0.008),
+    "Muon": (0.001, 0.003, 0.009, 0.027),
+    "SOAP": (0.001, 0.003, 0.009, 0.027),
+    "rotated": (0.002, 0.004, 0.008, 0.016),
+}
+
+
+class Block(nn.Module):
+    """x + attention(norm(x)), then x + mlp(norm(x)), [N, T, WIDTH] -> the same; four matrices and nothing else."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inputs, self.output = _linear(WIDTH, 3 * WIDTH), _linear(WIDTH, WIDTH, 2 * BLOCKS)
+        self.up, self.down = _linear(WIDTH, 4 * WIDTH), _linear(4 * WIDTH, WIDTH, 2 * BLOCKS)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Add both branches to the residual stream."""
+        query, key, value = self.inputs(_normed(x)).unflatten(2, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
+        mixed = scaled_dot_product_attention(query, key, value, is_causal=True)
+        x = x + self.output(mixed.transpose(1, 2).flatten(2))
+        out: Tensor = x + self.down(gelu(self.up(_normed(x))))
+        return out
+
+
+class Embedding(nn.Module):
+    """Tokens int64 [N, T] -> [N, T, WIDTH]: a vector for each token and each position."""
+
+    def __init__(self, vocabulary: int) -> None:
+        super().__init__()
+        self.token, self.position = nn.Embedding(vocabulary, WIDTH), nn.Embedding(CONTEXT, WIDTH)
+        for table in (self.token, self.position):
+            nn.init.normal_(table.weight, std=0.1)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Embed tokens."""
+        embedded: Tensor = self.token(tokens) + self.position.weight
+        return embedded
+
+
+class Unembedding(nn.Module):
+    """[N, T, WIDTH] -> logits [N, T, V]."""
+
+    def __init__(self, vocabulary: int) -> None:
+        super().__init__()
+        self.score = nn.Linear(WIDTH, vocabulary, bias=False)
+        nn.init.normal_(self.score.weight, std=0.02)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The logits of the next token."""
+        logits: Tensor = self.score(_normed(x))
+        return logits
+
+
+def _linear(inputs: int, outputs: int, shared: int = 1) -> nn.Linear:
+    """Without bias, keeping the variance of its inputs, which it shares with so many others."""
+    layer = nn.Linear(inputs, outputs, bias=False)
+    nn.init.normal_(layer.weight, std=(inputs * shared) ** -0.5)
+    return layer
+
+
+def _normed(x: Tensor) -> Tensor:
+    return layer_norm(x, (WIDTH,))
+
+
+def network(vocabulary: int, stages: int, seed: int) -> list[nn.Module]:
+    """The decoder in so many stages of equally many blocks; the weights depend on the seed alone."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        layers = [Embedding(vocabulary), *(Block() for _ in range(BLOCKS)), Unembedding(vocabulary)]
+    each = BLOCKS // stages
+    cuts = [0, *(1 + each * s for s in range(1, stages)), len(layers)]
+    return [nn.Sequential(*layers[start:end]) for start, end in itertools.pairwise(cuts)]
+
+
+def rate_at(update: int) -> float:
+    """A warm-up, then the inverse square root: as a share of the peak, for any length of training."""
+    return min((update + 1) / WARMUP, (WARMUP / (update + 1)) ** 0.5)
+
+
+def loss(output: Tensor, target: Tensor) -> Tensor:
+    """The mean over tokens, output [N, T, V]."""
+    return cross_entropy(output.flatten(0, 1), target.flatten())
+
+
+@functools.cache
+def text(path: str | None) -> Dataset:
+    """The bytes of the text in the folder."""
+    return load("text", context=CONTEXT) if path is None else load("text", path=path, context=CONTEXT)
+
+
+def train(cell: Cell, rate: float, seed: int, steps: int, path: str | None) -> dict[str, Any]:
+    """One run; how often it evaluates and how much it keeps does not depend on the cell."""
+    data = text(path)
+    order = torch.randperm(len(data.train), generator=torch.Generator().manual_seed(seed))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*it will overshoot")  # of pipeoptim: that is what is asked
+        trainer = stretto.Trainer(
+            network(data.num_classes, cell.settings["stages"], seed), stretto.mean(loss),
+            _optimizer(cell.optimizer, rate), cell.method, device="cpu", workers=1, seed=seed, clip=CLIP,
+            scheduler=lambda optimizer: torch.optim.lr_scheduler.LambdaLR(optimizer, rate_at),
+        )  # fmt: skip
+
+    def batch(n: int) -> tuple[Tensor, Tensor]:
+        rows = order[torch.arange(n * BATCH, (n + 1) * BATCH) % len(order)]
+        return data.train.x[rows], data.train.y[rows]
+
+    held_out = {name: [(split.x[:WINDOWS], split.y[:WINDOWS])] for name, split in _held_out(data).items()}
+    measured = measured_training(trainer, batch, steps, EVERY, **held_out)
+    memory = {"weight copies": weight_copies(trainer), "optimizer numbers": optimizer_numbers(trainer)}
+    return {**measured, "memory": memory}
+
+
+def _optimizer(name: str, rate: float) -> Callable[[list[nn.Parameter]], torch.optim.Optimizer]:
+    make = OPTIMIZERS[name]
+    return partial(make, lr=rate)
+
+
+def _held_out(data: Dataset) -> dict[str, Any]:
+    return {"test": data.test, "validation": data.validation}
+
+
+def cells() -> tuple[Cell, ...]:
+    """All of them, in the order of the table of rules.md."""
+    alone = [_cell("none", name, "backprop", 1) for name in OPTIMIZERS]
+    alone.append(_cell("rotated", "AdamW", "pipedream(rotate=True)", 1, beside="1 stage, AdamW, none"))
+    deep = [_cell("stash", name, "pipedream", 32) for name in OPTIMIZERS]
+    cures = [
+        _cell("feedback D", "AdamW", "pipedream(feedback=delay)", 32),
+        _cell("predicted", "AdamW", "pipeoptim", 32),
+        _cell("rotated", "AdamW", "pipedream(rotate=True)", 32),
+        _cell("rotated one-sided", "AdamW", "pipedream(rotate=one-sided)", 32),
+        _cell("feedback D", "Muon", "pipedream(feedback=delay)", 32),
+        _cell("predicted", "Muon", "pipeoptim", 32),
+    ]
+    clock = [
+        _cell("PB", "AdamW", "pb", 32),
+        _cell("PB, T1 + T2", "AdamW", f"pipemare(reschedule={RESCHEDULE})", 32, uncured="32 stages, AdamW, PB"),
+        _cell("PACI", "AdamW", "paci(every=2)", 32),
+    ]
+    shallow = [
+        _cell(cure, "AdamW", method, stages)
+        for stages in (8, 16)
+        for cure, method in (("stash", "pipedream"), ("rotated", "pipedream(rotate=True)"))
+    ]
+    one = [
+        _cell("2BW", "Muon", "pipedream-2bw", 2),
+        _cell("2BW, feedback 1", "Muon", "pipedream-2bw(feedback=1)", 2, uncured="2 stages, Muon, 2BW"),
+    ]
+    return (*alone, *deep, *cures, *clock, *shallow, *one)
+
+
+def _cell(cure: str, optimizer: str, method: str, stages: int, **against: str) -> Cell:
+    rotated = cure.startswith("rotated")
+    reference = f"1 stage, {optimizer}, {'rotated' if rotated else 'none'}"
+    if rotated and stages > 1:
+        against["beside"] = f"1 stage, {optimizer}, none"
+    if stages > 1 and cure not in ("stash", "PB", "2BW"):
+        against.setdefault("uncured", f"{stages} stages, {optimizer}, stash")
+    return Cell(
+        name=f"{stages} stage{'s' if stages > 1 else ''}, {optimizer}, {cure}",
+        method=method,
+        optimizer=optimizer,
+        rates=RATES["rotated" if rotated else optimizer],
+        steps=STEPS,
+        settings={"stages": stages},
+        reference=reference if stages > 1 else None,
+        **against,
+    )
+
+
+ALL = cells()
+STUDY = Study(
+    name="depth",
+    title="Depth: which cure keeps up at 32 stages",
+    question=(
+        "How many more steps does a deep asynchronous pipeline need to the loss that its own optimizer has without "
+        "delay at 90 % of training, and which cure brings that down?"
+    ),
+    cells=ALL,
+    train=train,
+    horizon=HORIZON,
+    claims=(
+        Claim(
+            "At 32 stages on asynchronous 1F1B, at most 1.3 times the steps of the same optimizer without delay "
+            "(aim 1.15)",
+            "ratio",
+            tuple(
+                cell.name
+                for cell in ALL
+                if cell.settings["stages"] == 32 and cell.method.startswith(("pipedream", "pipeoptim"))
+            ),
+            1.3,
+            1.15,
+        ),
+        Claim(
+            "Delay 1 with Muon and feedback: the last test loss at most 0.5 % above that without delay",
+            "gap",
+            ("2 stages, Muon, 2BW, feedback 1",),
+            0.5,
+        ),
+    ),
+    setting=(
+        "A decoder of 32 thin blocks (width 32, two heads) on the bytes of PostgreSQL's manual, context 32, batches of "
+        "16, 450 steps, the cut-off at step 270 of the reference: "
+        "[rules](../../rules.md), study 1. The data is a folder with `train.txt`, `validation.txt` and `test.txt`."
+    ),
+    tried=(
+        "Two pilots measured speed alone, with random tokens and with the text: this package's own transformer block "
+        "(16 tensors) against the thin one here (4 tensors), widths 16 to 48, on a shared core. A thin block takes "
+        "about half as much time a step, since at this size a step is calls, not arithmetic.",
+        "Left out beforehand: feedback c = 1 at 32 stages, SGD's velocity and spike cures (study 2), and every "
+        "combination of cures.",
+    ),
+)

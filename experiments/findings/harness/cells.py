@@ -1,0 +1,115 @@
+"""What a study is made of: cells, each a method with its options; and runs, each a cell at one rate with one seed."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+SEEDS = (0, 1, 2)
+MOST_RUNS = 200  # of a study
+Record = Mapping[str, Any]
+"""A finished run, as the store keeps it."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A method with its options, an optimizer and further settings, trained at its own best rate of a grid.
+
+    `reference` names the cell that its arrivals are divided by, the same optimizer without delay; None for such a cell
+    itself. `beside` names another cell without delay to be shown against, `uncured` the one with the same delay and no
+    cure. `settings` are what else the study's training needs, such as the number of stages.
+    """
+
+    name: str
+    method: str
+    optimizer: str
+    rates: tuple[float, ...]
+    steps: int
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    reference: str | None = None
+    beside: str | None = None
+    uncured: str | None = None
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for a grid that the rules do not allow."""
+        if len(self.rates) < 4 or list(self.rates) != sorted(set(self.rates)) or self.rates[0] <= 0:
+            raise ValueError(f"cell {self.name!r}: rates={self.rates}: give at least four, from small to large")
+
+    @property
+    def rung(self) -> int:
+        """Steps of a run of the first rung: half of all."""
+        return self.steps // 2
+
+
+@dataclass(frozen=True)
+class Run:
+    """A cell at one rate, with one seed, for so many steps."""
+
+    cell: Cell
+    rate: float
+    seed: int
+    steps: int
+
+    @property
+    def key(self) -> str:
+        """The run's name in the store."""
+        return key_of(self.cell.name, self.rate, self.seed, self.steps)
+
+
+def key_of(cell: str, rate: float, seed: int, steps: int) -> str:
+    """The name of such a run in the store."""
+    return f"{cell} | rate {rate:.6g} | seed {seed} | {steps} steps"
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A figure to reach, by any of some cells: a ratio of arrivals at most `bound`, or a gap in % of the last loss."""
+
+    text: str
+    kind: Literal["ratio", "gap"]
+    cells: tuple[str, ...]
+    bound: float
+    aim: float | None = None
+
+
+@dataclass(frozen=True)
+class Study:
+    """One study: its cells, how one of them is trained, and what it is to answer.
+
+    train: (cell, rate, seed, steps, data) -> what `measured_training` returns; `data` is the folder of the data, or
+    None. horizon: T of the rules; the cut-off is a reference's test loss at `share` of it. tried: paragraphs on what
+    was tried and dropped. more: further Markdown for the page, made of the finished runs by key.
+    """
+
+    name: str
+    title: str
+    question: str
+    cells: tuple[Cell, ...]
+    train: Callable[[Cell, float, int, int, str | None], dict[str, Any]]
+    horizon: int
+    share: float = 0.9
+    claims: tuple[Claim, ...] = ()
+    setting: str = ""
+    tried: Sequence[str] = ()
+    more: Callable[[Mapping[str, Record]], str] | None = None
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for names that fit no cell, or for more runs than the rules allow."""
+        names = [cell.name for cell in self.cells]
+        if len(set(names)) < len(names):
+            raise ValueError(f"study {self.name!r}: two cells have the same name")
+        wanted = [each for cell in self.cells for each in (cell.reference, cell.beside, cell.uncured) if each]
+        wanted += [name for claim in self.claims for name in claim.cells]
+        unknown = sorted(set(wanted) - set(names))
+        if unknown:
+            raise ValueError(f"study {self.name!r}: no cell is called {', '.join(unknown)}")
+        if self.base_runs > MOST_RUNS:
+            raise ValueError(f"study {self.name!r}: {self.base_runs} runs; the rules allow {MOST_RUNS}")
+
+    @property
+    def base_runs(self) -> int:
+        """How many runs it has if no grid is extended."""
+        return sum(len(cell.rates) + len(SEEDS) for cell in self.cells)
+
+    def cell(self, name: str) -> Cell:
+        """The cell of this name."""
+        return next(cell for cell in self.cells if cell.name == name)

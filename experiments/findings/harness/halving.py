@@ -1,0 +1,112 @@
+"""Successive halving: all rates of a cell for half of its steps with one seed, then the best one with three seeds."""
+
+import math
+from collections.abc import Mapping
+
+from harness.cells import MOST_RUNS, SEEDS, Cell, Record, Run, Study, key_of
+
+MOST_EXTENSIONS = 2  # rates that may be added to a cell's grid
+
+
+def rung_run(cell: Cell, rate: float) -> Run:
+    """The run of the first rung at this rate."""
+    return Run(cell, rate, SEEDS[0], cell.rung)
+
+
+def value(record: Record) -> float:
+    """By what rates are chosen: the validation loss at the end; infinite for a run that diverged."""
+    found = record["validation"]
+    return math.inf if found is None or not math.isfinite(found) else float(found)
+
+
+def grid(cell: Cell, finished: Mapping[str, Record], spare: int = MOST_EXTENSIONS) -> tuple[float, ...]:
+    """The cell's rates, with those that extend the grid where its best rate lies at the edge.
+
+    At most `spare` are added, and none while a rate of the grid so far is not finished.
+    """
+    rates = cell.rates
+    for _ in range(min(spare, MOST_EXTENSIONS)):
+        beyond = next_rate(cell, rates, finished)
+        if beyond is None:
+            break
+        rates = tuple(sorted((*rates, beyond)))
+    return rates
+
+
+def next_rate(cell: Cell, rates: tuple[float, ...], finished: Mapping[str, Record]) -> float | None:
+    """The rate beyond the edge at which the best one lies; None if it lies inside, or is not known yet."""
+    best = best_of(cell, rates, finished)
+    if best is None:
+        return None
+    if best == rates[0]:
+        return float(f"{rates[0] * rates[0] / rates[1]:.6g}")
+    return float(f"{rates[-1] * rates[-1] / rates[-2]:.6g}") if best == rates[-1] else None
+
+
+def best_of(cell: Cell, rates: tuple[float, ...], finished: Mapping[str, Record]) -> float | None:
+    """The rate with the smallest validation loss in rung 1, the smallest rate of several; None while one is missing."""
+    records = [finished.get(rung_run(cell, rate).key) for rate in rates]
+    known = [record for record in records if record is not None]
+    if len(known) < len(rates):
+        return None
+    return min(zip(map(value, known), rates, strict=True))[1]
+
+
+def used_rates(cell: Cell, finished: Mapping[str, Record]) -> tuple[float, ...]:
+    """The rates of rung 1 that have been run, and those of the grid that are missing."""
+    rates, extra = set(cell.rates), grid(cell, finished)
+    return tuple(sorted(rates | {rate for rate in extra if rung_run(cell, rate).key in finished}))
+
+
+def chosen_rate(cell: Cell, finished: Mapping[str, Record]) -> float | None:
+    """The best rate among those that were run; None while rung 1 is not finished."""
+    return best_of(cell, used_rates(cell, finished), finished)
+
+
+def at_edge(cell: Cell, finished: Mapping[str, Record]) -> bool:
+    """Whether the best rate still lies at the edge of the grid as it was extended."""
+    rates, best = used_rates(cell, finished), chosen_rate(cell, finished)
+    return best is not None and best in (rates[0], rates[-1])
+
+
+def extensions(study: Study, finished: Mapping[str, Record]) -> int:
+    """How many finished runs extended a grid."""
+    return sum(len(used_rates(cell, finished)) - len(cell.rates) for cell in study.cells)
+
+
+def next_runs(study: Study, finished: Mapping[str, Record]) -> list[Run]:
+    """The runs that can be made now, in the order of the cells: what a cell lacks of rung 1, or else of rung 2.
+
+    An extension that no longer fits into the study's runs is left out.
+    """
+    spare = MOST_RUNS - study.base_runs - extensions(study, finished)
+    wanted = []
+    for cell in study.cells:
+        missing = [rung_run(cell, rate) for rate in grid(cell, finished)]
+        missing = [run for run in missing if run.key not in finished]
+        if missing and all(run.rate not in cell.rates for run in missing):
+            missing, spare = missing[: max(spare, 0)], spare - len(missing[: max(spare, 0)])
+        rate = None if missing else chosen_rate(cell, finished)
+        seeds = [] if rate is None else [Run(cell, rate, seed, cell.steps) for seed in SEEDS]
+        wanted += missing or [run for run in seeds if run.key not in finished]
+    return wanted
+
+
+def final_records(cell: Cell, finished: Mapping[str, Record]) -> dict[int, Record]:
+    """Rung 2 of a cell so far, by seed."""
+    rate = chosen_rate(cell, finished)
+    if rate is None:
+        return {}
+    keys = {seed: key_of(cell.name, rate, seed, cell.steps) for seed in SEEDS}
+    return {seed: finished[key] for seed, key in keys.items() if key in finished}
+
+
+def runs_left(study: Study, finished: Mapping[str, Record]) -> list[Run]:
+    """All runs that are still to come if no further grid is extended; those of rung 2 at a middle rate until chosen."""
+    left = []
+    for cell in study.cells:
+        rung = [rung_run(cell, rate) for rate in cell.rates]
+        missing = [run for run in rung if run.key not in finished]
+        done = 0 if missing else len(final_records(cell, finished))
+        left += missing + [Run(cell, cell.rates[1], seed, cell.steps) for seed in SEEDS[done:]]
+    return left

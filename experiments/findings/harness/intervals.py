@@ -1,0 +1,91 @@
+"""Arrivals, intervals over seeds, and verdicts: pure functions of curves."""
+
+import itertools
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Literal, NamedTuple
+
+STUDENT = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571}
+"""The 97.5 % quantiles of Student's distribution, by the number of values (one degree of freedom less)."""
+Point = tuple[float, float]
+"""A step, and the loss there."""
+
+
+class Interval(NamedTuple):
+    """A mean and the ends of its 95 % interval; `high` is infinite where some seed never arrived."""
+
+    mean: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        if math.isinf(self.high):
+            return f"> {self.low:.2f}"
+        return f"{self.mean:.3g} [{self.low:.3g}, {self.high:.3g}]"
+
+
+def arrival(curve: Sequence[Point], cutoff: float) -> float | None:
+    """The first step at which the line through two neighbouring evaluations comes down to the cut-off; None if never.
+
+    A curve that begins at or below the cut-off arrives at its first evaluation.
+    """
+    before: Point | None = None
+    for step, loss in curve:
+        if loss <= cutoff:
+            if before is None:
+                return step
+            return before[0] + (step - before[0]) * (before[1] - cutoff) / (before[1] - loss)
+        before = (step, loss) if math.isfinite(loss) else None
+    return None
+
+
+def value_at(curve: Sequence[Point], step: float) -> float:
+    """The loss at a step, on the line through its neighbouring evaluations. Raises ValueError outside of the curve."""
+    for (left, one), (right, other) in itertools.pairwise(curve):
+        if left <= step <= right:
+            return one + (other - one) * (step - left) / (right - left)
+    raise ValueError(f"step {step:g} is not between the evaluations at {curve[0][0]:g} and {curve[-1][0]:g}")
+
+
+def interval(values: Sequence[float]) -> Interval:
+    """The mean of two to six values with its two-sided 95 % Student interval."""
+    mean = statistics.fmean(values)
+    half = STUDENT[len(values)] * statistics.stdev(values) / math.sqrt(len(values))
+    return Interval(mean, mean - half, mean + half)
+
+
+def ratio(
+    arrivals: Mapping[int, float | None], reference: Mapping[int, float | None], ends: Mapping[int, float]
+) -> Interval | None:
+    """Arrivals over those of the reference, seed by seed: the geometric mean and the interval of its logarithm.
+
+    `ends` are the last steps of the curves, which stand for an arrival that is missing: the interval then begins at the
+    smallest ratio and has no upper end. None where a seed of the reference never arrives, or with one seed alone.
+    """
+    seeds = sorted(set(arrivals) & set(reference))
+    pairs = [(arrivals[seed], reference[seed], ends[seed]) for seed in seeds]
+    logarithms = [math.log((end if mine is None else mine) / other) for mine, other, end in pairs if other is not None]
+    if len(logarithms) < max(2, len(pairs)):
+        return None
+    if any(mine is None for mine, _, _ in pairs):
+        return Interval(math.inf, math.exp(min(logarithms)), math.inf)
+    return Interval(*map(math.exp, interval(logarithms)))
+
+
+def compared(one: Interval | None, other: Interval | None) -> Literal["less", "more", "undecided"]:
+    """How one interval lies to the other: "undecided" where they have a point in common, or one is not known."""
+    if one is None or other is None:
+        return "undecided"
+    if one.high < other.low:
+        return "less"
+    return "more" if one.low > other.high else "undecided"
+
+
+def bounded(found: Interval | None, bound: float) -> Literal["reached", "missed", "undecided"]:
+    """Whether a value is at most `bound`: reached if the whole interval is, missed if no point of it is."""
+    if found is None:
+        return "undecided"
+    if found.high <= bound:
+        return "reached"
+    return "missed" if found.low > bound else "undecided"

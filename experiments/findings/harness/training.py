@@ -1,0 +1,106 @@
+"""One run: train step by step, evaluate now and then, and keep what the rules ask for."""
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+import stretto
+
+Batches = Sequence[tuple[Any, Any]]
+DIVERGED = 4.0  # times its first training loss
+SHOWN = 6  # significant digits of what is stored
+
+
+@dataclass
+class _Times:
+    """Seconds of training alone, without the evaluations."""
+
+    wall: float = 0.0
+    cpu: float = 0.0
+    began: tuple[float, float] = field(default=(0.0, 0.0))
+
+    def __enter__(self) -> None:
+        self.began = time.perf_counter(), time.process_time()
+
+    def __exit__(self, *_: object) -> None:
+        self.wall += time.perf_counter() - self.began[0]
+        self.cpu += time.process_time() - self.began[1]
+
+
+def measured_training(
+    trainer: stretto.Trainer,
+    batches: Callable[[int], tuple[Any, Any]],
+    steps: int,
+    every: int,
+    *,
+    test: Batches,
+    validation: Batches,
+) -> dict[str, Any]:
+    """Train for so many steps and evaluate before the first one and after every `every`.
+
+    `batches(n)` is minibatch n. Returns the curve, a list of [step, mean training loss since the last evaluation, test
+    loss, test error]; the validation loss at the end, None for a run that diverged; `diverged`, the step at which it
+    was stopped, or None; and the seconds a step, wall and CPU. Training losses of asynchronous methods are told `lag`
+    steps late; each counts where it is told. Numbers that are none are None.
+    """
+    times, first, diverged, told = _Times(), None, None, []
+    curve = [[0, None, *_evaluated(trainer, test)]]
+    for n in range(steps):
+        with times:
+            loss = trainer.step(*batches(n))
+        if loss is not None:
+            first = loss if first is None else first
+            told.append(loss)
+            if not math.isfinite(loss) or loss > DIVERGED * first:
+                diverged = n + 1
+                break
+        if (n + 1) % every == 0 or n + 1 == steps:
+            mean = sum(told) / len(told) if told else None
+            curve.append([n + 1, _number(mean), *_evaluated(trainer, test)])
+            told = []
+    done = diverged or steps
+    return {
+        "curve": curve,
+        "validation": None if diverged else _number(trainer.evaluate(validation)["loss"]),
+        "diverged": diverged,
+        "seconds a step": {"wall": _number(times.wall / done), "cpu": _number(times.cpu / done)},
+    }
+
+
+def optimizer_numbers(trainer: stretto.Trainer) -> float:
+    """How many numbers the optimizers keep for each trained parameter; counters of one number are left out."""
+    kept = sum(
+        value.numel()
+        for optimizer in trainer.optimizers
+        if optimizer is not None
+        for state in optimizer.state.values()
+        for value in state.values()
+        if isinstance(value, Tensor) and value.dim() > 0
+    )
+    return round(kept / sum(parameters_of(trainer)), 3)
+
+
+def weight_copies(trainer: stretto.Trainer) -> float:
+    """How many versions of a weight the method holds at once: a mean over stages, weighted by their parameters."""
+    sizes = parameters_of(trainer)
+    versions = trainer.method.versions(trainer.schedule)
+    return round(sum(map(lambda size, held: size * held, sizes, versions)) / sum(sizes), 3)
+
+
+def parameters_of(trainer: stretto.Trainer) -> list[int]:
+    """Trained parameters of each stage."""
+    return [sum(p.numel() for p in stage.parameters() if p.requires_grad) for stage in trainer.stages]
+
+
+def _evaluated(trainer: stretto.Trainer, batches: Batches) -> Iterator[float | None]:
+    found = trainer.evaluate(batches)
+    yield _number(found["loss"])
+    yield _number(1 - found["accuracy"])
+
+
+def _number(value: float | None) -> float | None:
+    return float(f"{value:.{SHOWN}g}") if value is not None and math.isfinite(value) else None

@@ -1,0 +1,87 @@
+"""Make the runs of a study and write its page: see README.md in this folder.
+
+OMP_NUM_THREADS=1 python experiments/findings/main.py depth --data FOLDER [--jobs 2]
+"""
+
+import argparse
+import importlib
+import os
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))  # also in the processes that this one starts
+
+from harness.again import train_again  # noqa: E402
+from harness.cells import Study  # noqa: E402
+from harness.halving import next_runs, runs_left  # noqa: E402
+from harness.page import write_page  # noqa: E402
+from harness.store import Store  # noqa: E402
+from harness.work import in_processes, work  # noqa: E402
+
+PAGES = HERE / "pages"
+
+
+def study_called(name: str) -> Study:
+    """The study in the file of this name beside this one. Raises SystemExit for an unknown one."""
+    known = sorted(path.stem for path in HERE.glob("*.py") if path != Path(__file__))
+    if name not in known:
+        raise SystemExit(f"no study is called {name!r}: choose one of {', '.join(known)}")
+    study: Study = importlib.import_module(name).STUDY
+    return study
+
+
+def work_at(name: str, folder: str, data: str | None, jobs: int, only: str) -> None:
+    """One of several processes at a study."""
+    try:
+        work(study_called(name), Store(Path(folder) / "runs.jsonl"), data, jobs, only)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def main() -> None:
+    """Make what is missing, then write the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("study", help="the name of a file beside this one, without .py")
+    parser.add_argument("--data", help="the folder with the study's data; its own default unless given")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time, a process of one thread each")
+    parser.add_argument("--out", type=Path, help="the folder of runs.jsonl and the page; pages/STUDY unless given")
+    parser.add_argument("--only", default="", metavar="TEXT", help="make the runs of cells with TEXT in their name")
+    parser.add_argument("--page", action="store_true", help="write the page from what there is, make no runs")
+    parser.add_argument("--list", action="store_true", help="say which runs could be made now, make none")
+    parser.add_argument("--again", metavar="CELL", help="train a cell's best rate again: is it in its interval?")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="of --again")
+    chosen = parser.parse_args()
+    if chosen.jobs < 1:
+        parser.error(f"--jobs {chosen.jobs}: at least 1")
+    study = study_called(chosen.study)
+    folder = chosen.out or PAGES / study.name
+    store = Store(folder / "runs.jsonl")
+    if chosen.again:
+        sys.exit(train_again(study, store, chosen.again, chosen.seeds, chosen.data))
+    if chosen.list:
+        print(*(run.key for run in next_runs(study, store.read())), sep="\n")
+        print(f"{len(store.read())} runs finished, {len(runs_left(study, store.read()))} left")
+        return
+    if not chosen.page:
+        _make_runs(study, store, chosen)
+    print(write_page(study, store.read(), folder))
+
+
+def _make_runs(study: Study, store: Store, chosen: argparse.Namespace) -> None:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    left = len(runs_left(study, store.read()))
+    print(f"{study.name}: {len(store.read())} runs finished, {left} left", file=sys.stderr, flush=True)
+    try:
+        if chosen.jobs == 1:
+            work(study, store, chosen.data, 1, chosen.only)
+        else:
+            arguments = (study.name, str(store.path.parent), chosen.data, chosen.jobs, chosen.only)
+            in_processes(work_at, arguments, chosen.jobs)
+    except KeyboardInterrupt:
+        print(f"interrupted: {len(store.read())} runs are in {store.path}; the same command goes on", file=sys.stderr)
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()
