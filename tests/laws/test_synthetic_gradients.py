@@ -160,6 +160,66 @@ def test_a_flush_finishes_what_waits_to_be_learned():
         compare(method, NETWORKS["mlp"], flush_after=3, delay=delay)
 
 
+def trained(method, batches=BATCHES, name="mlp", **options):
+    network = NETWORKS[name]
+    trainer = stretto.Trainer(
+        network.stages(4), network.loss, OPTIMIZERS["adamw"], method, example=batches[0][0], **options
+    )
+    for x, y in batches:
+        trainer.step(x, y)
+    trainer.flush()
+    return trainer
+
+
+def test_workers_and_recomputation_change_no_number():
+    plain = trained("synthetic-gradients(labels=True)")
+    for method, workers in (("synthetic-gradients(labels=True)", 1), ("synthetic-gradients(labels=True)", 3),
+                            ("synthetic-gradients(labels=True, recompute=True)", 2)):  # fmt: skip
+        other = trained(method, workers=workers)
+        assert_equal([*other.stages, *other.heads], [*plain.stages, *plain.heads])
+    with pytest.raises(UsageError, match="nothing to recompute"):
+        trained("synthetic-gradients(recompute=True)")
+
+
+class Dropping(nn.Module):
+    """A prediction with random draws and running statistics."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.layers = nn.Sequential(nn.BatchNorm1d(width), nn.Dropout(0.5), nn.Linear(width, width)).double()
+
+    def forward(self, x):
+        return self.layers(x)
+
+
+@pytest.mark.parametrize("delay", [1, 2])
+def test_a_run_goes_on_from_a_checkpoint_to_the_bit(delay, tmp_path):
+    network = NETWORKS["mlp"]
+
+    def build():
+        torch.manual_seed(0)
+        heads = [Dropping(7), Dropping(5), None, None]
+        return stretto.Trainer(
+            network.stages(4), network.loss, OPTIMIZERS["adamw"], f"synthetic-gradients(delay={delay})", heads=heads,
+            scheduler=falling, example=BATCHES[0][0],
+        )  # fmt: skip
+
+    whole, half = build(), build()
+    for trainer in (whole, half):
+        for x, y in BATCHES[:5]:
+            trainer.step(x, y)
+        trainer.flush()
+    half.save(tmp_path / "half")
+    rest = build()
+    rest.load(tmp_path / "half")
+    for trainer in (whole, rest):
+        for x, y in BATCHES[5:]:
+            trainer.step(x, y)
+        trainer.flush()
+    assert_equal([*rest.stages, *rest.heads], [*whole.stages, *whole.heads])
+    assert not torch.equal(rest.heads[0].layers[2].weight, half.heads[0].layers[2].weight)
+
+
 class TrueGradient(nn.Module):
     """Runs a copy of the stages above on the target, and returns the gradient of their loss."""
 

@@ -137,6 +137,7 @@ def facts_of(layout: Layout, timeline: "Timeline") -> dict[str, Any]:
         "feedback": [cure.feedback for cure in cures],
         "refresh_intervals": [cure.interval for cure in cures if cure.interval is not None],
         "heads_after": list(rules.reach.heads[:-1]),
+        **({"predicted_after": sorted(rules.reach.predicted)} if rules.reach.predicted else {}),
     }
 
 
@@ -183,6 +184,8 @@ def in_words(layout: Layout, timeline: "Timeline", facts: Mapping[str, Any]) -> 
     if facts["refresh_intervals"]:
         lines.append(f"bases are refreshed    every {by_stage(facts['refresh_intervals'])} updates")
     lines.append(f"auxiliary heads after  {by_stage(facts['heads_after']) or 'none'}")
+    if facts.get("predicted_after"):
+        lines.append(f"gradients predicted    after {by_stage(facts['predicted_after'])}; L learns from the true ones")
     if facts.get("model"):
         options = "".join(f", {key} {value}" for key, value in facts["model_options"].items())
         lines.append(f"planned for            {facts['model']}{options}")

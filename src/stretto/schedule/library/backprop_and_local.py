@@ -70,8 +70,8 @@ def predicted_gradients(num_stages: int, num_workers: int, delay: int = 1) -> Sc
     arrived when stages and links are alike, as here with L = 1. The last stage has the loss itself, and no L:
 
         2 ..FBBFBB.FBB.
-        1 .FBBFLBBFLBB..L
-        0 FBBFLBBFLBB...L
+        1 .FBBFLBBFLBBL
+        0 FBBFLBBFLBB.L
 
     L(n-1) before F(n) would be the same arithmetic and would wait, as would L(n) after U(n).
     """
