@@ -11,29 +11,51 @@ BRAIN = 2  # bytes of a bfloat16 number
 
 
 @dataclass(frozen=True)
+class BasisWork:
+    """The sides of matrices that are turned into a basis of their own, as sums: side n of each matrix [n, m] or [m, n].
+
+    There are `number` of them; `lengths` sums n, `squares` n^2, `cubes` n^3, `rotations` n^2 m, `sizes` n m.
+    """
+
+    number: int = 0
+    lengths: float = 0.0
+    squares: float = 0.0
+    cubes: float = 0.0
+    rotations: float = 0.0
+    sizes: float = 0.0
+
+    @classmethod
+    def of(cls, rows: int, columns: int, sides: Sequence[int]) -> "BasisWork":
+        """That of one matrix, whose sides of these lengths are turned."""
+        size = float(rows * columns)
+        squares, cubes = (float(sum(side**power for side in sides)) for power in (2, 3))
+        return cls(len(sides), float(sum(sides)), squares, cubes, size * sum(sides), size * len(sides))
+
+    def __add__(self, other: "BasisWork") -> "BasisWork":
+        return BasisWork(*(getattr(self, field.name) + getattr(other, field.name) for field in fields(self)))
+
+
+@dataclass(frozen=True)
 class MatrixWork:
     """What optimizers that work on whole matrices keep and compute for those of a layer, as sums over its matrices.
 
     `hidden` is how many numbers the matrices of hidden layers have, `iteration` the FLOPs and `moved` the bytes of one
-    Newton-Schulz iteration on all of them, `products` how many products those are. `sides` is how many numbers the
-    correlations of rows and columns of all matrices and kernels have, `rotation` the FLOPs of turning all of them into
-    a basis on both sides once, `refresh` those of one power iteration with its QR factorisation.
+    Newton-Schulz iteration on all of them, `products` how many products those are. `bases` are both sides of all
+    matrices and kernels, up to LARGEST_BASIS. A matrix that layers share counts in the first one.
     """
 
     hidden: float = 0.0
     iteration: float = 0.0
     moved: float = 0.0
     products: int = 0
-    sides: float = 0.0
-    rotation: float = 0.0
-    refresh: float = 0.0
+    bases: BasisWork = BasisWork()
 
     @classmethod
     def of(cls, rows: int, columns: int, *, hidden: bool) -> "MatrixWork":
         """That of one matrix: k is its smaller side, l the larger one.
 
         An iteration is `A = X X^T` (2 k k l FLOPs), `A A` (2 k^3) and `A X` (2 k k l), with 2 k l + k^2, 4 k^2 and
-        k^2 + 3 k l numbers read and written. A QR factorisation with its basis is 8/3 n^3 FLOPs.
+        k^2 + 3 k l numbers read and written.
         """
         small, large = sorted((rows, columns))
         bases = [side for side in (rows, columns) if side <= LARGEST_BASIS]
@@ -42,9 +64,7 @@ class MatrixWork:
             iteration=(4.0 * small**2 * large + 2.0 * small**3) * hidden,
             moved=BRAIN * (5.0 * small * large + 6.0 * small**2) * hidden,
             products=3 * hidden,
-            sides=float(sum(side**2 for side in bases)),
-            rotation=float(sum(2 * rows * columns * side for side in bases)),
-            refresh=sum((2 + 8 / 3) * side**3 for side in bases),
+            bases=BasisWork.of(rows, columns, bases),
         )
 
     def __add__(self, other: "MatrixWork") -> "MatrixWork":
@@ -80,23 +100,29 @@ class Optimizer(NamedTuple):
         kept = self.states * parameters
         if self.on_matrices == "orthogonalise":
             return kept - matrices.hidden  # one average, not two
-        return kept + 2 * matrices.sides if self.on_matrices == "rotate" else kept
-
-    def flops(self, matrices: MatrixWork) -> float:
-        """FLOPs of matrix products in a step: Muon's iterations; SOAP's rotations, correlations and new bases.
-
-        SOAP turns the gradient and its average into the basis and the step back, and sums up the correlations of rows
-        and columns, which are as many FLOPs again.
-        """
-        if self.on_matrices == "orthogonalise":
-            return ITERATIONS * matrices.iteration
-        return 4 * matrices.rotation + matrices.refresh / REFRESH_EVERY if self.on_matrices == "rotate" else 0.0
+        return kept + 2 * matrices.bases.squares if self.on_matrices == "rotate" else kept
 
     @property
     def scratch(self) -> int:
         """How many tensors of the size of the largest parameter a step has beside its state."""
         kinds = {"orthogonalise": 3, "rotate": 4}
         return kinds.get(self.on_matrices, 2 if self.states > 1 else 0)
+
+
+@dataclass(frozen=True)
+class Stepping:
+    """An optimizer by name, and how it steps: `longer` is how many times as long its passes over numbers take, as they
+    do where `masters`, float32 copies of parameters of 16 bits, are stepped.
+    """
+
+    name: str
+    longer: float = 1.0
+    masters: bool = False
+
+    @property
+    def copies(self) -> int:
+        """How many times the bytes of a parameter a tensor of the step has."""
+        return 2 if self.masters else 1
 
 
 ADAM_RATES = (0.001, 0.003, 0.01)
@@ -129,3 +155,10 @@ def optimizer_of(name: str) -> Optimizer:
     if not is_among(name, OPTIMIZERS):
         raise UsageError(f"unknown optimizer {shown(name)}: {nearest(str(name), OPTIMIZERS)}")
     return OPTIMIZERS[name]
+
+
+def stepping_of(optimizer: str | Stepping) -> Stepping:
+    """How an optimizer of the table steps. Raises UsageError for an unknown one."""
+    stepping = Stepping(optimizer) if isinstance(optimizer, str) else optimizer
+    optimizer_of(stepping.name)
+    return stepping

@@ -1,6 +1,7 @@
 """What Muon and SOAP keep and compute on paper: their state as torch holds it, their products as torch counts them."""
 
 from dataclasses import replace
+from functools import reduce
 
 import pytest
 import torch
@@ -8,11 +9,14 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import stretto
-from stretto.cost import find_cluster, layer_costs
+from stretto.cost import Rate, find_cluster, layer_costs
+from stretto.cost.cure_costs import matrix_bytes, rotation_works
 from stretto.cost.layer_table import ModelCosts
-from stretto.cost.stage_prediction import Machine, matrix_seconds, update_seconds
-from stretto.optim import SOAP, labels_of, muon
-from stretto.optimizers import OPTIMIZERS, MatrixWork
+from stretto.cost.matrix_step import basis_refresh, basis_step, newton_schulz
+from stretto.cost.stage_prediction import Machine, matrix_seconds, stage_times, update_seconds
+from stretto.methods.cure import StepCure
+from stretto.optim import SOAP, RotatedAdam, labels_of, muon
+from stretto.optimizers import OPTIMIZERS, BasisWork, MatrixWork, Stepping
 from stretto.plan.problem import Problem
 from stretto.plan.search_space import tensors_of
 
@@ -43,10 +47,64 @@ def test_state_and_products_are_torchs(name):
     row = OPTIMIZERS[name]
     assert sum(layer.state_bytes(row) for layer in costs.layers) == 4 * numbers_of(step_of(name, net))
     optimizer = step_of(name, net)  # SOAP's first gradient moves nothing
-    with FlopCounterMode(display=False) as counter:
-        optimizer.step()
-    products = [replace(layer.matrices, refresh=0.0) for layer in costs.layers]  # none in this step
-    assert sum(map(row.flops, products)) == counter.get_total_flops()
+    bases = reduce(BasisWork.__add__, (layer.matrices.bases for layer in costs.layers))
+    refresh = flops_of(basis_refresh(bases, 4, turns_second_moments=False)) * (name == "soap")
+    for number in range(2, 12):  # SOAP refreshes in its step 10, of which the first is none
+        works = [newton_schulz(x.matrices) if name == "muon" else basis_step(x.matrices.bases, 4) for x in costs.layers]
+        with FlopCounterMode(display=False) as counter:
+            optimizer.step()
+        assert sum(map(flops_of, works)) + refresh * (number == 11) == counter.get_total_flops()
+
+
+def flops_of(works):
+    return sum(work.flops.at(0) for work in works if work.operator == "linear")
+
+
+ROTATED = ("pipedream(rotate=True, refresh=3)", "pipedream(rotate=one-sided, refresh=3)")
+
+
+@pytest.mark.parametrize("name", ROTATED)
+def test_a_rotation_keeps_and_computes_what_its_equations_say(name):
+    """Of a matrix [n, m], by reference.md, section 9; torch's counter counts all products but those inside a QR."""
+    net, two_sided = model(), "True" in name
+    shapes = [(20, 12), (8, 20), (4, 8)]
+    turned = [(n, m, [n, m] if two_sided else [n]) for n, m in shapes]
+    averages_and_bases = sum(2 * side**2 for _, _, sides in turned for side in sides)  # L and U, R and V
+    products = sum(4 * 2 * side * n * m for n, m, sides in turned for side in sides)  # G G^T, U^T G, U^T M, U step
+    refreshes = sum(2 * 2 * side**3 + 2 * side * n * m for n, m, sides in turned for side in sides)  # L U, U'^T U; S
+    factors = sum(8 / 3 * side**3 for _, _, sides in turned for side in sides)
+
+    costs = layer_costs(list(net), torch.randn(2, 12))
+    cure = StepCure(interval=3, two_sided=two_sided)
+    step, again = (
+        [work for layer in costs.layers for work in rotation_works(cure, layer, Stepping("adamw"))[kind]]
+        for kind in (0, 1)
+    )
+    assert (flops_of(step), flops_of(again)) == (products, refreshes)
+    assert sum(work.flops.at(0) for work in again) == pytest.approx(refreshes + factors)
+    kept = sum(matrix_bytes(cure, layer, Stepping("adamw")) for layer in costs.layers)
+    assert kept == 4 * averages_and_bases
+
+    optimizer = torch.optim.AdamW(net.parameters())
+    rotated = RotatedAdam(optimizer, 3, two_sided=two_sided)
+    for parameter in net.parameters():
+        parameter.grad = torch.randn_like(parameter)
+    for number in range(5):
+        with FlopCounterMode(display=False) as counter:
+            rotated.step()
+        # torch counts no addmm_, which is G G^T: one of the four products
+        assert counter.get_total_flops() == 3 / 4 * products + refreshes * (number % 3 == 0)
+    assert numbers_of(optimizer) == averages_and_bases + 2 * sum(p.numel() for p in net.parameters())
+
+
+def test_a_shared_matrix_is_turned_once():
+    embed, out = nn.Linear(6, 12, bias=False), nn.Linear(6, 12, bias=False)
+    out.weight = embed.weight
+    costs = layer_costs([embed, nn.Linear(12, 6), out], torch.randn(2, 6))
+    assert [layer.matrix_shapes for layer in costs.layers] == [((12, 6),), ((6, 12),), ()]
+    (stage,) = stage_times(costs, [0, 3], find_cluster("8-a100"), 2, optimizer="soap")
+    numbers = 2 * (72 + 78) + 2 * 2 * (12**2 + 6**2)
+    assert stage.state == 4 * numbers
 
 
 def test_rows_add_up_and_go_through_json():
@@ -64,10 +122,18 @@ def test_a_step_takes_the_products_beside_the_accesses():
     machine = Machine(find_cluster("8-a100").device(0), "float32")
     muon_row = OPTIMIZERS["muon"]
     flops = 5 * (4 * 2048**2 * 4096 + 2 * 2048**3)
-    assert muon_row.flops(layer.matrices) == flops
+    assert flops_of(newton_schulz(layer.matrices)) == flops
     seconds = matrix_seconds(layer, muon_row, machine)
     assert seconds >= flops / machine.device.peak_of("bfloat16")
     assert update_seconds(layer, machine, "muon") == update_seconds(layer, machine, "adamw") + seconds
+
+
+def test_muon_goes_by_the_rate_of_products_in_bfloat16_where_there_is_one():
+    (layer,) = layer_costs([nn.Sequential(nn.Linear(8, 16, bias=False), nn.Linear(16, 2))], torch.randn(1, 8)).layers
+    rates = {name: {"forward": Rate(per_flop=rate)} for name, rate in (("linear", 1.0), ("bfloat16-products", 8.0))}
+    device = replace(find_cluster("16-workstations").device(0), rates=rates)
+    flops = 5 * (4 * 8**2 * 16 + 2 * 8**3)
+    assert matrix_seconds(layer, OPTIMIZERS["muon"], Machine(device, "float32")) == 8 * flops
 
 
 def test_tensor_axes_are_left_out():

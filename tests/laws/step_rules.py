@@ -55,7 +55,11 @@ class AdamW:
         second = b2 * second + (1 - b2) * into(g) ** 2
         self.state[i] = first, second
         scaled = np.sqrt(second / (1 - b2**self.count)) + self.eps
-        return rate * (out(into(first) / (1 - b1**self.count) / scaled) + self.decay * w)
+        return rate * (out(into(self.numerator(i, first, g)) / scaled) + self.decay * w)
+
+    def numerator(self, i, first, g):
+        """The average of the gradients, without bias."""
+        return first / (1 - self.betas[0] ** self.count)
 
 
 class Rotated(AdamW):
@@ -106,12 +110,14 @@ class Muon:
 
 
 def train_versions(
-    network, data, rules, seen, *, c=lambda s: 0.0, rate=lambda k: 0.02, stashed=True, every=1, warmup=0, finish=None
-):
+    network, data, rules, seen, *, c=lambda s: 0.0, rate=lambda k: 0.02, stashed=True, every=1, warmup=0, finish=None,
+    horizon=lambda s: 0,
+):  # fmt: skip
     """Train with every version kept. A minibatch has `every` micro-batches. At the forward of micro-batch m, stage s
     has had the backwards of the first seen(s, m); its own sees the same version if `stashed`, else the newest.
     w <- w - u - c (u - u_prev); the first step is plain, and so are all before
-    minibatch `warmup` and from `finish` on, which forget u_prev. Returns the versions, the u of each, the losses."""
+    minibatch `warmup` and from `finish` on, which forget u_prev. The forwards of all others see their version moved
+    `horizon(s)` times by its last change. Returns the versions, the u of each, the losses."""
     stages = range(len(network.start))
     versions, moves, losses = [[list(pair)] for pair in network.start], [[] for _ in stages], []
     former = [None for _ in stages]
@@ -119,7 +125,8 @@ def train_versions(
         plain = t < warmup or (finish is not None and t >= finish)
         sums, loss = [[0.0, 0.0] for _ in stages], 0.0
         for i, part in enumerate(np.array_split(np.arange(len(x)), every)):
-            ahead = [versions[s][t if plain else max(warmup, seen(s, t * every + i) // every)] for s in stages]
+            numbers = [t if plain else max(warmup, seen(s, t * every + i) // every) for s in stages]
+            ahead = [looking(versions[s], numbers[s], 0 if plain else horizon(s)) for s in stages]
             back = ahead if stashed else [versions[s][t] for s in stages]
             gradients, each = network.gradient(ahead, back, x[part], y[part])
             share = len(part) / len(x)
@@ -128,6 +135,7 @@ def train_versions(
         losses.append(loss)
         for s in stages:
             w = versions[s][-1]
+            rules[s].plain = plain
             u = rules[s].move(w, sums[s], rate(t))
             extra = [0.0] * len(w)
             if former[s] is not None and not plain:
@@ -136,3 +144,10 @@ def train_versions(
             moves[s].append(u)
             former[s] = None if plain else u
     return versions, moves, losses
+
+
+def looking(versions, number, horizon):
+    """w + h (w - the one before); w itself before the first change."""
+    if horizon == 0 or number == 0:
+        return versions[number]
+    return [w + horizon * (w - former) for w, former in zip(versions[number], versions[number - 1], strict=True)]

@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 
 import stretto
 from optim.test_muon import newton_schulz
-from stretto.optim import SOAP, Lion
+from stretto.optim import SOAP, Lion, SpikeCompensation
 from stretto.optim.direction import keep_updates
 
 LR, WARM, STEPS, STAGES = 0.02, 5, 11, 3
@@ -70,10 +70,12 @@ def soap(p, state, group, _):
     return left @ inside @ right.T + group["weight_decay"] * p
 
 
-def muon(p, state, group, gradient):
+def muon(p, state, group, last):
     if group["rule"] == "AdamW":
-        return adam(p, state, group, gradient)
-    ahead = 0.1 * gradient + 0.9 * state["momentum_buffer"]  # of the last step
+        return adam(p, state, group, last)
+    gradient, late = last  # of the last step
+    kept = 0.9 ** (late + 1)
+    ahead = (1 - kept) * gradient + kept * state["momentum_buffer"]
     return 0.2 * math.sqrt(max(p.shape)) * newton_schulz(ahead).double() + group["weight_decay"] * p
 
 
@@ -97,10 +99,12 @@ CASES = {
 class Versions:
     """One stage: all versions of its weights, and where its step would carry each."""
 
-    def __init__(self, number, module, make, step):
+    def __init__(self, number, module, make, step, *, spiked):
         self.module, self.delay, self.step_of = module, 2 * (STAGES - 1 - number), step
         parameters = list(module.parameters())
         self.optimizer = labelled(parameters, number) if step is muon else make(parameters)
+        self.late = self.delay if spiked else 0
+        self.step = SpikeCompensation(self.optimizer, self.late).step
         self.predicted = [self.predict(0)]
 
     def predict(self, update):
@@ -108,7 +112,7 @@ class Versions:
         steps = {}
         for p, group in groups:
             state = self.optimizer.state.get(p)
-            steps[p] = self.step_of(p.detach(), state, group, p.grad) if state else torch.zeros_like(p)
+            steps[p] = self.step_of(p.detach(), state, group, (p.grad, self.late)) if state else torch.zeros_like(p)
         distance = sum(rate(update + k) for k in range(self.delay))
         return {name: (p.detach() - distance * steps[p]).clone() for name, p in self.module.named_parameters()}
 
@@ -121,13 +125,13 @@ class Versions:
             p.grad = gradients[name]
         for group in self.optimizer.param_groups:
             group["lr"] = rate(minibatch)
-        self.optimizer.step()
+        self.step()
         self.predicted.append(self.predict(minibatch + 1))
 
 
-def reference(make, step):
+def reference(make, step, *, spiked):
     """Each forward and its backward see weights predicted over the delay, from the version that was newest then."""
-    parts = [Versions(number, module, make, step) for number, module in enumerate(stages())]
+    parts = [Versions(number, module, make, step, spiked=spiked) for number, module in enumerate(stages())]
     for n, (x, y) in enumerate(batches()):
         leaves, value = [part.seen_by(n) for part in parts], x
         for part, own in zip(parts, leaves, strict=True):
@@ -138,13 +142,19 @@ def reference(make, step):
     return [copy.deepcopy(part.module.state_dict()) for part in parts]
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_every_optimizer(name):
+@pytest.mark.parametrize(
+    ("name", "spiked"),
+    [
+        *((name, False) for name in CASES),
+        *(pytest.param(name, True, marks=() if name == "muon" else pytest.mark.slow) for name in CASES),
+    ],
+)
+def test_every_optimizer(name, spiked):
+    """Under spike compensation, which test_spiked_steps.py checks, Muon's last update is a compensated one."""
     make, step = CASES[name]
-    expected = reference(make, step)
-    trainer = stretto.Trainer(
-        stages(), cross_entropy, make, "pb(predict=step,stash=True)", scheduler=stretto.optim.warmup(WARM)
-    )
+    expected = reference(make, step, spiked=spiked)
+    method = f"pb(predict=step, stash=True, spike={spiked})"
+    trainer = stretto.Trainer(stages(), cross_entropy, make, method, scheduler=stretto.optim.warmup(WARM))
     for x, y in batches():
         trainer.step(x, y)
     trainer.flush()

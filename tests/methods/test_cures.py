@@ -1,5 +1,7 @@
 """Cures as data: horizons, combinations that make no sense, optimizers that cannot carry them."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
@@ -87,11 +89,17 @@ def test_refused_as_methods(method, message):
         stretto.method(method)
 
 
-@pytest.mark.parametrize("method", ["pb-sc", "pb-lwp", "spectrain", "pb-lwp-sc"])
 @pytest.mark.parametrize(
-    "optimizer",
-    [torch.optim.Adam, lambda p: torch.optim.SGD(p, 0.1), lambda p: torch.optim.SGD(p, 0.1, 0.9, nesterov=True)],
-    ids=["adam", "no-momentum", "nesterov"],
+    ("method", "optimizer"),
+    [
+        *((method, torch.optim.Adam) for method in ("pb-lwp", "spectrain", "pb(predict=velocity, spike=True)")),
+        *((method, torch.optim.RMSprop) for method in ("pb-sc", "pb-lwp-sc")),
+        *(
+            (method, partial(torch.optim.SGD, lr=0.1, **options))
+            for method in ("pb-sc", "pb-lwp", "spectrain", "pb-lwp-sc")
+            for options in ({}, {"momentum": 0.9, "nesterov": True})
+        ),
+    ],
 )
 def test_refused_with_this_optimizer(method, optimizer):
     with pytest.raises(UsageError, match=r"wants torch\.optim\.SGD with 0 < momentum < 1"):
@@ -113,16 +121,8 @@ def test_a_step_that_is_not_known_is_refused(method, optimizer, message):
         stretto.Trainer([nn.Linear(2, 2) for _ in range(3)], nn.functional.cross_entropy, optimizer, method)
 
 
-def test_prediction_along_adams_step_with_spike_compensation_is_refused():
-    with pytest.raises(UsageError, match=r"spike compensation wants torch\.optim\.SGD"):
-        stretto.Trainer(
-            [nn.Linear(2, 2) for _ in range(3)], nn.functional.cross_entropy, torch.optim.Adam,
-            "pb(predict=step, spike=True)",
-        )  # fmt: skip
-
-
-SGD_CURES = ["pb", "pb-sc", "pb-lwp", "pb-lwpw", "pb-lwp-sc", "spectrain", "pipemare(reschedule=9)"]
-STEP_CURES = ["pb(predict=step)", "pb(predict=step, horizon=decayed, stash=True)", "pipeoptim"]
+SGD_CURES = ["pb", "pb-sc", "pb-lwp", "pb-lwpw", "spectrain", "pipemare(reschedule=9)"]
+STEP_CURES = ["pb(predict=step, spike=True)", "pb(predict=step, horizon=decayed, stash=True)", "pipeoptim", "pb-lwp-sc"]
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ OPTIMIZERS = {
     "muon": partial(stretto.optim.muon, lr=0.01),
     "soap": partial(stretto.optim.SOAP, lr=0.01, every=3),
     "lion": partial(stretto.optim.Lion, lr=0.003),
+    "adam": lambda params: torch.optim.Adam(params, lr=0.01),
     "adamw": lambda params: torch.optim.AdamW(params, lr=0.01),
 }
 
@@ -115,6 +116,16 @@ def save_in_the_middle(method, folder, **options):
 
 def resume(method, folder, **options):
     return gone_on(build(method, **options), batches(12), folder)
+
+
+def save_all(runs, folder):
+    """`save_in_the_middle` of several (method, options), in the same processes."""
+    return [save_in_the_middle(method, f"{folder}/{i}", **options) for i, (method, options) in enumerate(runs)]
+
+
+def resume_all(runs, folder):
+    """`resume` of what `save_all` saved."""
+    return [resume(method, f"{folder}/{i}", **options) for i, (method, options) in enumerate(runs)]
 
 
 def saved_half_way(trainer, data, folder):

@@ -26,6 +26,7 @@ OPTIONS = [
     ("greedy", {"optimizer": "muon"}), ("synthetic-gradients(head=mlp, rate=2)", {"precision": "bf16"}),
     ("pipedream(rotate=one-sided, feedback=delay)", {}), ("pb(feedback=2)", {}), ("paci(feedback=1, warmup=3)", {}),
     ("pipedream-2bw(rotate=True, refresh=2, feedback=1)", {"precision": "bf16"}),
+    ("pb(predict=step, spike=True)", {"optimizer": "muon"}), ("pb-lwp-sc", {"optimizer": "nadam"}),
 ]  # fmt: skip
 EVEN = ("interleaved", "looped-bfs")
 RUNS = [(method, {}) for method in (*SYNCHRONOUS, *LOCAL, *ASYNCHRONOUS)] + OPTIONS

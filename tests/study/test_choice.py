@@ -31,7 +31,7 @@ def test_all_is_every_method_that_runs():
 def test_the_optimizer_decides():
     methods, left_out = chosen(optimizer="nadam")
     assert "nesterov" in methods
-    assert set(left_out) == {"pb-sc", "pb-lwp", "pb-lwp-sc", "spectrain"}
+    assert set(left_out) == {"pb-lwp", "spectrain"}
     assert all("torch.optim.SGD" in reason for reason in left_out.values())
 
 
@@ -71,11 +71,11 @@ def test_what_is_named_is_refused(wrong, message):
 
 
 def test_all_that_are_refused_are_named_at_once():
-    methods = ("backprop", "pb-lwp-sc", "1f1b", "pb-sc", "nesterov")
+    methods = ("backprop", "pb-lwp", "1f1b", "spectrain", "nesterov")
     with pytest.raises(UsageError) as error:
         chosen(methods=methods, optimizer="adamw")
     first, second = str(error.value).splitlines()
-    assert first.startswith("pb-lwp-sc, pb-sc: spike compensation wants torch.optim.SGD")
+    assert first.startswith("pb-lwp, spectrain: velocity prediction wants torch.optim.SGD")
     assert second.startswith("nesterov: method nesterov is built on torch.optim.NAdam")
 
 

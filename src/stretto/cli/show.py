@@ -136,6 +136,7 @@ def facts_of(layout: Layout, timeline: "Timeline") -> dict[str, Any]:
         "weight_versions": list(method.versions(schedule)),
         "feedback": [cure.feedback for cure in cures],
         "refresh_intervals": [cure.interval for cure in cures if cure.interval is not None],
+        "along_step": [cure.along_step for cure in cures],
         "heads_after": list(rules.reach.heads[:-1]),
         **({"predicted_after": sorted(rules.reach.predicted)} if rules.reach.predicted else {}),
     }
@@ -182,7 +183,10 @@ def in_words(layout: Layout, timeline: "Timeline", facts: Mapping[str, Any]) -> 
             f"feedback by stage      {by_stage(facts['feedback'])} times the change of a step; one tensor more"
         )
     if facts["refresh_intervals"]:
-        lines.append(f"bases are refreshed    every {by_stage(facts['refresh_intervals'])} updates")
+        each = "2 n^2 numbers more for each rotated side n"
+        lines.append(f"bases are refreshed    every {by_stage(facts['refresh_intervals'])} updates; {each}")
+    if any(facts["along_step"]):
+        lines.append("weights are predicted  along the optimizer's step, of which muon keeps two bytes a number more")
     lines.append(f"auxiliary heads after  {by_stage(facts['heads_after']) or 'none'}")
     if facts.get("predicted_after"):
         lines.append(f"gradients predicted    after {by_stage(facts['predicted_after'])}; L learns from the true ones")

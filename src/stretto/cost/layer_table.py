@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeVar, get_args
 
 from stretto.cost.collective import TENSOR_GATHER, TENSOR_SCATTER, TENSOR_SUM
 from stretto.errors import UsageError
-from stretto.optimizers import NO_MATRICES, MatrixWork, Optimizer
+from stretto.optimizers import NO_MATRICES, BasisWork, MatrixWork, Optimizer
 from stretto.options.checks import sequence, whole
 from stretto.parallel.space.geometry import Window
 
@@ -172,7 +172,8 @@ class LayerCost:
     `loose_output` are the parts of them that the layer itself does not keep. `recomputed` is what its backward makes
     again before it frees it, beside what is kept. Only single layers have `peaks`.
     `image_windows` are its convolutions and pools of images, in the order in which they run. `matrices` is what some
-    optimizers keep and compute for its matrices, `matrix_shapes` are those of its trained parameters with two dims.
+    optimizers keep and compute for its matrices, `matrix_shapes` are those of its trained parameters with two dims; a
+    parameter that layers share counts there in the first of them alone.
 
     `forward_exchanges` and `backward_exchanges` are what processes that share the layer send each other, None where
     that has not been counted. `summed_once` are bytes of gradients that they sum once a step.
@@ -376,7 +377,14 @@ class ModelCosts:
         rows = [reduce(LayerCost.then, self.layers[start:stop]) for start, stop in pairwise(bounds)]
         repeats = [self.repeated(start, stop) for start, stop in pairwise(bounds)]
         return tuple(
-            replace(row, parameter_bytes=row.parameter_bytes - more, gradient_bytes=row.gradient_bytes - more)
+            replace(
+                row,
+                parameters=row.parameters - round(more * row.parameters / row.parameter_bytes),
+                parameter_bytes=row.parameter_bytes - more,
+                gradient_bytes=row.gradient_bytes - more,
+            )
+            if more
+            else row
             for row, more in zip(rows, repeats, strict=True)
         )
 
@@ -447,7 +455,7 @@ def layer_of(content: Mapping[str, Any]) -> LayerCost:
         elif key == "image_windows":
             read[key] = tuple(map(image_window_of, value))
         elif key == "matrices":
-            read[key] = MatrixWork(**value)
+            read[key] = MatrixWork(**{**value, "bases": BasisWork(**value["bases"])})
         elif key == "matrix_shapes":
             read[key] = tuple((rows, columns) for rows, columns in value)
         else:

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from stretto.cost.attained import BYTES, TENSOR_CORES, KernelSeconds, Peaks, dtype_of_products, kernel_seconds
 from stretto.cost.cluster import Cluster, Device, WorkerKind
-from stretto.cost.cure_costs import FEEDBACK_PASSES, feedback_bytes, rotation_bytes, rotation_work
+from stretto.cost.cure_costs import FEEDBACK_PASSES, PLAIN, feedback_tensors, matrix_bytes, rotation_works
 from stretto.cost.layer_table import Affine, Kind, LayerCost, Measured, ModelCosts, Work, Works
+from stretto.cost.matrix_step import BFLOAT16, basis_refresh, basis_step, newton_schulz, wide_dtype
 from stretto.cost.rings import all_reduce_seconds as library_all_reduce
 from stretto.errors import UsageError
 from stretto.methods.cure import StepCure
-from stretto.optimizers import ITERATIONS, Optimizer, optimizer_of
+from stretto.optimizers import REFRESH_EVERY, Optimizer, Stepping, optimizer_of, stepping_of
 from stretto.options.checks import of_kind, positive
 
 if TYPE_CHECKING:
@@ -90,32 +91,79 @@ def measured_line(layer: LayerCost, kind: Kind) -> Affine | None:
     return lines[kind]
 
 
-def update_seconds(layer: LayerCost, machine: Machine, optimizer: str) -> float:
-    """Seconds of an optimizer step on a layer's parameters."""
+def update_seconds(layer: LayerCost, machine: Machine, optimizer: str | Stepping) -> float:
+    """Seconds of an optimizer step on a layer's parameters, the mean over refreshes of SOAP's bases.
+
+    Measured steps are medians, which are of steps without a refresh: it is added.
+    """
+    stepping, device = stepping_of(optimizer), machine.device
+    chosen = optimizer_of(stepping.name)
     if layer.measured is not None and layer.measured.update is not None:
-        return layer.measured.update * slowdown(layer.measured, machine) / machine.device.speed
-    chosen, device = optimizer_of(optimizer), machine.device
+        measured = stepping.longer * layer.measured.update * slowdown(layer.measured, machine) / device.speed
+        return measured + refresh_seconds(layer, chosen, machine)
     moved, products = chosen.accesses * layer.gradient_bytes, matrix_seconds(layer, chosen, machine)
     rate = device.rates.get(chosen.family, {}).get("update")
     if rate is None:
         work = Work(chosen.family, layer.parameter_tensors, Affine(), Affine(moved))
-        return pass_seconds((work,), "update", machine, 0) + products
-    return rate.seconds(layer.parameter_tensors, 0, moved) * (rate.contention if machine.crowded else 1) + products
+        return stepping.longer * pass_seconds((work,), "update", machine, 0) + products
+    passes = rate.seconds(layer.parameter_tensors, 0, moved) * (rate.contention if machine.crowded else 1)
+    return stepping.longer * passes + products
 
 
 def matrix_seconds(layer: LayerCost, optimizer: Optimizer, machine: Machine) -> float:
     """Seconds of the matrix products of an optimizer's step, by the rates of linear layers or the roofline.
 
-    Muon's are of bfloat16; where a device has no peak for it, of the machine's dtype.
+    Muon's are of bfloat16, by rates of such where there are; where a device has no peak for it, of the machine's dtype.
     """
-    flops, matrices = optimizer.flops(layer.matrices), layer.matrices
-    if not flops:
+    if optimizer.on_matrices == "orthogonalise":
+        low = machine._replace(dtype="bfloat16") if "bfloat16" in machine.device.peak else machine
+        sort = BFLOAT16 if BFLOAT16 in machine.device.rates else "linear"
+        return pass_seconds(newton_schulz(layer.matrices, sort), "forward", low, 0)
+    if optimizer.on_matrices != "rotate":
         return 0.0
-    muon = optimizer.on_matrices == "orthogonalise"
-    num_bytes = ITERATIONS * matrices.moved if muon else 8 * layer.gradient_bytes
-    work = Work("linear", ITERATIONS * matrices.products if muon else 1, Affine(flops), Affine(num_bytes))
-    low = machine._replace(dtype="bfloat16") if muon and "bfloat16" in machine.device.peak else machine
-    return pass_seconds((work,), "forward", low, 0)
+    wide = in_wide(machine)
+    products = basis_step(layer.matrices.bases, item_of(wide))
+    return pass_seconds(products, "forward", wide, 0) + refresh_seconds(layer, optimizer, machine)
+
+
+def refresh_seconds(layer: LayerCost, optimizer: Optimizer, machine: Machine) -> float:
+    """A step's share of the seconds of SOAP's new bases."""
+    if optimizer.on_matrices != "rotate":
+        return 0.0
+    wide = in_wide(machine)
+    works = basis_refresh(layer.matrices.bases, item_of(wide), turns_second_moments=False)
+    return pass_seconds(works, "forward", wide, 0) / REFRESH_EVERY
+
+
+def in_wide(machine: Machine) -> Machine:
+    """The machine in the dtype in which bases are made."""
+    return machine._replace(dtype=wide_dtype(machine.dtype))
+
+
+def item_of(machine: Machine) -> int:
+    """Bytes of a number."""
+    return BYTES.get(machine.dtype, 4)
+
+
+class CureSeconds(NamedTuple):
+    """Seconds that a cure adds to every step, and to one that refreshes the bases."""
+
+    step: float
+    refresh: float
+
+    def mean(self, cure: StepCure) -> float:
+        """Seconds of a step in the long run."""
+        return self.step + (0.0 if cure.interval is None else self.refresh / cure.interval)
+
+
+def cure_seconds(cure: StepCure, layer: LayerCost, machine: Machine, stepping: Stepping) -> CureSeconds:
+    """Seconds that a cure adds to the optimizer's step on a layer."""
+    step, refresh = FEEDBACK_PASSES * stepping.copies * accumulate_seconds(layer, machine) * bool(cure.feedback), 0.0
+    if cure.interval is not None:
+        each, again = rotation_works(cure, layer, stepping)
+        step += pass_seconds(each, "forward", in_wide(machine), 0)
+        refresh = pass_seconds(again, "forward", in_wide(machine), 0)
+    return CureSeconds(step, refresh)
 
 
 def accumulate_seconds(layer: LayerCost, machine: Machine) -> float:
@@ -141,7 +189,7 @@ class LayerTimes(NamedTuple, Generic[Seconds]):
 
 
 def layer_times(
-    costs: ModelCosts, machine: Machine, examples: float, *, optimizer: str = "sgd"
+    costs: ModelCosts, machine: Machine, examples: float, *, optimizer: str | Stepping = "sgd"
 ) -> list[LayerTimes[float]]:
     """The seconds of each layer's actions, for micro-batches of `examples`."""
     kinds: tuple[Kind, ...] = ("F", "B", "I", "W")
@@ -225,7 +273,7 @@ def stage_times(
     *,
     workers: Sequence[Sequence[int]] | None = None,
     dtype: str | None = None,
-    optimizer: str = "sgd",
+    optimizer: str | Stepping = "sgd",
     heads: Sequence[LayerCost | None] | None = None,
     silent: Collection[int] = (0,),
     cures: Sequence[StepCure] | None = None,
@@ -242,7 +290,7 @@ def stage_times(
     of_kind("costs", costs, ModelCosts, "what stretto.cost.layer_costs(...) returned")
     of_kind("cluster", cluster, Cluster, "what stretto.cost.find_cluster(name) returned")
     positive("examples", examples)
-    optimizer_of(optimizer)
+    stepping = stepping_of(optimizer)
     stages = costs.stages(bounds)
     places = workers_of_stages(workers, len(stages))
     share = examples / len(places[0])
@@ -255,10 +303,11 @@ def stage_times(
     stage_heads = heads or [None] * len(stages)
     head_costs = ModelCosts(tuple(head for head in stage_heads if head is not None), costs.dtype)
     head_speeds = speeds_of(head_costs, cluster, places, share, dtype or costs.dtype, optimizer)
+    machines = machines_of(cluster, places, dtype or costs.dtype)
     predicted = []
     for s, (stage, replicas) in enumerate(zip(stages, places, strict=True)):
-        kept = stage.parameter_bytes + stage.held.at(share)
-        compute = slowest_replica(costs, (bounds[s], bounds[s + 1]), cluster, replicas, kept, layer_speeds)
+        held = stage.parameter_bytes + stage.held.at(share)
+        compute = slowest_replica(costs, (bounds[s], bounds[s + 1]), cluster, replicas, held, layer_speeds)
         if s in silent:
             compute = compute._replace(backward=compute.weight_gradient, input_gradient=0.0)
         head = stage_heads[s]
@@ -267,8 +316,12 @@ def stage_times(
             columns = zip(*(head_speeds[worker][index] for worker in replicas), strict=True)
             compute = with_head(compute, LayerTimes(*map(max, columns)))
             stage = replace(stage.then(head), output=stage.output)
-        cure = cures[s] if cures is not None else StepCure()
-        compute = with_cure(compute, stage, cure, [cluster.device(worker) for worker in replicas], dtype or costs.dtype)
+        cure, rows = PLAIN if cures is None else cures[s], costs.layers[bounds[s] : bounds[s + 1]]
+        rows = rows if head is None else (*rows, head)
+        if cure != PLAIN:
+            compute = with_cure(compute, rows, cure, [machines[worker] for worker in replicas], stepping)
+        kept = feedback_tensors(cure, stepping) * stage.gradient_bytes
+        kept += sum(matrix_bytes(cure, row, stepping) for row in rows)
         predicted.append(
             StageTimes(
                 compute=compute,
@@ -281,8 +334,7 @@ def stage_times(
                 held=stage.held.at(share),
                 parameters=stage.parameter_bytes,
                 gradients=stage.gradient_bytes,
-                state=stage.state_bytes(optimizer_of(optimizer))
-                + feedback_bytes(cure, stage.gradient_bytes) + rotation_bytes(cure, [stage]),
+                state=stage.state_bytes(optimizer_of(stepping.name)) + kept,
             )
         )  # fmt: skip
     return tuple(predicted)
@@ -299,14 +351,15 @@ def workers_of_stages(workers: Sequence[Sequence[int]] | None, stages: int) -> l
 
 
 def with_cure(
-    times: LayerTimes[float], stage: LayerCost, cure: StepCure, devices: Sequence[Device], dtype: str
-) -> LayerTimes[float]:
-    """Times whose update has what a cure adds to it, on the slowest of the devices."""
-    extra = FEEDBACK_PASSES * times.accumulate if cure.feedback else 0.0
-    if cure.interval is not None:
-        work = rotation_work(cure, [stage])
-        extra += max(pass_seconds((work,), "forward", Machine(device, dtype), 0) for device in devices)
-    return times._replace(update=times.update + extra)
+    times: LayerTimes[float], rows: Sequence[LayerCost], cure: StepCure, machines: Sequence[Machine],
+    stepping: Stepping,
+) -> LayerTimes[float]:  # fmt: skip
+    """Times whose update has what a cure adds to it on each layer, on the slowest of the machines."""
+    apart = {id(machine): machine for machine in machines}  # machines of a kind are one object
+    longest = max(
+        sum(cure_seconds(cure, row, machine, stepping).mean(cure) for row in rows) for machine in apart.values()
+    )
+    return times._replace(update=times.update + longest)
 
 
 class LayerSpeeds(NamedTuple):
@@ -331,23 +384,30 @@ def slowest_replica(
 
 
 def speeds_of(
-    costs: ModelCosts, cluster: Cluster, places: Sequence[Sequence[int]], share: float, dtype: str, optimizer: str,
+    costs: ModelCosts, cluster: Cluster, places: Sequence[Sequence[int]], share: float, dtype: str,
+    optimizer: str | Stepping,
     *, on_chip: bool = False,
 ) -> dict[int, list[LayerTimes[float]]]:  # fmt: skip
     """The seconds of all layers on each worker, for `share` examples; equal workers share one list."""
     if on_chip and all(device.on_chip_memory is None for device in cluster.devices.values()):
         return {}
+    machines = machines_of(cluster, places, dtype)
+    known: dict[int, list[LayerTimes[float]]] = {}
+    for machine in machines.values():
+        if id(machine) not in known:
+            chosen = machine._replace(device=machine.device.on_chip) if on_chip else machine
+            known[id(machine)] = layer_times(costs, chosen, share, optimizer=optimizer)
+    return {worker: known[id(machine)] for worker, machine in machines.items()}
+
+
+def machines_of(cluster: Cluster, places: Sequence[Sequence[int]], dtype: str) -> dict[int, Machine]:
+    """The machine of each worker that holds a stage; equal ones are one object."""
     busy = sorted({worker for replicas in places for worker in replicas})
-    known: dict[tuple[WorkerKind, bool], list[LayerTimes[float]]] = {}
-    speeds = {}
+    known: dict[tuple[WorkerKind, bool], Machine] = {}
     for worker, crowded in zip(busy, cluster.crowded(busy), strict=True):
-        key = (cluster.kinds[worker], crowded)
-        if key not in known:
-            device = cluster.device(worker)
-            machine = Machine(device.on_chip if on_chip else device, dtype, crowded)
-            known[key] = layer_times(costs, machine, share, optimizer=optimizer)
-        speeds[worker] = known[key]
-    return speeds
+        known.setdefault((cluster.kinds[worker], crowded), Machine(cluster.device(worker), dtype, crowded))
+    kinds = zip(busy, cluster.crowded(busy), strict=True)
+    return {worker: known[cluster.kinds[worker], crowded] for worker, crowded in kinds}
 
 
 def message_seconds(cluster: Cluster, senders: Sequence[int], receivers: Sequence[int], num_bytes: float) -> float:

@@ -8,11 +8,12 @@ one for each message that may be in flight, the receiver one.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from stretto.cost.cure_costs import feedback_bytes, rotation_bytes
+from stretto.cost.cure_costs import feedback_tensors, matrix_bytes, scratch_bytes
 from stretto.cost.layer_table import LayerCost, ModelCosts, Peaks
+from stretto.cost.matrix_step import soap_scratch
 from stretto.methods import Method
 from stretto.methods.cure import StepCure
-from stretto.optimizers import Optimizer, optimizer_of
+from stretto.optimizers import Optimizer, Stepping, optimizer_of
 from stretto.schedule import Action, Edge, Rules, Schedule
 
 PREFIX = 64.0  # bytes of the header of each message
@@ -74,6 +75,7 @@ def stage_memory(rows: Sequence[LayerCost], examples: float, optimizer: str, hea
         freed, gradients = freed + row_kept, gradients + row.gradient_bytes
     chosen = optimizer_of(optimizer)
     largest = max((row.peaks.largest for row in rows if row.peaks is not None), default=0.0)
+    scratch = max([chosen.scratch * largest, *(matrix_scratch(row, chosen) for row in rows)])
     memory = StageMemory(
         weights=whole.parameter_bytes,
         gradients=whole.gradient_bytes,
@@ -85,9 +87,17 @@ def stage_memory(rows: Sequence[LayerCost], examples: float, optimizer: str, hea
         first_backward=first,
         later_backward=later,
         input_gradient=inputs,
-        update=chosen.scratch * largest,
+        update=scratch,
     )
     return memory if head is None else with_head(memory, head, examples, chosen)
+
+
+def matrix_scratch(layer: LayerCost, optimizer: Optimizer) -> float:
+    """Bytes that a step of SOAP has beside its state for the matrix of the layer that takes most."""
+    if optimizer.on_matrices != "rotate" or not layer.parameters:
+        return 0.0
+    numbers = max((soap_scratch(*shape) for shape in layer.matrix_shapes), default=0.0)
+    return numbers * layer.parameter_bytes / layer.parameters
 
 
 def with_shared_once(stage: StageMemory, repeated: float, optimizer: Optimizer) -> StageMemory:
@@ -117,12 +127,14 @@ def with_head(stage: StageMemory, head: LayerCost, examples: float, optimizer: O
 
 
 def with_step_cure(
-    stage: StageMemory, cure: StepCure, rows: Sequence[LayerCost], head: LayerCost | None
+    stage: StageMemory, cure: StepCure, rows: Sequence[LayerCost], head: LayerCost | None, optimizer: str
 ) -> StageMemory:
     """The memory of a stage with what a cure of its optimizer's step keeps, and takes for the time of an update."""
-    last = feedback_bytes(cure, stage.gradients)
-    kept = last + rotation_bytes(cure, rows if head is None else [*rows, head])
-    return replace(stage, state=stage.state + kept, update=stage.update + last)
+    stepping, stepped = Stepping(optimizer), rows if head is None else [*rows, head]
+    last = feedback_tensors(cure, stepping) * stage.gradients
+    kept = last + sum(matrix_bytes(cure, row, stepping) for row in stepped)
+    scratch = max(scratch_bytes(cure, row, stepping) for row in stepped)
+    return replace(stage, state=stage.state + kept, update=max(stage.update, scratch) + last)
 
 
 def peak_bytes(
@@ -150,7 +162,7 @@ def peak_bytes(
     ]  # fmt: skip
     versions, cures = method.versions(schedule), method.step_cures(schedule)
     stages = [
-        with_step_cure(stage, cure, costs.layers[bounds[s] : bounds[s + 1]], stage_heads[s])
+        with_step_cure(stage, cure, costs.layers[bounds[s] : bounds[s + 1]], stage_heads[s], optimizer)
         for s, (stage, cure) in enumerate(zip(stages, cures, strict=True))
     ]
     if heads is not None and method.prediction is not None:

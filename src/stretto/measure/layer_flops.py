@@ -29,8 +29,8 @@ from stretto.nn import tied_weights
 from stretto.nn.batch import num_examples
 from stretto.nn.layer_recompute import Recomputing, marked
 from stretto.nn.preserve import device_of, undisturbed
-from stretto.optim.parameter_labels import stage_labels
-from stretto.optimizers import MatrixWork
+from stretto.optim.parameter_labels import MATRIX, stage_labels
+from stretto.optimizers import NO_MATRICES, MatrixWork
 from stretto.options.checks import flag, function, of_kind, refuse, sequence
 
 
@@ -69,29 +69,43 @@ def layer_costs(
         contexts |= {id(end): ForwardContext(None, autocast) for _, end in ends}
         runs.append(sweep([*named, *ends], tuple(repeated(x, times) for x in given), contexts))
     shared: dict[tuple[int, int], PassWorks] = {}  # of equal layers the same objects, so that they are priced once
-    rows, matrices = [], matrices_of(layers)
-    for (name, module), few, many in zip([*named, *ends], *runs, strict=True):
+    rows = []
+    matrices = [*matrices_of(layers), *((NO_MATRICES, ()) for _ in ends)]
+    for (name, module), (work, shapes_of), few, many in zip([*named, *ends], matrices, *runs, strict=True):
         pair, key = Pair(given[0].shape[0], few, many), (id(few.passes), id(many.passes))
         if key not in shared:
             works, most = map(pair.works, "FBIW"), map(pair.most, range(3))
             forward, backward, inputs, weights = works
             shared[key] = PassWorks(forward, backward, inputs, weights, tuple(most))
         counted = row(name, module, pair, shared[key])
-        rows.append(replace(counted, matrices=matrices.get(id(module), MatrixWork())))
+        rows.append(replace(counted, matrices=work, matrix_shapes=shapes_of))
     return ModelCosts(tuple(rows), dtype_of(layers), ties=tuple(map(tied, tied_weights.find(layers))))
 
 
-def matrices_of(layers: Sequence[nn.Module]) -> dict[int, MatrixWork]:
-    """What optimizers do with the matrices of each layer, by its id; a parameter that layers share counts in each."""
-    labels, totals = stage_labels(layers), {}
+Shapes = tuple[tuple[int, int], ...]
+
+
+def matrices_of(layers: Sequence[nn.Module]) -> list[tuple[MatrixWork, Shapes]]:
+    """What optimizers do with the matrices of each layer, and the shapes of these.
+
+    A parameter that layers share counts in the first one, as one optimizer steps it. Equal shapes are one object, so
+    that layers that are alike are priced once.
+    """
+    labels, found = stage_labels(layers), list[tuple[MatrixWork, Shapes]]()
+    known: dict[Shapes, Shapes] = {}
+    counted: set[int] = set()
     for index, layer in enumerate(layers):
-        total = MatrixWork()
+        total, shapes = MatrixWork(), list[tuple[int, int]]()
         for name, parameter in layer.named_parameters():
-            if parameter.requires_grad and parameter.dim() > 1:
-                hidden = labels[f"{index}.{name}"].is_hidden_matrix
-                total += MatrixWork.of(parameter.shape[0], parameter.shape[1:].numel(), hidden=hidden)
-        totals[id(layer)] = total
-    return totals
+            if not parameter.requires_grad or parameter.dim() < MATRIX or id(parameter) in counted:
+                continue
+            counted.add(id(parameter))
+            hidden = labels[f"{index}.{name}"].is_hidden_matrix
+            total += MatrixWork.of(parameter.shape[0], parameter.shape[1:].numel(), hidden=hidden)
+            if parameter.dim() == MATRIX:
+                shapes.append((parameter.shape[0], parameter.shape[1]))
+        found.append((total, known.setdefault(tuple(shapes), tuple(shapes))))
+    return found
 
 
 def layers_again(layer: nn.Module, recompute: str) -> Recomputing:
@@ -234,7 +248,6 @@ def row(name: str, module: nn.Module, pair: Pair, works: PassWorks) -> LayerCost
         gradient_bytes=sum(p.numel() * p.element_size() for p in trained),
         peaks=Peaks(forward, backward, again, max((p.numel() * p.element_size() for p in trained), default=0)),
         image_windows=image_windows(pair.examples, pair.few.windows, pair.many.windows),
-        matrix_shapes=tuple((p.shape[0], p.shape[1]) for p in trained if p.dim() == 2),
         **sizes,
     )
 

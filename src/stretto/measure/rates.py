@@ -15,10 +15,11 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from stretto.cost.cluster import Rate
+from stretto.cost.matrix_step import BFLOAT16, QR, factorisations
 from stretto.measure.all_reduce import once, slowest
 from stretto.measure.aten_costs import Operators
 from stretto.measure.fit import fit
-from stretto.optimizers import OPTIMIZERS
+from stretto.optimizers import OPTIMIZERS, BasisWork
 
 CHAIN = 4  # layers in a row, as in a stage: what starting a backward takes is shared among them
 AT_LEAST = 3e-3  # seconds that one measurement takes, by repeating: processes do not leave a barrier at the same time
@@ -113,6 +114,8 @@ LAYERS: tuple[tuple[str, Sequence[Make]], ...] = (
     ("transcendental", [*(rows(nn.GELU, n, 1024) for n in (1, 16, 256)), rows(partial(nn.Softmax, dim=1), 64, 1024)]),
     ("pooling", [*(image(pool, c, s, b) for c, s, b in ((16, 8, 4), (64, 16, 8))), image(mean, 32, 16, 8)]),
 )  # fmt: skip
+FACTORISED = (64, 128, 256, 512)  # columns of the square matrices whose QR factorisations are measured
+LOW = (32, 128, 256)  # sides of square matrices whose products in bfloat16 are measured, as Muon computes them
 COPIES = (1 << 12, 1 << 18, 1 << 22, 1 << 24)  # bytes
 WEIGHTS = (((64,), 8), ((256, 256), 4), ((1024, 1024), 2))  # shape and number of the tensors that are updated
 STEPS: Mapping[str, Callable[[Sequence[Tensor]], torch.optim.Optimizer]] = {
@@ -129,6 +132,10 @@ def cases(*, quick: bool) -> Iterator[Case]:
     for size in COPIES:
         tensor = torch.zeros(size // 4)
         yield Case("copy", "forward", tensor.clone, (1, 0, 2 * size))
+    for columns in FACTORISED[: 3 if quick else None]:
+        yield factorisation(columns)
+    for side in LOW:
+        yield low_product(side)
     for family, step in STEPS.items():
         for shape, number in WEIGHTS[: 2 if quick else None]:
             yield update(family, step, shape, number)
@@ -147,6 +154,19 @@ def passes(operator: str, module: nn.Module, inputs: tuple[Tensor, ...]) -> Iter
         calls, flops, num_bytes = done.done[operator]
         assert calls, f"{operator} has no {direction} of its sort: {dict(done.done)}"
         yield Case(operator, direction, call, (calls, flops, num_bytes))
+
+
+def factorisation(columns: int) -> Case:
+    """A QR factorisation with its Q, as optimizers with a basis refresh it."""
+    matrix = torch.randn(columns, columns)
+    work = factorisations(BasisWork.of(columns, columns, [columns]), matrix.element_size())
+    return Case(QR, "forward", partial(torch.linalg.qr, matrix), (work.calls, work.flops.at(0), work.bytes.at(0)))
+
+
+def low_product(side: int) -> Case:
+    """A product of square matrices in bfloat16."""
+    matrix = torch.randn(side, side).bfloat16()
+    return Case(BFLOAT16, "forward", partial(torch.mm, matrix, matrix), (1, 2 * side**3, 3 * 2 * side**2))
 
 
 def update(

@@ -56,12 +56,14 @@ class Rotation:
 class StepCure(NamedTuple):
     """What a cure changes in the step of one stage: its feedback, and how often its matrices' bases are refreshed.
 
-    `interval` is None where nothing is rotated.
+    `interval` is None where nothing is rotated. `along_step` says whether some pass sees weights that are predicted
+    along the optimizer's step, of which Muon then keeps a part.
     """
 
     feedback: float = 0.0
     interval: int | None = None
     two_sided: bool = True
+    along_step: bool = False
 
 
 @dataclass(frozen=True)
@@ -88,22 +90,35 @@ class Cure:
     def at(self, place: Place) -> StepCure:
         """What it changes in the step of the stage there."""
         feedback = 0.0 if self.feedback is None else float(self.feedback(place))
+        along_step = any(place.delay or prediction.horizon(place) for prediction in self.step_predictions)
         if self.rotate is None:
-            return StepCure(feedback)
-        return StepCure(feedback, self.rotate.interval(place), self.rotate.two_sided)
+            return StepCure(feedback, along_step=along_step)
+        return StepCure(feedback, self.rotate.interval(place), self.rotate.two_sided, along_step)
+
+    @property
+    def step_predictions(self) -> list[Prediction]:
+        """Its predictions along the optimizer's step."""
+        passes = (self.forward, self.backward, self.recompute)
+        return [each for each in passes if isinstance(each, Prediction) and each.form == "step"]
+
+    @property
+    def changes_step(self) -> bool:
+        """Whether `at` may differ from a plain step on some stage."""
+        return self.feedback is not None or self.rotate is not None or bool(self.step_predictions)
 
     @property
     def optimizers(self) -> tuple[str, ...]:
         """The names of the optimizers that it works with, as in plans and settings; empty for any.
 
-        Velocities are read off SGD alone, an optimizer's own steps off those of `optim/direction.py`.
+        Velocities are read off SGD alone, an optimizer's own steps and numerators off those of `optim/direction.py`.
         """
         passes = (self.forward, self.backward, self.recompute)
         forms = {prediction.form for prediction in passes if isinstance(prediction, Prediction)}
         if self.optimizer is not None:
             return (self.optimizer.lower(),)
-        if self.spike or "velocity" in forms:
+        if "velocity" in forms:
             return ("sgd",)
         if self.rotate is not None:
             return ("adam", "adamw")
-        return ("sgd", "adam", "adamw", "nadam", "lion", "muon", "soap") if "step" in forms else ()
+        known = ("sgd", "adam", "adamw", "nadam", "lion", "muon", "soap")
+        return known if self.spike or "step" in forms else ()

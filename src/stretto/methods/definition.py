@@ -94,7 +94,7 @@ class Method:
     def step_cures(self, schedule: Schedule) -> tuple[StepCure, ...]:
         """What its cure changes in each stage's step: feedback, rotation."""
         of_kind("schedule", schedule, Schedule, "a stretto.schedule.Schedule")
-        if self.cure.feedback is None and self.cure.rotate is None:
+        if not self.cure.changes_step:
             return (StepCure(),) * schedule.num_stages
         delays = self.delays(schedule).mean
         mean = sum(delays) / len(delays)

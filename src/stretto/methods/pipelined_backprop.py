@@ -61,10 +61,10 @@ def pb(
 ) -> Method:
     """Pipelined Backpropagation, with any of its cures.
 
-    spike: spike compensation. predict: weight prediction along the velocity or the last change of the weights (linear
-    weight prediction), or along the optimizer's own step (as in PipeOptim). stash: backwards see the weights of their
-    forward. Both cures use the stage's steady-state delay, also in fill and drain. horizon: how many updates to look
-    ahead instead.
+    spike: spike compensation, for SGD with momentum, Adam, AdamW, NAdam, Muon, SOAP and Lion. predict: weight
+    prediction along the velocity or the last change of the weights (linear weight prediction), or along the optimizer's
+    own step (as in PipeOptim). stash: backwards see the weights of their forward. Both cures use the stage's
+    steady-state delay, also in fill and drain. horizon: how many updates to look ahead instead.
 
     feedback: how many times a step's difference to the last one is added to it (update-level error feedback), for any
     optimizer; "delay" for as many times as a stage's delay. rotate: matrices are stepped by Adam or AdamW in a rotated
@@ -95,11 +95,10 @@ def refuse_together(spike: bool, predict: Form | None, step: Cure) -> None:
         raise UsageError(
             f"pb(feedback=..., {other}): both make up for the same delay, along the last step: choose one of them"
         )
-    if step.rotate is not None and (spike or predict not in (None, "weight")):
-        other = "spike=True" if spike else f"predict={predict}"
+    if step.rotate is not None and predict not in (None, "weight"):
         raise UsageError(
-            f"pb(rotate=..., {other}): rotation is for Adam and AdamW, whose averages {other} cannot read in a rotated "
-            "basis: choose one of them, or predict='weight'"
+            f"pb(rotate=..., predict={predict}): rotation is for Adam and AdamW, whose averages predict={predict} "
+            "cannot read in a rotated basis: choose one of them, or predict='weight'"
         )
 
 

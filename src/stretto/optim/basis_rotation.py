@@ -24,6 +24,9 @@ import torch
 from torch import Tensor
 
 from stretto.errors import UsageError
+from stretto.optim.hidden_gradients import without_gradients
+from stretto.optim.spike import SpikeCompensation
+from stretto.optim.spike_coefficients import late_average
 from stretto.optim.update_feedback import refuse_low_precision, stepped
 from stretto.optimizers import rotated_sides
 
@@ -35,16 +38,21 @@ class RotatedAdam:
 
     A matrix is a parameter with two dims; a side longer than `stretto.optimizers.LARGEST_BASIS` is left as it is.
     `two_sided` rotates both sides; else U alone does, the side of its outputs in torch.nn.Linear. `interval` is the
-    number of steps between two refreshes of the bases. All that is kept stands in the optimizer's own state: exp_avg is
-    M, exp_avg_sq is S, beside them are L, U, R and V.
+    number of steps between two refreshes of the bases. With a `delay`, the numerator U^T M V / (1 - b1^k) of matrices,
+    and that of all else, is the one of spike compensation (`optim/spike_coefficients.py`). All that is kept stands in
+    the optimizer's own state: exp_avg is M, exp_avg_sq is S, beside them are L, U, R and V.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, interval: int, *, two_sided: bool = True) -> None:
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, interval: int, *, two_sided: bool = True, delay: float = 0.0
+    ) -> None:
         refuse_others(optimizer)
         refuse_low_precision(optimizer, "rotate")
         self.optimizer = optimizer
         self.interval = interval
         self.two_sided = two_sided
+        self.delay = delay
+        self._rest = SpikeCompensation(optimizer, delay)
 
     @torch.no_grad()
     def step(self) -> None:
@@ -55,13 +63,8 @@ class RotatedAdam:
             for parameter in group["params"]
             if parameter.grad is not None and any(rotated_sides(parameter.shape, two_sided=self.two_sided))
         }
-        for parameter in gradients:
-            parameter.grad = None
-        try:
-            self.optimizer.step()
-        finally:
-            for parameter, (_, gradient) in gradients.items():
-                parameter.grad = gradient
+        with without_gradients(gradients):
+            self._rest.step()
         for parameter, (group, gradient) in gradients.items():
             self._step_matrix(parameter, gradient, group)
 
@@ -84,7 +87,8 @@ class RotatedAdam:
         turned = into(gradient, rotations)
         state["exp_avg_sq"].mul_(beta2).addcmul_(turned, turned, value=1 - beta2)
         norm = state["exp_avg_sq"].sqrt().div_((1 - beta2**number) ** 0.5).add_(group["eps"])
-        direction = into(state["exp_avg"], rotations).div_(norm)
+        inside = late_average(into(state["exp_avg"], rotations), turned, beta1, self.delay, number)
+        direction = inside.div_(norm)
         parameter.add_(out_of(direction, rotations), alpha=-rate / (1 - beta1**number))
 
     def _rotations(self, parameter: Tensor, state: dict[str, Any]) -> "list[Side]":

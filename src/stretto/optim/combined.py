@@ -1,6 +1,6 @@
 """Several optimizers as one: each parameter group is stepped by the rule of its own."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -38,9 +38,7 @@ class CombinedOptimizer(torch.optim.Optimizer):
         for rule, kind in RULES.items():
             groups = [group for group in self.param_groups if group["rule"] == rule]
             if groups:  # made anew: what schedulers and loading replace is then never an old one
-                made = kind.__new__(kind)
-                made.__setstate__({"defaults": {}, "state": self.state, "param_groups": groups})
-                made.step()
+                stepping(kind, self.state, groups).step()
         return loss
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -49,6 +47,15 @@ class CombinedOptimizer(torch.optim.Optimizer):
         if rules != saved:
             raise ValueError(f"groups of the rules {saved}, expected {rules}")
         super().load_state_dict(state_dict)
+
+
+def stepping(
+    kind: type[torch.optim.Optimizer], state: Mapping[Any, Any], groups: Sequence[dict[str, Any]]
+) -> torch.optim.Optimizer:
+    """An optimizer of a kind that steps another one's groups with its state."""
+    made = kind.__new__(kind)
+    made.__setstate__({"defaults": {}, "state": state, "param_groups": groups})
+    return made
 
 
 def rules_of(groups: Sequence[dict[str, Any]]) -> list[Any]:

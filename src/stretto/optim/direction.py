@@ -71,11 +71,16 @@ def extrapolated(
 
 def along_adam(parameter: Tensor, state: State, group: Mapping[str, Any], distance: float, average: float) -> Tensor:
     """`w - average m / (sqrt(v^) + eps)`, and decoupled weight decay; a coupled one is in the averages."""
-    square = state["max_exp_avg_sq" if group.get("amsgrad") else "exp_avg_sq"]
-    norm = root(square, state, group)
+    norm = root(second_moment(state, group), state, group)
     kept = 1 - distance * group["weight_decay"] if group.get("decoupled_weight_decay") else 1.0
     start = parameter if kept == 1 else parameter * kept
     return torch.addcdiv(start, state["exp_avg"], norm, value=-average)
+
+
+def second_moment(state: State, group: Mapping[str, Any]) -> Tensor:
+    """The average of squares in the denominator of Adam and its kin."""
+    square: Tensor = state["max_exp_avg_sq" if group.get("amsgrad") else "exp_avg_sq"]
+    return square
 
 
 def nadam_factor(state: State, group: Mapping[str, Any]) -> float:

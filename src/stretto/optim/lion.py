@@ -19,7 +19,8 @@ class Lion(torch.optim.Optimizer):
     """Evolved sign momentum (Chen et al. 2023, arXiv 2302.06675, algorithm 2).
 
     `c = b1 m + (1 - b1) g; w <- w - lr (sign(c) + wd w); m <- b2 m + (1 - b2) g`. Every number of a parameter moves by
-    lr, but for weight decay; so lr is 3 to 10 times smaller than AdamW's, and wd that much larger.
+    lr, but for weight decay; so lr is 3 to 10 times smaller than AdamW's, and wd that much larger. In a group with a
+    "delay" D, b1 b2^D takes the place of b1 in c, for late gradients (`optim/spike_coefficients.py`).
 
     Args:
         params: parameters or groups of them.
@@ -54,7 +55,8 @@ class Lion(torch.optim.Optimizer):
                 state = self.state[parameter]
                 if not state:
                     state["exp_avg"] = torch.zeros_like(parameter)
-                sign = torch.lerp(state["exp_avg"], gradient, 1 - beta1).sign_()
+                kept = beta1 * beta2 ** group.get("delay", 0)
+                sign = torch.lerp(state["exp_avg"], gradient, 1 - kept).sign_()
                 if group["weight_decay"]:
                     parameter.mul_(1 - rate * group["weight_decay"])
                 parameter.add_(sign, alpha=-rate)

@@ -13,7 +13,8 @@ from stretto.optim.layerwise import with_gradients
 class ShardedMuon(torch.optim.Muon):
     """Muon whose parameters may be shares of matrices (DTensors), with the numbers of torch.optim.Muon on the whole.
 
-    A group with `keeps_update` keeps each last orthogonalised update in its state, as "update" in bfloat16.
+    A group with `keeps_update` keeps each last orthogonalised update in its state, as "update" in bfloat16; what one
+    with a "delay" orthogonalises is that of late gradients (`optim/spike_coefficients.py`).
     Averages stay with the shares; each matrix's update is gathered, one after the other, and orthogonalised on every
     process, which keeps its rows. So a step is a collective of the processes that share the matrices.
     """
@@ -38,7 +39,8 @@ class ShardedMuon(torch.optim.Muon):
             state["momentum_buffer"] = torch.zeros_like(parameter.grad)
         gradient, average = local_share(parameter.grad), local_share(state["momentum_buffer"])
         average.lerp_(gradient, 1 - group["momentum"])
-        ahead = gradient.lerp(average, group["momentum"]) if group["nesterov"] else average
+        late = group.get("delay", 0) + bool(group["nesterov"])
+        ahead = gradient.lerp(average, group["momentum"] ** late) if late else average
         whole = whole_like(ahead, parameter)
         step = orthogonalised(whole, group["ns_coefficients"], group["ns_steps"], group["eps"])
         rows = local_share(share_like(step, parameter))
@@ -51,11 +53,12 @@ class ShardedMuon(torch.optim.Muon):
 
 
 def is_plain(group: Mapping[str, Any]) -> bool:
-    """Whether torch.optim.Muon itself can step a group: whole matrices, of which no update is kept.
+    """Whether torch.optim.Muon itself can step a group: whole matrices in time, of which no update is kept.
 
     Without Nesterov's momentum torch 2.13 normalises the average of a bfloat16 parameter in place.
     """
-    return bool(group["nesterov"]) and not group.get("keeps_update") and not any(map(is_share, group["params"]))
+    as_torchs = bool(group["nesterov"]) and not group.get("keeps_update") and not group.get("delay")
+    return as_torchs and not any(map(is_share, group["params"]))
 
 
 def whole_like(share: Tensor, parameter: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from stretto.optim.layerwise import (
     gradients,
     with_gradients,
 )
+from stretto.optim.spike_coefficients import late_average
 from stretto.options.checks import whole
 
 MATRIX = 2  # dims from which on a parameter has a basis
@@ -30,7 +31,8 @@ class SOAP(torch.optim.Optimizer):
     `R <- b2 R + (1 - b2) G^T G`, and after every so many steps `Q <- QR(L QL)`, likewise for R. M^ and V^ are corrected
     for their bias as Adam's. As in the authors' code, the first gradient of a matrix moves nothing: QL and QR are the
     eigenvectors of its L and R. Kernels of convolutions are matrices [out, in x height x width]; parameters of one dim
-    are AdamW's. Bases I make it torch.optim.AdamW.
+    are AdamW's. Bases I make it torch.optim.AdamW. A group with a "delay" has the numerators of late gradients
+    (`optim/spike_coefficients.py`).
 
     Args:
         params: parameters or groups of them, of float32 or float64.
@@ -96,7 +98,9 @@ class SOAP(torch.optim.Optimizer):
         rotated = into_basis(matrix, state)
         square.mul_(beta2).addcmul_(rotated, rotated, value=1 - beta2)
         norm = square.sqrt().div_((1 - beta2 ** state["step"]) ** 0.5).add_(group["eps"])
-        direction = from_basis(into_basis(average, state) / norm, state)
+        inside = into_basis(average, state)
+        inside = late_average(inside, rotated, beta1, group.get("delay", 0), state["step"])
+        direction = from_basis(inside / norm, state)
         if group["weight_decay"]:
             parameter.mul_(1 - rate * group["weight_decay"])
         parameter.add_(direction.view_as(parameter), alpha=-rate / (1 - beta1 ** state["step"]))

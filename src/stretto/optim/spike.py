@@ -1,54 +1,133 @@
 """Spike compensation: a gradient that arrives D updates late is applied with a larger weight on arrival."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from stretto.errors import UsageError
+from stretto.optim.combined import CombinedOptimizer, stepping
+from stretto.optim.direction import root, second_moment
+from stretto.optim.hidden_gradients import without_gradients
+from stretto.optim.lion import Lion
 from stretto.optim.momentum import check_momentum
+from stretto.optim.sharded_muon import ShardedMuon
+from stretto.optim.soap import SOAP
+from stretto.optim.spike_coefficients import corrected_coefficients, nesterov_coefficients, spike_coefficients
+from stretto.optim.update_feedback import stepped
 
-
-def spike_coefficients(momentum: float, delay: float) -> tuple[float, float]:
-    """a and b of `w <- w - lr (a v + b g)` (Kosson et al. 2021, arXiv 2003.11666, section 3.2).
-
-    a = m^D and b = (1 - m^D) / (1 - m), with m the `momentum` and D the `delay` in updates. From its arrival on, a
-    gradient's total contribution equals that without delay. D = 0 is plain momentum, D = 1 is Nesterov's.
-    """
-    a = momentum**delay
-    return a, (1 - a) / (1 - momentum)
+ADAMS = (torch.optim.Adam, torch.optim.NAdam)
+READS_DELAY = (Lion, SOAP, torch.optim.Muon)
 
 
 class SpikeCompensation:
-    """A step of torch.optim.SGD with momentum, then the difference to the compensated step.
+    """A step of the optimizer with the numerators of `optim/spike_coefficients.py`.
 
-    The optimizer takes its own step, so its scheduler, state and checkpoints stay those of torch.optim.SGD.
+    SGD with momentum, Adam, AdamW and NAdam take their own step, then the difference to the compensated one is added;
+    Muon, SOAP and Lion read the delay in their step, and so do the groups of `stretto.optim.muon`, each by its rule.
+    Schedulers, state and checkpoints stay those of the optimizer. Raises UsageError for any other optimizer.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, delay: float) -> None:
-        check_momentum(optimizer, "spike compensation", "use such an optimizer, or a method without it")
+        check_known(optimizer)
         self.optimizer = optimizer
         self.delay = delay
 
     @torch.no_grad()
     def step(self) -> None:
-        """Update every parameter: v <- m v + g; w <- w - lr (a v + b g), with g including weight decay."""
+        """Update every parameter that has a gradient; at delay 0 as the optimizer does, to the last bit."""
         if self.delay == 0:
             self.optimizer.step()
             return
-        pending: list[tuple[Tensor, Tensor, float, float, float]] = []
-        for group in self.optimizer.param_groups:
-            a, b = spike_coefficients(group["momentum"], self.delay)
-            rate = float(group["lr"])
-            pending += [(p, total_gradient(p, group), rate, a, b) for p in group["params"] if p.grad is not None]
-        self.optimizer.step()
-        for parameter, gradient, rate, a, b in pending:
-            velocity = self.optimizer.state[parameter]["momentum_buffer"]
-            parameter.add_(velocity, alpha=rate * (1 - a)).add_(gradient, alpha=-rate * b)
+        pending = [
+            (parameter, total_gradient(parameter, group), group)
+            for group in self.optimizer.param_groups
+            if not reads_delay(self.optimizer, group)
+            for parameter in group["params"]
+            if parameter.grad is not None
+        ]
+        with delayed(self.optimizer, self.delay):
+            self._own_step()
+        for parameter, gradient, group in pending:
+            state = self.optimizer.state[parameter]
+            if isinstance(self.optimizer, torch.optim.SGD):
+                add_sgd_difference(parameter, gradient, state["momentum_buffer"], group, self.delay)
+            else:
+                add_adam_difference(parameter, gradient, state, group, self.delay)
+
+    def _own_step(self) -> None:
+        optimizer = self.optimizer
+        is_torchs_muon = isinstance(optimizer, torch.optim.Muon)
+        with without_gradients(stepped(optimizer) if is_torchs_muon else ()):
+            optimizer.step()  # of torch's Muon hooks alone, and what a scheduler counts
+        if is_torchs_muon:
+            stepping(ShardedMuon, optimizer.state, optimizer.param_groups).step()
+
+
+def check_known(optimizer: torch.optim.Optimizer) -> None:
+    """Raise UsageError for an optimizer whose numerator is not known, and for complex numbers but under SGD."""
+    if not isinstance(optimizer, (*ADAMS, *READS_DELAY, CombinedOptimizer)):
+        check_momentum(
+            optimizer, "spike compensation takes Adam, AdamW, NAdam, Muon, SOAP and Lion; of others it",
+            "use such an optimizer, or a method without it",
+        )  # fmt: skip
+    elif any(parameter.is_complex() for parameter in stepped(optimizer)):
+        raise UsageError(
+            f"spike compensation of {type(optimizer).__name__} is of real numbers; this one has complex parameters: "
+            "use torch.optim.SGD, or a method without it"
+        )
+
+
+def reads_delay(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> bool:
+    """Whether the optimizer's own step of a group knows its "delay"."""
+    return isinstance(optimizer, READS_DELAY) or group.get("rule") == "Muon"
+
+
+@contextmanager
+def delayed(optimizer: torch.optim.Optimizer, delay: float) -> Iterator[None]:
+    """In this block, groups whose steps know a "delay" have one."""
+    groups = [group for group in optimizer.param_groups if reads_delay(optimizer, group)]
+    for group in groups:
+        group["delay"] = delay
+    try:
+        yield
+    finally:
+        for group in groups:
+            del group["delay"]
 
 
 def total_gradient(parameter: Tensor, group: Mapping[str, Any]) -> Tensor:
-    """The gradient that a step of torch.optim.SGD adds to the velocity."""
+    """The gradient that a step of torch.optim.SGD, Adam or NAdam averages: with weight decay, unless decoupled."""
     assert parameter.grad is not None
     gradient = -parameter.grad if group["maximize"] else parameter.grad
-    return gradient.add(parameter, alpha=group["weight_decay"]) if group["weight_decay"] else gradient
+    decay = 0.0 if group.get("decoupled_weight_decay") else group["weight_decay"]
+    return gradient.add(parameter, alpha=decay) if decay else gradient
+
+
+def add_sgd_difference(
+    parameter: Tensor, gradient: Tensor, velocity: Tensor, group: Mapping[str, Any], delay: float
+) -> None:
+    """Turn a step `w - lr v` into `w - lr (a v + b g)`, v with g in it."""
+    a, b = spike_coefficients(group["momentum"], delay)
+    rate = float(group["lr"])
+    parameter.add_(velocity, alpha=rate * (1 - a)).add_(gradient, alpha=-rate * b)
+
+
+def add_adam_difference(
+    parameter: Tensor, gradient: Tensor, state: Mapping[str, Any], group: Mapping[str, Any], delay: float
+) -> None:
+    """Turn a step of Adam, AdamW or NAdam into that with the numerator `a m + b g`, m with g in it."""
+    (a, b), (own_a, own_b) = (adam_coefficients(state, group, each) for each in (delay, 0.0))
+    norm, rate = root(second_moment(state, group), state, group), float(group["lr"])
+    parameter.addcdiv_(state["exp_avg"], norm, value=rate * (own_a - a))
+    parameter.addcdiv_(gradient, norm, value=rate * (own_b - b))
+
+
+def adam_coefficients(state: Mapping[str, Any], group: Mapping[str, Any], delay: float) -> tuple[float, float]:
+    """a and b of the step that a state has counted last."""
+    beta, step = float(group["betas"][0]), float(state["step"])
+    if "mu_product" not in state:
+        return corrected_coefficients(beta, delay, step)
+    return nesterov_coefficients(beta, float(group["momentum_decay"]), float(state["mu_product"]), delay, step)

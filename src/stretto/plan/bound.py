@@ -13,12 +13,13 @@ import numpy as np
 from stretto.cost.cluster import Link
 from stretto.mesh import Mesh
 from stretto.methods import StageAt
-from stretto.plan.candidate_costs import UPDATE, Prices, Table, adds_fill, range_sums
+from stretto.plan.candidate_costs import UPDATE, Prices, adds_fill
 from stretto.plan.objective import Rates
 from stretto.plan.partition import least_bottleneck
 from stretto.plan.places import DeviceKind, Numbers, message, receiving, sending
 from stretto.plan.planned_methods import planned
 from stretto.plan.problem import SHARD_OPTIMIZER, Form
+from stretto.plan.range_tables import Table, range_sums
 from stretto.plan.search_space import Candidate
 
 ENDS = ("input", "output")  # what may be a message

@@ -61,10 +61,10 @@ from numpy.typing import NDArray
 from stretto.cost.attained import AUTOCAST
 from stretto.cost.cluster import Link
 from stretto.cost.collective import GRADIENTS, RESHARDING, SHARDING, TENSOR_SUM
-from stretto.cost.cure_costs import FEEDBACK_PASSES
+from stretto.cost.cure_costs import PLAIN, feedback_tensors
 from stretto.cost.layer_table import LayerCost, ModelCosts, keeping_inputs
-from stretto.cost.mixed_precision import step_factor, sum_seconds
-from stretto.cost.stage_prediction import LayerTimes, Machine, layer_times, with_head
+from stretto.cost.mixed_precision import sum_seconds
+from stretto.cost.stage_prediction import LayerTimes, layer_times, with_head
 from stretto.mesh import Mesh
 from stretto.plan.hidden_exchanges import hidden_exchanges, share_kept_busy
 from stretto.plan.objective import Rates
@@ -84,11 +84,12 @@ from stretto.plan.places import (
     sending,
 )
 from stretto.plan.problem import SHARD_OPTIMIZER, Form, Problem, merged
+from stretto.plan.range_tables import Table, range_max, range_sums
 from stretto.plan.search_space import Candidate
 from stretto.plan.split_layer_costs import halo_seconds, layer_parts, num_all_reduces_of
+from stretto.plan.step_tables import StepTables, machines_of
 from stretto.plan.ways import correction
 
-Table = NDArray[np.float64]
 Times = LayerTimes[Table]  # of the layers [i, j) as one stage, at [i, j]; per micro-batch, `update` per turn
 
 
@@ -165,13 +166,6 @@ class Row(NamedTuple):
     awaited: Table | None = None
 
 
-def range_sums(values: Numbers) -> Table:
-    """The sum of the values [i, j), at [i, j]."""
-    sums = np.concatenate([[0.0], np.cumsum(values)])
-    table: Table = sums[None, :] - sums[:, None]
-    return table
-
-
 class Prices:
     """The costs of all candidates of a problem; tables that several candidates share are computed once."""
 
@@ -192,6 +186,7 @@ class Prices:
         self.sizes = lru_cache(maxsize=256)(self._sizes)
         self.loss_seconds = lru_cache(maxsize=None)(self._loss_seconds)
         self.hides_exchanges = not problem.trained  # of a tensor axis
+        self.steps = StepTables(problem, self.dtype, self.distinct)
         self.valid = np.triu(np.ones((len(problem.layers) + 1,) * 2, dtype=bool), 1)
 
     def _places(self, mesh: Mesh, pipeline: int, placement: tuple[int, ...] = ()) -> Places:
@@ -225,27 +220,14 @@ class Prices:
     ) -> Table:
         """Seconds of layers on the slowest of several kinds of devices: [layers, 6], columns as in `LayerTimes`."""
         costs = ModelCosts(tuple(layers), self.dtype)
-        devices = [self.problem.cluster.devices_by_kind[kind.worker] for kind in kinds]
-        machines = [
-            Machine(device.on_chip if on_chip else device, self.dtype, kind.crowded)
-            for device, kind in zip(devices, kinds, strict=True)
-        ]
-        times = [layer_times(costs, machine, examples, optimizer=self.problem.optimizer) for machine in machines]
+        machines = machines_of(self.problem, kinds, self.dtype, on_chip=on_chip)
+        times = [layer_times(costs, machine, examples, optimizer=self.steps.stepping) for machine in machines]
         rows: Table = np.maximum.reduce([np.array(layer_seconds) for layer_seconds in times])
-        rows[:, UPDATE] *= self.step_factor
         if self.sums_in_products:
             rows[:, ACCUMULATE] = np.maximum.reduce(
                 [[sum_seconds(layer, machine, examples) for layer in layers] for machine in machines]
             )
         return rows
-
-    @cached_property
-    def step_factor(self) -> float:
-        """How many times as long a step of the optimizer takes with float32 masters; 1 without."""
-        problem = self.problem
-        if not problem.masters:
-            return 1.0
-        return step_factor(problem.optimizer, self.dtype) if self.as_large_models else 2.0
 
     @cached_property
     def sums_in_products(self) -> bool:
@@ -343,8 +325,8 @@ class Prices:
         ]
         weights, gradients, state, tensors, once = np.array(amounts, dtype=float)[indices].T
         more, more_tensors = self.repeats(form)
-        states = max((of_layer / size for of_layer, size in zip(state, gradients, strict=True) if size), default=0.0)
-        tables = zip((weights, gradients, state, tensors), (more, more, states * more, more_tensors), strict=True)
+        more_state = self.problem.state_of_repeated * more
+        tables = zip((weights, gradients, state, tensors), (more, more, more_state, more_tensors), strict=True)
         return (*(range_sums(values) - twice for values, twice in tables), range_sums(once), range_max(weights))
 
     def repeats(self, form: Form) -> tuple[Table, Table]:
@@ -459,10 +441,11 @@ class Prices:
         of_input, of_output = self.gathered_messages(c, s, sizes)
         intra_forward, intra_backward = intra_forward + of_input[:, None], intra_backward + of_output
         copy = workers.copy_seconds(worker, 1.0) * gradients if versions > 1 else 0.0
-        if c.planned.feeds_back(c.stage_at(s)):
-            wide = 2 if self.problem.masters else 1  # float32 masters of parameters of 16 bits
-            static = static + wide * gradients
-            times = times._replace(update=times.update + wide * FEEDBACK_PASSES * times.accumulate)
+        cure = c.planned.step_cure(c.stage_at(s))
+        if cure != PLAIN:
+            seconds, kept = self.steps.cure(cure, places.machines[worker], c.form)
+            static = static + feedback_tensors(cure, self.steps.stepping) * gradients + kept
+            times = times._replace(update=times.update + seconds)
         losses = self.loss_seconds(c.mesh, c.pipeline, c.placement, c.worker_of(c.stages - 1))[worker]
         computing = StageTable(
             forward=times.forward + intra_forward,
@@ -554,15 +537,17 @@ class Prices:
 
     def with_sharding(self, c: Candidate, s: int, stage: StageTable) -> StageTable:
         """The stage with its optimizer state, or weights and gradients too, sharded among replicas."""
-        sizes = self.sizes(c.form, c.examples)
+        sizes, places, worker = self.sizes(c.form, c.examples), self.places_of(c), c.worker_of(s)
         if c.shard == SHARD_OPTIMIZER:
             return stage._replace(
-                all_reduce=self.scattered_and_gathered(c, c.worker_of(s), stage),
+                all_reduce=self.scattered_and_gathered(c, worker, stage),
                 update=stage.update / c.mesh.data,
                 static_bytes=sizes.parameters + sizes.gradients + sizes.state / c.mesh.data,
             )
-        gather, scatter = self.sharding_messages(c, c.worker_of(s), stage)
-        update = np.maximum(stage.update / c.mesh.data, self.launches(c, c.worker_of(s), sizes.tensors))
+        gather, scatter = self.sharding_messages(c, worker, stage)
+        kinds, replicas = places.machines[worker], places.replicas[worker]
+        update = self.steps.of_shares(stage.update, kinds, c.form, replicas, c.mesh.data)
+        update = np.maximum(update, self.launches(c, worker, sizes.tensors))
         if c.shard == "fully-shard":
             static = sizes.parameters + sizes.gradients + (sizes.parameters + sizes.state) / c.mesh.data
             return stage._replace(all_reduce=gather + scatter, update=update, static_bytes=static)
@@ -642,6 +627,7 @@ class Prices:
                 *(tuple(map(id, links[worker])) for links in (place.replicas, place.weights, place.slabs)),
                 id(c.link(s - 1, place)), id(c.link(s, place)), c.receives_gradient(s - 1), c.receives_gradient(s),
                 losses[worker], s == 0, s == last, method.versions(stage_at), c.recomputes(s), s in heads,
+                method.step_cure(stage_at),
             )  # fmt: skip
             if key not in known:
                 stage = self.stage(c, s)
@@ -920,13 +906,4 @@ def weight_gradients_of(weights: Numbers, backward: Numbers) -> Table:
     above = sums[None, :] - sums[np.minimum(lowest + 1, layers)][:, None]
     columns = np.arange(layers + 1)
     table: Table = np.where(lowest[:, None] < columns[None, :], begin[:, None] + above, 0.0)
-    return table
-
-
-def range_max(values: Numbers) -> Table:
-    """The largest of the values [i, j), at [i, j]."""
-    layers = len(values)
-    table = np.zeros((layers + 1, layers + 1))
-    for i in range(layers):
-        table[i, i + 1 :] = np.maximum.accumulate(values[i:])
     return table

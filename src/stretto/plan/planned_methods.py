@@ -6,9 +6,10 @@ from functools import cache
 from math import ceil
 from typing import NamedTuple, get_args
 
+from stretto.cost.cure_costs import PLAIN
 from stretto.errors import UsageError, nearest
 from stretto.methods import METHODS, Method, Planning, StageAt, method
-from stretto.methods.cure import Place
+from stretto.methods.cure import Place, StepCure
 from stretto.methods.definition import Family
 from stretto.methods.table import FROM_FILES, PHASES
 from stretto.options.parse import parse
@@ -54,10 +55,14 @@ class PlannedMethod:
             return ceil(self.planning.delay(at)) + 1
         return 2 if self.method.weights == "double-buffered" and at.stages > 1 else 1
 
-    def feeds_back(self, at: StageAt) -> bool:
-        """Whether a stage has update-level feedback."""
-        cure = self.method.cure
-        return cure.feedback is not None and cure.feedback(Place(at.stage, at.stages, self.planning.delay(at), 0.0)) > 0
+    @property
+    def turns_whole_matrices(self) -> bool:
+        """Whether it needs all of each matrix in one process."""
+        return self.method.cure.rotate is not None
+
+    def step_cure(self, at: StageAt) -> StepCure:
+        """What the method changes in the step of a stage."""
+        return cure_at(self, at) if self.method.cure.changes_step else PLAIN
 
     def drives(self, optimizer: str) -> bool:
         """Whether the method works with an optimizer."""
@@ -86,6 +91,14 @@ def with_options(name: str, options: Sequence[str]) -> str:
 def with_stages(planning: Planning, per_worker: int) -> Planning:
     """Closed forms with so many stages a worker."""
     return replace(planning, stages_per_worker=per_worker)
+
+
+@cache
+def cure_at(planned: PlannedMethod, at: StageAt) -> StepCure:
+    """What a method changes in the step of a stage, by the closed forms of all stages' delays."""
+    delays = [planned.planning.delay(at._replace(stage=stage)) for stage in range(at.stages)]
+    mean = sum(delays) / len(delays)
+    return planned.method.cure.at(Place(at.stage, at.stages, delays[at.stage], 0.0, mean_delay=mean))
 
 
 @cache
@@ -135,11 +148,6 @@ def planned(name: str) -> PlannedMethod:
         raise UsageError(
             f"cannot plan for method {name!r}: its Method has no closed forms (planning=..., see CONTRIBUTING.md). "
             "Add them, or predict it with stretto simulate or stretto compare"
-        )
-    if chosen.cure.rotate is not None:
-        raise UsageError(
-            f"cannot plan for method {name!r}: what rotate costs depends on the shapes of every matrix, which the sums "
-            "over layers of a search do not have; leave it out, and predict it with stretto simulate or stretto compare"
         )
     for key in options:
         if key in (planning.cut, planning.losses, "recompute", *PHASES):

@@ -135,6 +135,7 @@ class Problem:
                 f"tensors lists {max(self.tensors or ())}, but optimizer {self.optimizer!r} needs whole layers, of "
                 "which each process would have a part: leave it out, or take an optimizer that works on each element"
             )
+        self.check_whole_matrices()
         for space in self.spaces:
             if len(space) != 2 or min(space) < 1:
                 raise UsageError(f"spaces lists {shown(space)}: give pairs of whole numbers of at least 1, such as 2,1")
@@ -144,6 +145,17 @@ class Problem:
         for shard in self.shards:
             if shard not in SHARDS:
                 raise UsageError(f"unknown sharding {shown(shard)}: {nearest(str(shard), SHARDS)}")
+
+    def check_whole_matrices(self) -> None:
+        """Raise UsageError where each of the processes that share a stage would have a part of a matrix to turn."""
+        turning = [
+            word for word in self.methods if word not in (*FAMILIES, "all") and planned(word).turns_whole_matrices
+        ]
+        if turning and min(self.tensors or (1,)) > 1:
+            raise UsageError(
+                f"tensors lists {min(self.tensors or ())}, but method {turning[0]!r} turns whole matrices, of which "
+                "each process would have a part: leave tensors out, or take the method without rotate"
+            )
 
     def check_begins(self) -> None:
         """Raise UsageError for stages that do not begin at layers of the model, one after the other."""
@@ -224,6 +236,12 @@ class Problem:
         if self.masters:
             return 4 * (layer.trained + chosen.state_numbers(layer.trained, layer.matrices))
         return layer.state_bytes(chosen)
+
+    @property
+    def state_of_repeated(self) -> float:
+        """Bytes of optimizer state for each byte of weights that count more than once; their matrices count once."""
+        states = optimizer_of(self.optimizer).states
+        return 4 / 2 * (1 + states) if self.masters else float(states)
 
     def but(self, **changes: object) -> "Problem":
         """A copy of the problem with some fields changed."""

@@ -119,14 +119,14 @@ def pricer_of(plan: Plan, prices: Prices, laid: LaidOut) -> Pricer:
     times = stage_times(
         laid.costs, laid.ends, problem.cluster, c.examples * len(workers.ranks[0]),
         workers=[workers.ranks[laid.schedule.worker_of[s]] for s in range(c.stages)], dtype=prices.dtype,
-        optimizer=problem.optimizer, heads=laid.heads, silent=silent(laid.rules, c.stages),
+        optimizer=prices.steps.stepping, heads=laid.heads, silent=silent(laid.rules, c.stages),
         cures=laid.chosen.step_cures(laid.schedule),
     )  # fmt: skip
     tables = prices.stages_at(c, plan.bounds)
     share = prices.message_share(c.form)
     stages = [
         replace(
-            with_parts(seconds, table, c, step_factor=prices.step_factor),
+            with_parts(seconds, table, c),
             input=share * seconds.input, output=share * seconds.output,
         )
         for seconds, table in zip(times, tables, strict=True)
@@ -148,10 +148,10 @@ def with_weight_products(times: LayerTimes[float], accumulate: float) -> LayerTi
     return times._replace(weight_gradient=weights, accumulate=accumulate)
 
 
-def with_parts(times: StageTimes, stage: StageTable, c: Candidate, *, step_factor: float) -> StageTimes:
+def with_parts(times: StageTimes, stage: StageTable, c: Candidate) -> StageTimes:
     """The times of a stage with its replicas' all-reduce and the communication among processes that share it."""
     communication, bare = float(stage.intra_backward + stage.backward_gather), times.compute
-    update = bare.update * step_factor if c.shard == "none" else float(stage.update)
+    update = bare.update if c.shard == "none" else float(stage.update)
     compute = bare._replace(
         forward=bare.forward + float(stage.intra_forward + stage.forward_gather),
         backward=bare.backward + communication,

@@ -216,6 +216,8 @@ def methods_on(problem: Problem, axes: Candidate) -> Iterator[Alternatives]:
         stages = axes.pipeline * (per_worker or tried.planning.stages_per_worker)
         if stages > len(problem.layers) or not tried.suits(axes.pipeline):
             continue
+        if axes.mesh.tensor > 1 and tried.turns_whole_matrices:
+            continue
         if not allows(problem.stages, stages):
             continue
         untied = stages == 1 or not problem.costs.ties  # no stages share weights

@@ -215,17 +215,19 @@ def build_steps(method: Method, optimizer: Optimizer, place: Place) -> tuple[Ste
 
     step: Callable[[], object] = own
     changed = cure.at(place)
+    late = place.delay if cure.spike else 0.0
+    plain = None
     if changed.interval is not None:
-        step = RotatedAdam(optimizer, changed.interval, two_sided=changed.two_sided).step
+        plain = ignoring_number(RotatedAdam(optimizer, changed.interval, two_sided=changed.two_sided).step)
+        step = RotatedAdam(optimizer, changed.interval, two_sided=changed.two_sided, delay=late).step
     elif cure.spike:
-        step = SpikeCompensation(optimizer, place.delay).step
-    plain = None if cure.rotate is None else ignoring_number(step)
+        step = SpikeCompensation(optimizer, late).step
     if changed.feedback:
         fed = UpdateFeedback(optimizer, changed.feedback, step)
         return ignoring_number(fed.step), ignoring_number(fed.plain_step)
     if cure.reschedule is not None:
         return Rescheduled(optimizer, place.delay, cure.reschedule, step).step, plain
-    return (ignoring_number(step) if cure.spike else plain), plain
+    return (ignoring_number(step) if step is not own else None), plain
 
 
 def ignoring_number(step: Callable[[], object]) -> Step:
