@@ -20,6 +20,7 @@ from stretto.cli.plan import KEEP
 from stretto.cost import Cluster, find_cluster
 from stretto.plan import Problem, search
 from stretto.plan.candidate_costs import Prices
+from stretto.plan.cuts import best_cut
 from stretto.plan.objective import Goal, Objective
 from stretto.plan.partition import partition
 from stretto.plan.search_space import candidates
@@ -66,8 +67,14 @@ def networks(cluster: Cluster) -> dict[str, object]:
     )  # fmt: skip
     some = list(candidates(problem))[::400]
     prices = Prices(problem)
-    rates = [Objective().rates(c, prices.places_of(c)) for c in some]
-    alone = timed(lambda: [prices.cut(c, prices.tables(c), rate) for c, rate in zip(some, rates, strict=True)])
+    places = [prices.places_of(c) for c in some]
+    rates = [Objective().rates(*pair) for pair in zip(some, places, strict=True)]
+    alone = timed(
+        lambda: [
+            best_cut(c, prices.tables(c), rate, place.memory)
+            for c, rate, place in zip(some, rates, places, strict=True)
+        ]
+    )
     decoder = timed(lambda: counted("decoder", DECODER))
     return {
         "costs": {"seconds": clock, "cpu": cpu},

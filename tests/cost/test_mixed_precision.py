@@ -69,3 +69,5 @@ def test_a_product_adds_to_its_sum_while_it_computes(dtype, more, apart):
     moving, adding = ((2 * 512 * 256 + 64 * 4 + extra * 512 * 256) / 5e9 for extra in (0, more))
     longer = (computing**2 + adding**2) ** 0.5 - (computing**2 + moving**2) ** 0.5
     assert sum_seconds(one, Machine(device, dtype), 4) == pytest.approx(longer + apart * 1000 / 5e9)
+    alone = sum_seconds(one, Machine(device, dtype), 4, in_products=False)
+    assert alone == pytest.approx(apart * (512 * 256 + 1000) / 5e9)

@@ -5,7 +5,7 @@ import pytest
 from stretto import UsageError
 from stretto.cost import find_cluster
 from stretto.cost.cluster_file import parse, to_toml
-from stretto.cost.rings import Steps, all_reduce_seconds, gather_seconds
+from stretto.cost.rings import Steps, all_reduce_seconds, gather_seconds, joined_rings
 from stretto.cost.stage_prediction import all_reduce_seconds as stage_all_reduce
 
 CLUSTER = find_cluster("70-nodes-of-8-a100")
@@ -76,3 +76,20 @@ def test_all_reduces_as_they_were_measured_on_eight_a100s(num_bytes, bus):
     """github.com/Azure/AI-benchmarking-guide, ND_A100_v4_results.md: bus bandwidth in GB/s."""
     seconds = all_reduce_seconds(NEAR.rings, NEAR.tree, 8, float(num_bytes))
     assert 2 * 7 / 8 * num_bytes / seconds / 1e9 == pytest.approx(bus, rel=0.1)
+
+
+def test_a_pair_shares_fewer_links_than_a_whole_node():
+    """A DGX-1: neighbours have one link of six, four of them four; of whole nodes and of others nothing changes."""
+    cluster = find_cluster("8-v100-16gb")
+    rings = cluster.links["nvlink"].rings
+    for processes, links in ((2, 1), (4, 4), (8, 6), (3, 6)):
+        large = gather_seconds(rings, processes, 1e12)
+        assert large == pytest.approx((processes - 1) / processes * 1e12 / (117e9 * links / 6), rel=0.01)
+    assert parse(to_toml(cluster), "x") == cluster
+    pair, four = Steps(base=0, step=0, bandwidth=6, among={2: 1}), Steps(base=0, step=0, bandwidth=5, among={4: 4})
+    assert pair.or_slower(four).among == {2: 1, 4: 4}
+    assert joined_rings({"a": pair}, {"a": four}, 3, 2)["a"].bandwidth == 1
+    with pytest.raises(UsageError, match=r"among\.1 = 3"):
+        Steps(base=0, step=0, bandwidth=6, among={1: 3})
+    with pytest.raises(UsageError, match="two"):
+        parse(to_toml(cluster).replace("2 = 19500000000.0", "pair = 1.0"), "x")

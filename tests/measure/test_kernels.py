@@ -2,10 +2,13 @@
 
 import copy
 
+import pytest
 import torch
 from torch import nn
 
 from stretto.measure.layer_flops import layer_costs
+
+LAST = torch.channels_last
 
 
 def sizes(work, examples):
@@ -27,11 +30,27 @@ def test_products_of_a_linear_layer():
 
 
 def test_products_of_a_convolution_and_of_its_gradients():
-    module, x = nn.Conv2d(8, 12, 3, padding=1, stride=2, groups=2), torch.randn(2, 8, 10, 10)
+    module, x = nn.Conv2d(8, 12, 3, padding=1, stride=2, groups=2, bias=False), torch.randn(2, 8, 10, 10)
     assert sizes(works(module, x, "F")["convolution"], 3) == [(2, 3 * 25, 6, 4 * 9)]
-    whole = nn.Conv2d(8, 12, 3, padding=1, stride=2)
-    assert sizes(works(whole, x, "B")["convolution"], 3) == [(1, 75, 72, 12), (1, 12, 72, 75)]
-    assert sizes(works(whole, x, "I")["convolution"], 3) == [(1, 75, 72, 12)]
+    whole = nn.Conv2d(8, 12, 3, padding=1, stride=2, bias=False)
+    image = (1, 3 * 100, 8, 12 * 9 // 4)  # pixels, channels, and the positions of a window that meet a pixel
+    assert sizes(works(whole, x, "B")["convolution"], 3) == [image, (1, 12, 72, 75)]
+    assert sizes(works(whole, x, "I")["convolution"], 3) == [image]
+
+
+def test_an_images_gradient_multiplies_each_position_of_a_window():
+    module, x = nn.Conv2d(4, 6, 5, bias=False), torch.randn(2, 4, 5, 5)  # one pixel of output, of 25
+    assert sizes(works(module, x, "F")["convolution"], 3) == [(1, 3, 6, 4 * 25)]
+    assert sizes(works(module, x, "I")["convolution"], 3) == [(1, 3 * 25, 4, 6 * 25)]
+
+
+def test_a_bias_of_a_convolution_is_added_and_summed_by_kernels_of_its_own():
+    x, out = torch.randn(2, 4, 6, 6), 3 * 8 * 36 * 4
+    for kind, moved in (("F", 2 * out + 8 * 4), ("B", out)):
+        kernels = works(nn.Conv2d(4, 8, 3, padding=1), x, kind)["convolution"].kernels
+        assert [k.bytes.at(3) for k in kernels if k.product is None] == [moved]
+        alone = works(nn.Conv2d(4, 8, 3, padding=1, bias=False), x, kind)["convolution"].kernels
+        assert all(kernel.product for kernel in alone)
 
 
 def test_kernels_add_up_to_their_operators():
@@ -51,12 +70,46 @@ def test_a_batch_norm_reads_its_images_twice():
         assert images * image <= kernel < images * image + 500
 
 
+def test_a_batch_norm_of_contiguous_images_has_a_block_of_threads_a_channel():
+    x = torch.randn(2, 4, 8, 8)
+    for kind, accesses in (("F", 3), ("B", 5)):
+        (kernel,) = works(nn.BatchNorm2d(4), x, kind)["batch-norm"].kernels
+        assert (kernel.blocks, kernel.numbers.at(3)) == (4, accesses * 3 * 4 * 64)
+    last = layer_costs([nn.BatchNorm2d(4)], x.contiguous(memory_format=LAST)).layers[0].works("F")
+    assert [(k.blocks, k.numbers.at(3)) for work in last for k in work.kernels if k.numbers.at(3)] == []
+
+
+def test_a_max_pool_compares_each_number_of_each_window():
+    x = torch.randn(2, 4, 8, 8)
+    forward, backward = (works(nn.MaxPool2d(3, 2, padding=1), x, kind)["pooling"].kernels[0] for kind in "FB")
+    assert (forward.numbers.at(5), forward.blocks) == (5 * 4 * 16 * 9, 0)
+    assert backward.numbers.at(5) == pytest.approx(3.5 * 5 * 4 * 16 * 9)  # of a forward, as in a profile
+    last = layer_costs([nn.MaxPool2d(3, 2)], x.contiguous(memory_format=LAST)).layers[0].works("F")[0]
+    assert last.kernels[0].numbers.at(5) == pytest.approx(1.18 * 5 * 4 * 9 * 9)
+
+
 def test_the_backward_of_a_layer_norm_has_a_kernel_for_its_input_and_one_for_its_weights():
     tokens = 2 * 500 * 64 * 4
     for kind, passes in (("B", [3, 2]), ("I", [3]), ("F", [2])):
         work = works(nn.Sequential(nn.Linear(64, 64), nn.LayerNorm(64)), torch.randn(2, 500, 64), kind)["layer-norm"]
         assert [round(kernel.bytes.at(2) / tokens) for kernel in work.kernels] == passes
         assert sum(kernel.count for kernel in work.kernels) == len(passes)
+
+
+def test_kernels_that_are_slower_than_a_copy_are_named():
+    """Norms, bias gradients and GELU by erf; not GELU by tanh, nor the sum of a whole tensor."""
+    x = torch.randn(2, 30, 8)
+    for module, kind, wanted in (
+        (nn.LayerNorm(8), "F", {"layer-norm"}), (nn.LayerNorm(8), "B", {"layer-norm"}), (nn.Linear(8, 4), "F", {""}),
+        (nn.Linear(8, 4), "B", {"", "sum"}), (nn.GELU(), "F", {"gelu"}), (nn.GELU(), "B", {"gelu"}),
+        (nn.GELU("tanh"), "F", {""}), (nn.GELU("tanh"), "B", {""}), (Mean(), "F", {""}),
+    ):  # fmt: skip
+        assert {kernel.kind for work in works(module, x, kind).values() for kernel in work.kernels} == wanted
+
+
+class Mean(nn.Module):
+    def forward(self, x):
+        return x - x.sum((1, 2), keepdim=True)
 
 
 def test_dropout_draws_a_number_for_each_of_its_own():
@@ -70,13 +123,10 @@ def test_dropout_draws_a_number_for_each_of_its_own():
     assert [kernel.random.at(5) for kernel in work.kernels] == [0]
 
 
-LAST = torch.channels_last
-
-
 def transposes(module, x, kind):
-    """Bytes and number of each kernel's transposes, on 3 examples."""
+    """Bytes and number of the transposes of each product, on 3 examples."""
     (work,) = (work for work in layer_costs([module], x).layers[0].works(kind) if work.operator == "convolution")
-    return [(k.transposed.at(3), k.transposes) for k in work.kernels]
+    return [(k.transposed.at(3), k.transposes) for k in work.kernels if k.product]
 
 
 def test_a_convolution_of_contiguous_images_transposes_two_operands_and_its_result():
@@ -99,6 +149,20 @@ def test_nothing_is_transposed_with_channels_last_nor_what_has_both_formats_nor_
     assert transposes(last[0], x, "F") == [(2 * 3 * 8 * 100 * 4, 1)]  # torch itself makes the images channels last
     assert transposes(nn.Conv2d(1, 1, 3), x[:, :1].clone(), "F") == [(0, 0)]
     assert transposes(nn.Conv2d(8, 8, 3, groups=8), x, "F") == [(0, 0)]
+
+
+def test_products_of_contiguous_images_need_no_transposes_where_they_are_aligned():
+    def plain(side, **moves):
+        (work,) = (
+            layer_costs([nn.Conv2d(8, 12, 1, bias=False, **moves)], torch.randn(2, 8, side, side)).layers[0].forward
+        )
+        return [kernel.plain for kernel in work.kernels]
+
+    assert plain(4) == [True]
+    assert plain(4, stride=2) == plain(4, padding=1) == [False]
+    assert plain(3) == [False]  # 36 bytes a channel
+    last = torch.randn(2, 8, 4, 4).contiguous(memory_format=LAST)
+    assert not layer_costs([nn.Conv2d(8, 12, 1)], last).layers[0].forward[0].kernels[0].plain
 
 
 def test_transposes_of_a_resnet_as_counted_from_the_shapes_of_its_convolutions():

@@ -39,7 +39,7 @@ def test_resnets_have_the_published_number_of_parameters(depth, norm):
 
 @pytest.mark.parametrize("depth", VGG)
 def test_vggs_have_the_published_number_of_parameters(depth):
-    assert size(imagenet_vgg(depth=depth)) == VGG[depth]
+    assert size(imagenet_vgg(depth=depth)) == size(imagenet_vgg(depth=depth, convolutional=True)) == VGG[depth]
 
 
 def test_alexnet_has_the_published_number_of_parameters():

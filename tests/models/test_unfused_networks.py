@@ -4,10 +4,12 @@ from functools import cache
 
 import pytest
 import torch
+from torch import nn
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 
 from stretto import UsageError
 from stretto.measure.layer_flops import layer_costs
+from stretto.models.eager_operators import EagerGELU
 from stretto.models.early_attention import EarlyFusedAttention, attention_2022
 from stretto.models.families import decoder, encoder
 from stretto.models.megatron_loss import megatron_token_loss
@@ -29,11 +31,30 @@ def output_and_gradients(network):
 
 
 @pytest.mark.parametrize("family", [decoder, encoder])
-@pytest.mark.parametrize("options", [{"fused": False}, {"attention": "fused-2022"}, {"loss": "megatron"}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{"fused": False}, {"attention": "fused-2022"}, {"attention": "scaled-scores"}, {"loss": "megatron"}],
+    ids=str,
+)
 def test_other_kernels_give_the_same_numbers(family, options):
     (loss, gradients), (wanted, others) = (output_and_gradients(family(**SMALL, **each)) for each in (options, {}))
     assert torch.allclose(loss, wanted, rtol=1e-5)
     assert all(torch.allclose(a, b, rtol=1e-3, atol=1e-6) for a, b in zip(gradients, others, strict=True))
+
+
+@pytest.mark.parametrize("family", [decoder, encoder])
+def test_gelu_is_torchs_by_tanh_or_erf_fused_or_not(family):
+    x, losses = torch.randn(50, dtype=torch.float64), {}
+    for gelu, approximate in (("tanh", "tanh"), ("erf", "none")):
+        losses[gelu] = output_and_gradients(family(**SMALL, gelu=gelu))[0]
+        assert torch.allclose(
+            losses[gelu], output_and_gradients(family(**SMALL, gelu=gelu, fused=False))[0], rtol=1e-12
+        )
+        assert torch.allclose(EagerGELU(approximate)(x), nn.GELU(approximate)(x), rtol=1e-12)
+    assert losses["tanh"] != losses["erf"]
+    assert output_and_gradients(family(**SMALL))[0] == losses["tanh" if family is decoder else "erf"]
+    with pytest.raises(UsageError, match="gelu='sigmoid'"):
+        family(gelu="sigmoid")
 
 
 def test_early_attention_is_torchs_with_grouped_queries_and_gradients():
@@ -79,10 +100,10 @@ def test_megatrons_loss_reads_and_writes_each_logit_by_hand():
 
 
 def test_unfused_forwards_move_so_many_bytes_more_by_hand():
-    """Of T x 3H and T x 4H biases read and written; of GELU four operators, and one that reads two; of T x T scores
-    two; of T x H a bias and a sum, twice, where one operator reads two and writes one.
+    """Of T x 3H and T x 4H biases read and written; of GELU by erf four operators, and one that reads two; of T x T
+    scores two; of T x H a bias and a sum, twice, where one operator reads two and writes one.
     """
-    fused, eager = rows()[1], rows(fused=False, loss="megatron")[1]
+    fused, eager = rows(gelu="erf")[1], rows(fused=False, loss="megatron", gelu="erf")[1]
     gelu = 4 * 2 + 3 - 2
     scores = 2 * T * T * (2 * 2)
     expected = 2 * (2 * (3 + 4) * T * H + gelu * 4 * T * H + scores + 2 * (2 + 3 - 3) * T * H)

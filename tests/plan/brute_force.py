@@ -264,7 +264,7 @@ def home(method, s, S, W):
 
 
 def stage_price(n, way, s, S, i, j):
-    """(work forward, work backward, late W, message, end, bytes).
+    """(work forward, work backward, late W, message, end, bytes kept, bytes of what is recomputed at a time).
 
     Work includes the runtime's time of each action, and the ends of messages: a forward takes one from below and sends
     one up, a backward the other way round.
@@ -369,7 +369,8 @@ def stage_price(n, way, s, S, i, j):
         size = (2 + state) * params / R + 2 * max(Q(x["weights"]) / D for x in layers)
     if sequence:  # of vectors' gradients, which each process has of its part
         end += max(ring(n, group, sum(x["sums"] for x in layers)) for group in of_slabs)
-    size += count * enters * b + kept if recomputed else count * kept + layerwise
+    size += count * enters * b if recomputed else count * kept
+    passing = kept if recomputed else layerwise
     x = Q(0)
     if s < S - 1 and home(method, s + 1, S, W) != w:
         nxt = [[at(n, (r * W + home(method, s + 1, S, W)) * inside + t) for t in range(inside)] for r in range(R)]
@@ -389,7 +390,7 @@ def stage_price(n, way, s, S, i, j):
     back += taken
     late_work += taken if method in HOPS else 0
     end += n["per_action"] + (n["per_step"] + losses(n, w, home(method, S - 1, S, W), W)) / Q(S, W)
-    return f, back, late_work, x, end, size
+    return f, back, late_work, x, end, size, passing
 
 
 def end_of(n, which, size):
@@ -416,14 +417,16 @@ def step(n, way, bounds):
     S = len(bounds) - 1
     v = S // W
     prices = [stage_price(n, way, s, S, bounds[s], bounds[s + 1]) for s in range(S)]
-    if any(size > Q(n["memory"]) / v for *_, size in prices):
-        return None
+    for worker in range(W):
+        sizes = [price[5:] for s, price in enumerate(prices) if home(method, s, S, W) == worker]
+        if sum(kept for kept, _ in sizes) + max(passing for _, passing in sizes) > n["memory"]:
+            return None
     if method == "chunked":
         return max(chunked(prices, s, min(e for e in ends(S, chunks) if e > s)) for s in range(S))
     if method == "overlapping(delay=0)":
         return max(hop(prices, s) for s in range(S))
     turns = []
-    for f, b, _, x, _, _ in prices:
+    for f, b, _, x, *_ in prices:
         if method == "gpipe":
             turns.append(max(f, x) + max(b, x))
         elif method in ("zb-h2", *VEES, *CLOCKED, *LOCAL):
@@ -451,7 +454,7 @@ def step(n, way, bounds):
         bubble += sum(max(0, b - w - f, f + b - 3 * w) for f, b, w, *_ in prices[1:])
         return bubble + max(M * turn + end for turn, end in zip(turns, last, strict=True))
     if method in SYNC:
-        fill = sum(f + b + 2 * x for f, b, _, x, _, _ in prices)
+        fill = sum(f + b + 2 * x for f, b, _, x, *_ in prices)
         return fill + max((M - 1) * turn + end for turn, end in zip(turns, last, strict=True))
     return max(M * turn + end for turn, end in zip(turns, last, strict=True))
 
@@ -469,7 +472,7 @@ def joules(n, way, bounds):
         return None
     busy = [Q(0)] * W
     for s in range(S):
-        f, b, _, _, end, _ = stage_price(n, way, s, S, bounds[s], bounds[s + 1])
+        f, b, _, _, end, *_ = stage_price(n, way, s, S, bounds[s], bounds[s + 1])
         busy[home(method, s, S, W)] += M * (f + b) + end
     total = Q(0)
     for process in range(R * W * inside):
@@ -498,14 +501,14 @@ def least_cost(n, methods, cost):
 
 def chunked(prices, s, end):
     """Up from a stage to the last of its chunk and down again, and its update."""
-    inner = sum(f + b + 2 * x for f, b, _, x, _, _ in prices[s : end - 1])
-    f, b, _, x, _, _ = prices[end - 1]
+    inner = sum(f + b + 2 * x for f, b, _, x, *_ in prices[s : end - 1])
+    f, b, _, x, *_ = prices[end - 1]
     return inner + max(f + b, x) + prices[s][4]
 
 
 def hop(prices, s):
     """A stage's forward, the next one's forward and input gradient, the stage's weight gradient and update."""
-    f, b, w, x, end, _ = prices[s]
+    f, b, w, x, end, *_ = prices[s]
     alone = max(f + b, x) + end
     if s == len(prices) - 1:
         return alone

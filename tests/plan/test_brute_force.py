@@ -12,7 +12,7 @@ from stretto.cost.layer_table import Affine, ImageWindow
 from stretto.parallel.space.geometry import SlidingWindow
 from stretto.plan import Objective, Problem, candidates, search
 from stretto.plan.bound import Bounds
-from stretto.plan.branch_and_bound import least_value
+from stretto.plan.branch_and_bound import Values, alone
 from stretto.plan.candidate_costs import Prices
 
 EIGHTH = Fraction(1, 8)
@@ -320,11 +320,14 @@ def test_no_cut_uses_less_energy_than_its_bound(seed):
     n = with_devices(images(draw(6000 + seed, workers=(2, 4)[seed % 2], layers=3), seed), seed)
     prices, aim = Prices(problem(n)), Objective(goal="energy")
     bounds, layers = Bounds(prices), len(n["layers"])
+    values = Values(aim, prices, bounds)
     for c in candidates(prices.problem):
         cuts = [(0, *inner, layers) for inner in combinations(range(1, layers), c.stages - 1)]
         used = [value for cut in cuts if (value := joules(n, way_of(c), cut)) is not None]
         for seconds in (bounds.seconds(c), bounds.tighter(c)) if used else ():
-            assert least_value(c, aim, prices, bounds, seconds) * c.batch <= float(min(used))
+            assert values.of_seconds(c, seconds) * c.batch <= float(min(used))
+        for communicating in (False, True) if used else ():
+            assert values.of_group([alone(c)], communicating=communicating) * c.batch <= float(min(used))
 
 
 def compare(n, methods=None, *, empty=False):

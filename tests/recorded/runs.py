@@ -98,13 +98,15 @@ def with_options() -> list[Run]:
     heads = {
         "mlp": ["linear", "two-layer", "two-layer(width=7)", "infopro", "auglocal", "man"],
         "cnn": ["pooled", "two-layer", "infopro", "auglocal", "man(depth=2)"],
-        "transformer": ["language", "two-layer", "auglocal", "blocks", "solo", "man(every=2)"],
+        "transformer": ["language", "two-layer", "auglocal", "blocks", "segprop(layers=1)", "solo", "man(every=2)"],
     }
     return [
         *(plain(method) for method in mlp),
         *(plain(f"greedy(head={head})", network=name) for name, fitting in heads.items() for head in fitting),
         plain("overlapping(head=two-layer)", network="cnn"),
         plain("chunked(chunks=3, head=language)", network="transformer"),
+        plain("overlapping(delay=1, share_top=1)", network="transformer"),
+        plain("chunked(chunks=3, share_top=1)", network="transformer"),
         plain("greedy(head=sequence)", network="classifier"),
         plain("synthetic-gradients(head=mlp, labels=True, rate=2)"),
         plain("synthetic-gradients(delay=3)"),

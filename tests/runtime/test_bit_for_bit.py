@@ -107,6 +107,22 @@ def test_averages_of_the_next_stages_layers_travel(processes, method):
     assert same(told[0][3], weights)
 
 
+@pytest.mark.parametrize(
+    ("processes", "method"),
+    [(2, "overlapping(delay=1, share_top=3)"), (3, "greedy(share_top=2)"),
+     pytest.param(3, "chunked(chunks=3, share_top=1)", marks=pytest.mark.slow),
+     pytest.param(3, "greedy(head=solo)", marks=pytest.mark.slow),
+     pytest.param(2, "greedy(head=blocks)", marks=pytest.mark.slow),
+     pytest.param(2, "greedy(head=infopro)", marks=pytest.mark.slow)],
+)  # fmt: skip
+def test_heads_of_tied_models_travel(processes, method):
+    """Versions of shared layers go down, their gradients up; the unembedding is the embedding."""
+    told = launch(processes, "runtime.scripts:read_only", method, True)
+    *wanted, weights = scripts.read_only(method, True, workers=processes)
+    assert all(list(each[:3]) == wanted for each in told)
+    assert same(told[0][3], weights)
+
+
 def test_shapes_may_change_and_several_tensors_travel():
     told = launch(2, "runtime.scripts:shapes_that_change", "pb")
     *wanted, weights = scripts.shapes_that_change("pb", workers=2)

@@ -19,6 +19,7 @@ from stretto.settings.planning import LAYERS, SEQUENCE, FailureSettings, PlanOut
 if TYPE_CHECKING:
     from stretto.cost import Cluster
     from stretto.plan import Found, Objective, Plan, Problem
+    from stretto.plan.programs import Program
     from stretto.study.model_costs import Costed
     from stretto.study.tensor_format import TensorFormat
 
@@ -213,7 +214,8 @@ def problem_of(settings: PlanSettings, model: "Costed", cluster: "Cluster", meth
     return Problem(
         costs=model.costs, cluster=cluster, workers=settings.workers or cluster.num_workers,
         batch_sizes=settings.batch_size or (model.batch_size,), optimizer=model.optimizer,
-        heads=model.heads.get("auto"), named_heads=model.heads, no_heads=model.no_heads,
+        heads=model.heads["auto"].rows if "auto" in model.heads else None,
+        named_heads=model.heads, no_heads=model.no_heads,
         sides=images(model), masters=model.costs.dtype in ("bfloat16", "float16"),
         shards=settings.sharding or shards(model), methods=methods,
         microbatches=settings.microbatches, stages=stages_of(settings), begins=settings.begins,
@@ -222,8 +224,20 @@ def problem_of(settings: PlanSettings, model: "Costed", cluster: "Cluster", meth
         tensor_costs=model.tensor_costs, form_costs=model.form_costs, recompute=recompute_of(settings, model),
         sequences=sequences_of(settings, model), spaces=settings.space or USUAL_SPACES,
         all_workers=settings.all_workers, trained=model.trained is not None,
-        weight_products=model.trained is None,
+        weight_products=model.trained is None, program=program_of(settings, model),
     )  # fmt: skip
+
+
+def program_of(settings: PlanSettings, model: "Costed") -> "Program":
+    """The program that trains a network without data. Raises UsageError for one of any other network."""
+    from stretto.plan.programs import USUAL, program_named
+
+    if settings.program is not None and model.trained is not None:
+        raise UsageError(
+            f"program={settings.program!r} of {settings.model}: stretto train trains it, and is priced as it is; "
+            "leave it out"
+        )
+    return program_named(settings.program or USUAL)
 
 
 def stages_of(settings: PlanSettings) -> tuple[int, ...] | None:

@@ -91,6 +91,7 @@ def summary(best: "Plan", found: "Found", file: Mapping[str, Any], model: "Coste
         "predicted_bytes": [round(many) for many in best.bytes],
         "candidates": found.candidates,
         "priced": found.priced,
+        "proven": found.proven,
         "search_seconds": found.seconds,
         "chosen": file["plan"],
         "predicted": file["predicted"],

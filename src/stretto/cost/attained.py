@@ -3,10 +3,13 @@
 A kernel takes the longest of its FLOPs, its bytes and its random numbers, and `per_kernel` beside; a matrix product
 (FLOPs^p + bytes^p)^(1/p) seconds with p = `overlap`, since it neither computes all the while nor moves bytes:
 
-    bytes / (memory_bandwidth x memory)
+    bytes / (memory_bandwidth x memory)                            or x its kind's share of `memory_of`
     random numbers / random_numbers                                dropout
     FLOPs / (peak x share)                                         attention, and products whose sizes are not known
     waves x (inner / split) x step + partial sums                  matrix products, and convolutions as such
+    numbers of a block / block_numbers                             batch norms of contiguous images, a block a channel
+    numbers of all blocks / multiprocessor_numbers, in waves       the same
+    numbers compared / pooled_numbers                              max pools
 
 A product of size rows x columns x inner is computed in tiles, `multiprocessors` of them at a time, in waves; the least
 over TILES, and over splits of the inner size, counts. A step of a tile is the longer of its FLOPs at a multiprocessor's
@@ -14,8 +17,9 @@ share of the peak, and of its operands at a multiprocessor's share of `cache_ban
 FLOP. Splits write their sums in float32 and read them again. So small products attain less, with no figures but those
 of a data sheet.
 
-A convolution on tensor cores (TENSOR_CORES) waits for transposes of contiguous images, by their bytes; one in float32
-takes images as they are (measure/kernels.py has the sources).
+A convolution on tensor cores (TENSOR_CORES) is such a product, and waits for transposes of contiguous images, by their
+bytes; one in float32 takes images as they are (measure/kernels.py has the sources). It takes the longer of its FLOPs
+and its bytes: cuDNN then has fewer FLOPs for windows of 3 x 3 than are counted (Winograd), which is not priced.
 """
 
 import math
@@ -33,20 +37,28 @@ SHORTEST = 64  # of the inner size, that a tile takes at once
 BYTES = {"float64": 8, "float32": 4, "tfloat32": 4, "bfloat16": 2, "float16": 2, "float8": 1}
 AUTOCAST = "-autocast"  # behind the dtype that products have under torch.autocast, beside float32 weights
 TENSOR_CORES = ("tfloat32", "bfloat16", "float16", "float8")  # dtypes of products
-SHARES = ("memory", "products", "convolutions", "attention", "attention_2022")
+SPEEDS = ("cache_bandwidth", "random_numbers", "block_numbers", "multiprocessor_numbers", "pooled_numbers")
+KINDS = ("layer-norm", "sum", "gelu")  # of kernels, as measure/kernels.py has them
+SHARES = ("memory", "transposes", "products", "convolutions", "attention", "attention_2022")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Attained:
     """What large operators attain of a device's peaks, and the seconds that small ones take beside their work.
 
-    `products`, `convolutions` and `attention` are shares of the peak, `memory` of the memory's bandwidth.
-    `products_in` has shares of products and convolutions in the dtypes whose share is another one. `attention_2022` is
-    that of the first kernels of fused attention, and as `attention` if it is left out.
-    `multiprocessors` compute the tiles of a product, read at `cache_bandwidth` bytes/s; without them, products of any
-    size attain their share. `overlap` is 1 for products that compute and move bytes in turn; without it they do both at
-    the same time. `random_numbers` is how many are drawn a second, for dropout. Each kernel takes
-    `per_kernel` seconds beside its work, and the host `per_launch` seconds to start it, while the device computes.
+    `products`, `convolutions` and `attention` are shares of the peak, `memory` of the memory's bandwidth. `transposes`
+    is that of transposes around convolutions, and as `memory` if it is left out; with `plain_products` convolutions of
+    1 x 1 need none where contiguous images are aligned. `products_in` has shares of products and convolutions in the
+    dtypes whose share is another one. `attention_2022` is that of the first kernels of fused attention, and as
+    `attention` if it is left out. `memory_of` has the shares of KINDS of kernels that move fewer bytes a second: layer
+    norms, sums over rows (gradients of biases), and GELU by erf. `multiprocessors` compute the tiles of a product, read
+    at `cache_bandwidth` bytes/s; without them, products of any size attain their share. `overlap` is 1 for products
+    that compute and move bytes in turn; without it they do both at the same time.
+
+    `random_numbers` is how many are drawn a second, for dropout; `block_numbers` how many a block of threads reads and
+    writes that takes one at a time, `multiprocessor_numbers` how many do all blocks of a multiprocessor;
+    `pooled_numbers` how many a max pool compares. Each kernel takes `per_kernel` seconds beside its work, and the host
+    `per_launch` seconds to start it, while the device computes.
     Raises UsageError for numbers out of range.
     """
 
@@ -56,22 +68,32 @@ class Attained:
     attention: float = 1.0
     attention_2022: float | None = None
     products_in: Mapping[str, float] = field(default_factory=dict)
+    memory_of: Mapping[str, float] = field(default_factory=dict)
     multiprocessors: int | None = None
     cache_bandwidth: float | None = None
     overlap: float | None = None
     random_numbers: float | None = None
+    block_numbers: float | None = None
+    multiprocessor_numbers: float | None = None
+    pooled_numbers: float | None = None
+    transposes: float | None = None
+    plain_products: bool | None = None
     per_kernel: float = 0.0
     per_launch: float = 0.0
 
     def __post_init__(self) -> None:
         shares = {key: getattr(self, key) for key in SHARES if getattr(self, key) is not None}
         shares |= {f"products_in.{dtype}": share for dtype, share in self.products_in.items()}
+        shares |= {f"memory_of.{kind}": share for kind, share in self.memory_of.items()}
         for key, share in shares.items():
             if not 0 < share <= 1:
                 raise UsageError(f"{key} = {share:g}: a share of the peak is more than 0, and 1 at most")
         for dtype in self.products_in:
             if dtype not in BYTES:
                 raise UsageError(f"products_in.{dtype} is no dtype: {nearest(dtype, BYTES)}")
+        for kind in self.memory_of:
+            if kind not in KINDS:
+                raise UsageError(f"memory_of.{kind} is no kind of kernel: {nearest(kind, KINDS)}")
         for key in ("per_kernel", "per_launch"):
             if not 0 <= getattr(self, key) < math.inf:
                 raise UsageError(f"{key} = {getattr(self, key):g}: it must be 0 or more seconds")
@@ -79,23 +101,23 @@ class Attained:
             raise UsageError(f"overlap = {self.overlap:g}: it must be 1 or more; leave it out for a perfect overlap")
         if self.multiprocessors is not None and self.multiprocessors < 1:
             raise UsageError(f"multiprocessors = {self.multiprocessors}: it must be 1 or more; leave it out instead")
-        if self.cache_bandwidth is not None and not self.cache_bandwidth > 0:
-            raise UsageError(
-                f"cache_bandwidth = {self.cache_bandwidth:g}: it must be more than 0; leave it out instead"
-            )
+        for key in SPEEDS:
+            speed = getattr(self, key)
+            if speed is not None and not speed > 0:
+                raise UsageError(f"{key} = {speed:g}: it must be more than 0; leave it out instead")
 
     def in_dtype(self, dtype: str) -> "Attained":
         """What the device attains of the peak of a dtype."""
         share = self.products_in.get(dtype)
         return self if share is None else replace(self, products=share, convolutions=share)
 
+    def with_persistent_norms(self) -> "Attained":
+        """What a device attains where layer norms are as quick as a copy."""
+        return replace(self, memory_of={kind: share for kind, share in self.memory_of.items() if kind != KINDS[0]})
+
     def at_speed(self, speed: float) -> "Attained":
         """What a device attains that is `speed` times as fast."""
-        rates = {
-            key: getattr(self, key) * speed
-            for key in ("cache_bandwidth", "random_numbers")
-            if getattr(self, key) is not None
-        }
+        rates = {key: getattr(self, key) * speed for key in SPEEDS if getattr(self, key) is not None}
         return replace(
             self,
             **rates,
@@ -155,14 +177,27 @@ def one_kernel(operator: str, kernel: Kernels, attained: Attained, peaks: Peaks,
         computing = product_seconds(*amounts, TileSpeeds(1 / rate, cache, 8 / memory, attained.multiprocessors))
     drawn = kernel.random.at(examples)
     drawing = drawn / attained.random_numbers if attained.random_numbers else 0.0
-    moving = moved / memory
+    moving = moved / (peaks.bandwidth * attained.memory_of.get(kernel.kind, attained.memory))
     transposing = 0.0
-    if peaks.tensor_cores and kernel.transposes:
-        transposing = kernel.transposed.at(examples) / memory + kernel.transposes * attained.per_kernel
-    if operator == "linear" and attained.overlap is not None and computing:
+    if peaks.tensor_cores and kernel.transposes and not (kernel.plain and attained.plain_products):
+        rate = peaks.bandwidth * (attained.transposes or attained.memory)
+        transposing = kernel.transposed.at(examples) / rate + kernel.transposes * attained.per_kernel
+    is_product = operator == "linear" or (operator == "convolution" and peaks.tensor_cores)
+    if is_product and attained.overlap is not None and computing:
         longer: float = (1 + (moving / computing) ** attained.overlap) ** (1 / attained.overlap)
-        return computing * longer + attained.per_kernel
-    return max(computing, moving, drawing) + attained.per_kernel + transposing
+        return computing * longer + attained.per_kernel + transposing
+    taking = numbers_seconds(kernel.numbers.at(examples), kernel.blocks, attained)
+    return max(computing, moving, drawing, taking) + attained.per_kernel + transposing
+
+
+def numbers_seconds(numbers: float, blocks: int, attained: Attained) -> float:
+    """Seconds of a kernel that takes numbers one at a time: of one multiprocessor with most blocks, or of a pool."""
+    if not blocks:
+        return numbers / attained.pooled_numbers if attained.pooled_numbers else 0.0
+    if attained.block_numbers is None or attained.multiprocessor_numbers is None or attained.multiprocessors is None:
+        return 0.0
+    most = math.ceil(blocks / attained.multiprocessors)
+    return numbers / blocks * max(1 / attained.block_numbers, most / attained.multiprocessor_numbers)
 
 
 def share_of(operator: str, attained: Attained) -> float:

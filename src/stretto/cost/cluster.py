@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from statistics import NormalDist
 from typing import NamedTuple
 
 from stretto.cost.attained import Attained
@@ -78,7 +79,9 @@ class Device:
     `alone_per_action` and `alone_per_step` those of training in one process, where that is known. `speed` is how fast
     layers are that were measured on another device of the cluster: 0.5 takes twice their time; the other figures are
     this device's own. A stage whose weights and activations of one micro-batch fit into `on_chip_memory` bytes reads
-    and writes them at `on_chip_bandwidth`. Raises UsageError for numbers out of range.
+    and writes them at `on_chip_bandwidth`. `variation` is the standard deviation of the time that devices of one kind
+    take for the same work, over its mean: a step waits for the slowest of its workers. Raises UsageError for numbers
+    out of range.
     """
 
     memory: float
@@ -89,6 +92,7 @@ class Device:
     watts: float | None = None
     idle_watts: float | None = None
     mtbf_hours: float | None = None
+    variation: float | None = None
     per_action: float = 0.0
     per_step: float = 0.0
     alone_per_action: float | None = None
@@ -111,7 +115,7 @@ class Device:
         for key in ("per_action", "per_step", "alone_per_action", "alone_per_step"):
             check_not_negative(key, getattr(self, key), MEASURE)
         check_positive("mtbf_hours", self.mtbf_hours, "leave it out if it is not known")
-        for key in ("price_per_hour", "watts", "idle_watts"):
+        for key in ("price_per_hour", "watts", "idle_watts", "variation"):
             check_not_negative(key, getattr(self, key), "leave it out if it is not known")
         if self.idle_watts is not None and (self.watts is None or self.idle_watts > self.watts):
             raise UsageError(
@@ -122,6 +126,15 @@ class Device:
             raise UsageError(f"peak is empty: give FLOP/s of at least one dtype, float32 = 1e12; {MEASURE}")
         for dtype, value in self.peak.items():
             check_positive(f"peak.{dtype}", value, MEASURE)
+
+    def slowest_of(self, workers: int) -> float:
+        """How many times as long the slowest of so many devices takes for its work as all do on average.
+
+        The expected largest of so many normal numbers, by Blom's approximation (1958): 1 for one device.
+        """
+        if not self.variation or workers == 1:
+            return 1.0
+        return 1 + self.variation * NormalDist().inv_cdf((workers - 0.375) / (workers + 0.25))
 
     @property
     def waiting_watts(self) -> float | None:

@@ -18,6 +18,8 @@ from stretto.options.checks import path as check_path
 
 T = TypeVar("T")
 HOME = files("stretto.cost") / "clusters"
+SHARES_BY_NAME = ("products_in", "memory_of")  # of `Attained`
+TYPES = {"bool": "true or false", "str": "text", "int": "whole number"}  # what a file's values are called
 
 
 def names() -> list[str]:
@@ -72,9 +74,13 @@ def to_dict(cluster: Cluster) -> dict[str, Any]:
     for device in content["devices"].values():
         if device["speed"] == 1:
             del device["speed"]
-        if not device.get("attained", {"products_in": True})["products_in"]:
-            del device["attained"]["products_in"]
+        for key in SHARES_BY_NAME:
+            if not device.get("attained", {key: True})[key]:
+                del device["attained"][key]
     for link in content["links"].values():
+        for steps in (*link["rings"].values(), *([link["tree"]] if "tree" in link else [])):
+            among = steps.pop("among")
+            steps |= {"among": {str(processes): number for processes, number in among.items()}} if among else {}
         for key in ("collectives", "rings"):
             if not link[key]:
                 del link[key]
@@ -117,9 +123,22 @@ def link_of(place: str, content: Any) -> Link:
     """A link, with its collectives, from a table."""
     return build(Link, place, content, {
         "collectives": lambda at, value: each_of(at, value, lambda key, entry: build(Collective, key, entry)),
-        "rings": lambda at, value: each_of(at, value, lambda key, entry: build(Steps, key, entry)),
-        "tree": lambda at, value: build(Steps, at, value),
+        "rings": lambda at, value: each_of(at, value, steps_of),
+        "tree": steps_of,
     })  # fmt: skip
+
+
+def steps_of(place: str, content: Any) -> Steps:
+    """A protocol of a ring or tree, from a table."""
+    return build(Steps, place, content, {"among": by_processes})
+
+
+def by_processes(place: str, value: Any) -> dict[int, float]:
+    """Numbers by a number of processes, from a table."""
+    for key in table(place, value):
+        if not key.isdecimal():
+            raise UsageError(f"{place}.{key}: a number of processes belongs here, {place}.2 for two")
+    return {int(key): checked(f"{place}.{key}", number, "float") for key, number in table(place, value).items()}
 
 
 def device_of(place: str, content: Any) -> Device:
@@ -137,9 +156,11 @@ def device_of(place: str, content: Any) -> Device:
 
 def attained_of(place: str, content: Any) -> Attained:
     """What a device attains, from a table."""
-    return build(Attained, place, content, {
-        "products_in": lambda at, value: each_of(at, value, lambda key, share: checked(key, share, "float")),
-    })  # fmt: skip
+
+    def shares(at: str, value: Any) -> dict[str, float]:
+        return each_of(at, value, lambda key, share: checked(key, share, "float"))
+
+    return build(Attained, place, content, dict.fromkeys(SHARES_BY_NAME, shares))
 
 
 def build(kind: type[T], place: str, content: Any, readers: Mapping[str, Callable[[str, Any], Any]] | None = None) -> T:
@@ -203,13 +224,14 @@ def each_of(place: str, value: Any, read: Callable[[str, Any], T]) -> dict[str, 
 
 
 def checked(place: str, value: Any, kind: str) -> Any:
-    """The value, if it is a number or text as its field declares; else raises UsageError."""
-    expected = "text" if "str" in kind else "whole number" if "int" in kind else "number"
+    """The value, if it is a number, text, or true or false, as its field declares; else raises UsageError."""
+    expected = next((name for part, name in TYPES.items() if part in kind), "number")
     fits = {
+        "true or false": isinstance(value, bool),
         "text": isinstance(value, str),
         "whole number": isinstance(value, int) and not isinstance(value, bool),
         "number": isinstance(value, int | float) and not isinstance(value, bool),
     }[expected]
     if not fits:
-        raise UsageError(f"{place} = {value!r}: a {expected} belongs here")
+        raise UsageError(f"{place} = {value!r}: {'' if 'bool' in kind else 'a '}{expected} belongs here")
     return float(value) if expected == "number" else value

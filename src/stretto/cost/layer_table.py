@@ -58,7 +58,10 @@ class Kernels:
     """`count` equal kernels of a GPU: FLOPs and bytes of each, and the random numbers that it draws.
 
     `product` has its sizes if it is a matrix product. On tensor cores a convolution of contiguous images has so many
-    `transposes`, which read and write `transposed` bytes beside.
+    `transposes`, which read and write `transposed` bytes beside. `numbers` are those that it reads and writes one at a
+    time, in so many `blocks` of threads, or that a pool compares (0 blocks). `plain` convolutions are products of
+    contiguous images, for devices that take them so (`Attained.plain_products`). `kind` names those
+    that move fewer bytes a second than a copy (`Attained.memory_of`).
     """
 
     count: float
@@ -68,6 +71,14 @@ class Kernels:
     random: Affine = Affine()
     transposed: Affine = Affine()
     transposes: int = 0
+    numbers: Affine = Affine()
+    blocks: int = 0
+    plain: bool = False
+    kind: str = ""
+
+
+KERNEL_AMOUNTS = ("flops", "bytes", "random", "transposed", "numbers")  # fields of `Kernels` that grow with examples
+KERNEL_FACTS = ("transposes", "blocks", "plain", "kind")  # and those that do not
 
 
 @dataclass(frozen=True)
@@ -473,9 +484,9 @@ def kernels_of(content: Mapping[str, Any]) -> Kernels:
     """Equal kernels from nested dicts."""
     sizes = content["product"]
     product = None if sizes is None else ProductSizes(**{name: Affine(**size) for name, size in sizes.items()})
-    keys = ("flops", "bytes", "random", "transposed")
-    flops, num_bytes, drawn, transposed = (Affine(**content[key]) for key in keys)
-    return Kernels(content["count"], flops, num_bytes, product, drawn, transposed, content["transposes"])
+    amounts: dict[str, Any] = {key: Affine(**content.get(key, {})) for key in KERNEL_AMOUNTS}  # 0.2 had no numbers
+    kept = {key: content[key] for key in KERNEL_FACTS if key in content}
+    return Kernels(content["count"], product=product, **amounts, **kept)
 
 
 def image_window_of(content: Mapping[str, Any]) -> ImageWindow:

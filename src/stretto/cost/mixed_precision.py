@@ -35,23 +35,26 @@ def step_factor(optimizer: str, dtype: str) -> float:
     return (FLOAT32 * accesses + NORM + CLIPPING + ROUNDING + SUMS[dtype]) / (BYTES[dtype] * accesses)
 
 
-def sum_seconds(layer: LayerCost, machine: Machine, examples: float) -> float:
-    """Seconds that a backward takes longer as it adds its gradients to those of earlier micro-batches."""
+def sum_seconds(layer: LayerCost, machine: Machine, examples: float, *, in_products: bool = True) -> float:
+    """Seconds that a backward takes longer as it adds its gradients to those of earlier micro-batches.
+
+    Unless products add them, operators of their own do for all.
+    """
     attained, dtype = machine.device.attained, machine.dtype
     assert attained is not None, "kernels are priced where a device says what it attains"
     item = BYTES.get(dtype, FLOAT32)
     wide = FLOAT32 if dtype == "bfloat16" else item  # of a number of the sum
     peaks = Peaks(machine.device.peak_of(dtype), machine.device.memory_bandwidth, item, dtype in TENSOR_CORES)
-    longer = in_products = 0.0
-    for kernel in gradient_products(layer):
+    longer = summed = 0.0
+    for kernel in gradient_products(layer) if in_products else ():
         assert kernel.product is not None, "only products are given"
         amounts = (kernel.product.number, kernel.product.rows, kernel.product.columns)
         number, rows, columns = (amount.at(examples) for amount in amounts)
         more = replace(kernel, bytes=kernel.bytes + Affine((2 * wide - item) * number * rows * columns))
         alone, adding = (one_kernel("linear", each, attained, peaks, examples) for each in (kernel, more))
         longer += kernel.count * (adding - alone)
-        in_products += kernel.count * number * rows * columns
-    others = max(0.0, layer.gradient_bytes / item - in_products)
+        summed += kernel.count * number * rows * columns
+    others = max(0.0, layer.gradient_bytes / item - summed)
     apart = Work("elementwise", layer.parameter_tensors, Affine(), Affine((2 * wide + item) * others))
     return longer + pass_seconds((apart,), "forward", machine, 0)
 

@@ -9,7 +9,7 @@ other nodes.
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import reduce
 from typing import TYPE_CHECKING, TypeVar
 
@@ -27,12 +27,14 @@ Amount = TypeVar("Amount", float, "NDArray[np.float64]")
 class Steps:
     """A protocol of a ring or tree: seconds to begin and of each step, and the bytes/s that each process sends.
 
+    `among` has the bytes/s among fewer processes of a node, by their number, where they share fewer of its links.
     Raises UsageError for numbers out of range.
     """
 
     base: float
     step: float
     bandwidth: float
+    among: Mapping[int, float] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         for key in ("base", "step"):
@@ -40,6 +42,15 @@ class Steps:
                 raise UsageError(f"{key} = {getattr(self, key):g}: it must be 0 or more seconds")
         if not self.bandwidth > 0:
             raise UsageError(f"bandwidth = {self.bandwidth:g}: it must be more than 0 bytes/s")
+        for processes, bandwidth in self.among.items():
+            if processes < 2 or not bandwidth > 0:
+                raise UsageError(
+                    f"among.{processes} = {bandwidth:g}: give bytes/s above 0 by a number of processes from 2 on"
+                )
+
+    def bandwidth_among(self, processes: int) -> float:
+        """The bytes/s that each of so many processes sends."""
+        return self.among.get(processes, self.bandwidth)
 
     def or_slower(self, other: "Steps") -> "Steps":
         """The slower value of each field."""
@@ -47,12 +58,16 @@ class Steps:
             base=max(self.base, other.base),
             step=max(self.step, other.step),
             bandwidth=min(self.bandwidth, other.bandwidth),
+            among={
+                processes: min(self.bandwidth_among(processes), other.bandwidth_among(processes))
+                for processes in {**self.among, **other.among}
+            },
         )
 
     def seconds(self, passes: int, processes: int, num_bytes: Amount) -> Amount:
         """Seconds of one pass around the ring, a gather, or of two, an all-reduce."""
         sent = passes * (processes - 1) / processes * num_bytes
-        return self.base + passes * (processes - 1) * self.step + sent / self.bandwidth
+        return self.base + passes * (processes - 1) * self.step + sent / self.bandwidth_among(processes)
 
 
 def gather_seconds(rings: Mapping[str, Steps], processes: int, num_bytes: Amount) -> Amount:
@@ -87,7 +102,7 @@ def joined(within: Steps | None, between: Steps, nodes: int, per_node: int, cros
     return Steps(
         base=max(within.base, between.base),
         step=(inside * within.step + crossings * between.step) / num_steps,
-        bandwidth=min(within.bandwidth, per_node * between.bandwidth),
+        bandwidth=min(within.bandwidth_among(per_node), per_node * between.bandwidth),
     )
 
 

@@ -147,8 +147,12 @@ def peak_bytes(
     *,
     optimizer: str = "sgd",
     heads: Sequence[LayerCost | None] | None = None,
+    weights: Mapping[tuple[int, int], float] | None = None,
 ) -> tuple[float, ...]:
-    """The peak bytes of tensors on each worker, without the user's own batches."""
+    """The peak bytes of tensors on each worker, without the user's own batches.
+
+    `weights` are bytes of those that heads read of other stages, by (owner, reader).
+    """
     from stretto.cost.predicted_gradients import with_predictor, without
 
     predicted = rules.reach.predicted
@@ -172,7 +176,7 @@ def peak_bytes(
             else with_predictor(stage, head, examples, chosen, keeps_graph=keeps)
             for s, (stage, head) in enumerate(zip(stages, heads, strict=True))
         ]  # fmt: skip
-    buffers = channel_bytes(method, schedule, rules, stages)
+    buffers = channel_bytes(method, schedule, rules, stages, weights or {})
     peaks = []
     for worker in range(schedule.num_workers):
         held_stages = [s for s, holder in schedule.worker_of.items() if holder == worker]
@@ -184,7 +188,11 @@ def peak_bytes(
 
 
 def channel_bytes(
-    method: Method, schedule: Schedule, rules: Rules, stages: Sequence[StageMemory]
+    method: Method,
+    schedule: Schedule,
+    rules: Rules,
+    stages: Sequence[StageMemory],
+    weights: Mapping[tuple[int, int], float],
 ) -> Mapping[int, float]:
     """Bytes of each worker's message buffers."""
     from stretto.runtime.channels import SPARE, channels
@@ -194,6 +202,11 @@ def channel_bytes(
         sender, size = schedule.worker_of[channel.stage], PREFIX
         if channel.value in ("activation", "gradient"):
             size += stages[channel.stage].output if channel.value == "activation" else stages[channel.stage].input
+        here = [stage for stage, worker in schedule.worker_of.items() if worker == channel.worker]
+        if channel.value == "tied-weight":  # readers on one worker get one message
+            size += max(weights.get((channel.stage, reader), 0.0) for reader in here)
+        elif channel.value == "tied-gradient":
+            size += sum(weights.get((owner, channel.stage), 0.0) for owner in here)
         if sender != channel.worker:
             buffers[sender] += (depth + SPARE) * size
             buffers[channel.worker] += size

@@ -7,7 +7,7 @@ from typing import TypeVar
 from torch import Tensor, nn
 
 from stretto.errors import UsageError, nearest
-from stretto.heads import man, plain, solo
+from stretto.heads import man, plain, segprop, solo
 from stretto.heads.auglocal import auglocal
 from stretto.heads.gradients import GRADIENT_HEADS
 from stretto.heads.head import REMEDY, First, HeadKind, Network, Site
@@ -37,6 +37,9 @@ HEADS: dict[str, HeadKind] = {
     "infopro": HeadKind(plain.layered, infopro, f"[N, ...] -> [N, K] or {TOKENS}", several=True, of_network=True),
     "man": HeadKind(
         plain.layered, man.man, f"[N, ...] -> [N, K] or {TOKENS}", several=True, of_network=True, reads=man.READING
+    ),
+    "segprop": HeadKind(
+        lambda f, o: True, segprop.segprop, ANYTHING, several=True, of_network=True, shares=segprop.shared_by
     ),
     "solo": HeadKind(
         lambda f, o: f == 3 and o == 3, solo.solo, TOKENS, several=True, of_network=True, reads=solo.READING
@@ -87,6 +90,32 @@ def is_of_network(name: str) -> bool:
     return bare in HEADS and HEADS[bare].of_network
 
 
+def headless(reach: Reach, given: Sequence[nn.Module | None] | None) -> list[int]:
+    """The stages that need a head, and for which the user has not `given` one."""
+    return [stage for stage in reach.heads[:-1] if given is None or stage >= len(given) or given[stage] is None]
+
+
+def sharing(
+    name: str, reach: Reach, given: Sequence[nn.Module | None] | None, stages: Sequence[nn.Module]
+) -> Mapping[int, Sequence[nn.Parameter]] | None:
+    """The parameters of other `stages` that the head behind a stage shares and trains; None for heads that share none.
+
+    Raises UsageError for an option that the head does not have, or a network that does not have its layers.
+    """
+    bare, options = parse(name, "head")
+    kind = HEADS.get(bare)
+    if kind is None or kind.shares is None:
+        return None
+    missing = headless(reach, given)
+    return kind.shares(stages, missing, **resolve(f"head {bare!r}", kind.build, options)) if missing else {}
+
+
+def is_from_last(name: str) -> bool:
+    """Whether with this head a weight that several stages use belongs to the last of them."""
+    kind = HEADS.get(parse(name, "head")[0])
+    return kind is not None and kind.from_last
+
+
 def readings(
     name: str, reach: Reach, given: Sequence[nn.Module | None] | None, stages: Sequence[nn.Module]
 ) -> HeadReadings:
@@ -102,7 +131,7 @@ def readings(
     every = chosen["every"]
     at_least_one(f"head {bare!r}", "every", every)
     assert isinstance(every, int), "a whole number"
-    missing = [stage for stage in reach.heads[:-1] if given is None or stage >= len(given) or given[stage] is None]
+    missing = headless(reach, given)
     owner = kind.reads.owner
     readers = tuple((owner(stage, reach.num_stages), stage, every) for stage in missing)
     found = HeadReadings(bare, kind.reads, chosen, readers, reach.num_stages)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from stretto.measure.kernels import Kernel, kernels_of
+from stretto.measure.kernels import Kernel, kernels_of, kind_of
 from stretto.nn.flop_counter import flops_of
 
 SORTS = (  # what stands in an operator's name, the first that fits
@@ -76,7 +76,8 @@ class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if counts(func):
             name = func._schema.name.partition("::")[2]
             flops = causal_share(func, args, kwargs) * flops_of(func, args, kwargs, made)
-            operator = Kernel(sort(name), flops, moved(name, args, kwargs, made))
+            kind = kind_of(name, sort(name), args, kwargs)
+            operator = Kernel(sort(name), flops, moved(name, args, kwargs, made), kind=kind)
             taken = self.done[operator.sort]
             for index, amount in enumerate((1, operator.flops, operator.bytes)):
                 taken[index] += amount

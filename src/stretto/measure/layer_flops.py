@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from stretto.cost.layer_table import (
+    KERNEL_AMOUNTS,
+    KERNEL_FACTS,
     Affine,
     Kernels,
     LayerCost,
@@ -204,16 +206,16 @@ class Pair:
             product = None
             if one.product and other.product:
                 product = ProductSizes(*map(self.line, one.product, other.product))
-            keys = ("flops", "bytes", "random", "transposed")
-            flops, num_bytes, drawn, transposed = (self.line(getattr(one, key), getattr(other, key)) for key in keys)
-            alike = Kernels(count, flops, num_bytes, product, drawn, transposed, one.transposes)
+            amounts: dict[str, Any] = {key: self.line(getattr(one, key), getattr(other, key)) for key in KERNEL_AMOUNTS}
+            kept = {key: getattr(one, key) for key in KERNEL_FACTS}
+            alike = Kernels(count, product=product, **amounts, **kept)
             kernels[one.sort] = (*kernels.get(one.sort, ()), alike)
         return kernels
 
 
 def alike_in(kernel: Kernel) -> Hashable:
     """What a kernel has whatever the number of examples is."""
-    return kernel.sort, kernel.product is None, kernel.transposes
+    return kernel.sort, kernel.product is None, *(getattr(kernel, key) for key in KERNEL_FACTS)
 
 
 class PassWorks(NamedTuple):

@@ -144,7 +144,8 @@ class Method:
         """The schedule and its rules for so many stages, on the method's default number of workers if None.
 
         `reduce` makes the updates of a synchronous method wait for the norms of all stages' gradients. `ties` are pairs
-        of stages: the second works on weights of the first, and trains them if all its losses train the first, too.
+        of stages: the second works on weights of the first. It trains them if the first is above it, or else if all its
+        losses train the first, too.
         `reads` are (owner, reader, every): after each `every` updates of the owner the reader gets its weights and
         does not train them. `agreement` is what replicas of the pipeline do at each update (`schedule/replicated.py`).
         Raises ScheduleError for a schedule that is not complete or can deadlock, UsageError where there is nothing to
@@ -190,8 +191,13 @@ def planned(
     schedule = with_reduce(delays.schedule) if reduce else delays.schedule
     if agreement is not None:
         schedule = with_agreement(schedule, agreement)
-    shared = (delays.tie(*pair, reach.trains_all_of(*pair)) for pair in ties)
-    all_ties = (*shared, *(delays.reading(*reading) for reading in reads))
+    shared = (
+        delays.tie(owner, user, reach.trains_all_of(owner, user))
+        if owner < user
+        else delays.reading(owner, user, trains=True)
+        for owner, user in ties
+    )
+    all_ties = (*shared, *(delays.reading(*reading) for reading in reads if reading[:2] not in ties))
     rules = Rules.of(schedule, reach, ties=all_ties)
     check(schedule, rules)
     return schedule, rules

@@ -23,10 +23,16 @@ class EagerLinear(nn.Linear):
 
 
 class EagerGELU(nn.Module):
-    """GELU by its formula."""
+    """GELU by its formula, or with approximate="tanh" by that of Hendrycks and Gimpel (2016)."""
+
+    def __init__(self, approximate: str = "none") -> None:
+        super().__init__()
+        self.approximate = approximate
 
     def forward(self, x: Tensor) -> Tensor:
         """x times the distribution function of a normal variable at x."""
+        if self.approximate == "tanh":
+            return x * 0.5 * (1.0 + torch.tanh((2 / math.pi) ** 0.5 * (x + 0.044715 * x**3)))
         return x * 0.5 * (1.0 + torch.erf(x / 2**0.5))
 
 
@@ -36,6 +42,18 @@ class EagerCoreAttention(CoreAttention):
     def scores(self, queries: Tensor, keys: Tensor, mask: Tensor) -> Tensor:
         """The scores of [N heads, T, d] queries and keys."""
         return torch.bmm(queries, keys.transpose(1, 2)) / math.sqrt(queries.shape[2]) + mask
+
+
+class ScaledCoreAttention(CoreAttention):
+    """CoreAttention with scores that are scaled by an operator of their own, as timm had it until 2023.
+
+    Without `causal` there is no mask.
+    """
+
+    def scores(self, queries: Tensor, keys: Tensor, mask: Tensor) -> Tensor:
+        """The scores of [N heads, T, d] queries and keys."""
+        scaled: Tensor = torch.bmm(queries, keys.transpose(1, 2)) * float(queries.shape[2] ** -0.5)
+        return scaled if mask.numel() == 1 else scaled + mask
 
 
 class EagerSum(nn.Module):

@@ -24,9 +24,10 @@ from stretto.models.vgg import imagenet_vgg
 from stretto.options.checks import is_among, number, shown
 from stretto.options.named import choose, resolve, whole
 
-ATTENTIONS = ("scores", "fused", "fused-2022")
+ATTENTIONS = ("scores", "scaled-scores", "fused", "fused-2022")
 LOSSES = {"torch": float32_token_loss, "megatron": megatron_token_loss}
 POSITIONS = ("learned", "rotary")
+GELUS = ("tanh", "erf")
 
 
 def decoder(
@@ -45,6 +46,7 @@ def decoder(
     norm: str = "layer",
     gated: bool = False,
     bias: bool = True,
+    gelu: str = "tanh",
     fused: bool = True,
     loss: str = "torch",
 ) -> PublishedNetwork:
@@ -52,14 +54,15 @@ def decoder(
 
     kv_heads: heads of keys and values, which several heads of queries share; as many as `heads`. hidden: units of a
     block's perceptron, 4 `width`; gated: SiLU of a gate times them, as in Llama, else GELU. attention: "scores", which
-    are made, dropped out and kept, "fused", or "fused-2022" by the first such kernels. tied: the output layer's weight
-    is the embedding's. positions: learned or rotary. norm: layer or rms. bias: of all linear layers but the last.
-    fused: False runs biases, GELU, masks, dropout and sums one by one. loss: that of "torch", or of "megatron".
+    are made, dropped out and kept, "scaled-scores" by an operator of its own, "fused", or "fused-2022" by the first
+    such kernels. tied: the output layer's weight is the embedding's. positions: learned or rotary. norm: layer or rms.
+    bias: of all linear layers but the last. gelu: its approximation by "tanh", or by "erf". fused: False runs biases,
+    GELU, masks, dropout and sums one by one. loss: that of "torch", or of "megatron".
     """
     shape = block_shape(
         "decoder", depth=depth, width=width, heads=heads, context=context, kv_heads=kv_heads, hidden=hidden,
         attention=attention, dropout=dropout, positions=positions, norm=norm, gated=gated, bias=bias, fused=fused,
-        causal=True,
+        gelu=gelu, causal=True,
     )  # fmt: skip
     end = partial(LogitsEnd, shape, vocabulary)
     return language(shape, vocabulary, end, tied=checked(tied, "decoder"), types=0, loss=loss)
@@ -81,6 +84,7 @@ def encoder(
     norm: str = "layer",
     gated: bool = False,
     bias: bool = True,
+    gelu: str = "erf",
     fused: bool = True,
     loss: str = "torch",
 ) -> PublishedNetwork:
@@ -92,7 +96,7 @@ def encoder(
     shape = block_shape(
         "encoder", depth=depth, width=width, heads=heads, context=context, kv_heads=kv_heads, hidden=hidden,
         attention=attention, dropout=dropout, positions=positions, norm=norm, gated=gated, bias=bias, fused=fused,
-        causal=False,
+        gelu=gelu, causal=False,
     )  # fmt: skip
     end = partial(MaskedTokenEnd, shape, vocabulary)
     return language(shape, vocabulary, end, tied=checked(tied, "encoder"), types=2, loss=loss)
@@ -151,12 +155,22 @@ def resnet(
 
 
 def vgg(
-    *, depth: int = 16, side: int = 224, classes: int = 1000, norm: str = "none", hidden: int = 4096
+    *,
+    depth: int = 16,
+    side: int = 224,
+    classes: int = 1000,
+    norm: str = "none",
+    hidden: int = 4096,
+    convolutional: bool = False,
 ) -> PublishedNetwork:
-    """A VGG (Simonyan and Zisserman 2015)."""
+    """A VGG (Simonyan and Zisserman 2015); `convolutional`: its first two linear layers are convolutions, as timm's."""
     check_image("vgg", side=side, classes=classes, least=32)
     whole("model 'vgg'", "hidden", hidden)
-    return images(imagenet_vgg(depth=depth, norm=norm, hidden=hidden, area=(side // 32) ** 2, classes=classes), side)
+    choose("model 'vgg'", "convolutional", convolutional, (True, False))
+    recipe = imagenet_vgg(
+        depth=depth, norm=norm, hidden=hidden, area=(side // 32) ** 2, classes=classes, convolutional=convolutional
+    )
+    return images(recipe, side)
 
 
 def alexnet(*, side: int = SIDE, classes: int = 1000, hidden: int = 4096) -> PublishedNetwork:
@@ -210,6 +224,7 @@ def block_shape(
     norm: str = "layer",
     gated: bool = False,
     bias: bool = True,
+    gelu: str = "erf",
     fused: bool = True,
 ) -> BlockShape:
     """The shape of a transformer's blocks. Raises UsageError for options that do not fit together."""
@@ -221,6 +236,7 @@ def block_shape(
     choose(owner, "attention", attention, ATTENTIONS)
     choose(owner, "positions", positions, POSITIONS)
     choose(owner, "norm", norm, tuple(NORMS))
+    choose(owner, "gelu", gelu, GELUS)
     for option, value in {"gated": gated, "bias": bias, "fused": fused}.items():
         choose(owner, option, value, (True, False))
     number(f"{owner}: dropout", dropout, 0, 1)
@@ -238,7 +254,7 @@ def block_shape(
         )
     return BlockShape(
         depth, width, heads, shared, units, context, causal, attention, float(dropout), gated, bias, norm,
-        positions == "rotary", fused,
+        positions == "rotary", fused, gelu,
     )  # fmt: skip
 
 

@@ -66,7 +66,7 @@ class MaskedTokenEnd(nn.Module):
         super().__init__()
         self.norm = shape.normalisation()
         transform = nn.Linear if shape.fused else EagerLinear
-        self.transform = nn.Sequential(transform(shape.width, shape.width), shape.gelu(), shape.normalisation())
+        self.transform = nn.Sequential(transform(shape.width, shape.width), shape.activation(), shape.normalisation())
         self.score = transform(shape.width, vocabulary)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from functools import partial
 from torch import Tensor, nn
 
 from stretto.models.core_attention import CoreAttention, FusedAttention
-from stretto.models.eager_operators import EagerCoreAttention, EagerGELU, EagerLinear, EagerSum
+from stretto.models.eager_operators import EagerCoreAttention, EagerGELU, EagerLinear, EagerSum, ScaledCoreAttention
 from stretto.models.early_attention import EarlyFusedAttention
 from stretto.models.fused_operators import ResidualSum, RMSNorm, rotary
 from stretto.models.transformer import initialise
@@ -34,8 +34,8 @@ class BlockShape:
     """What the blocks of a network have in common.
 
     `heads` of queries share `kv_heads` of keys and values, `hidden` units are in the perceptron, `context` is the most
-    tokens. attention: "scores", "fused" or "fused-2022". norm: "layer" or "rms". Not `fused`: each
-    operator by itself.
+    tokens. attention: "scores", "scaled-scores", "fused" or "fused-2022". norm: "layer" or "rms". Not
+    `fused`: each operator by itself. gelu: "tanh" or "erf".
     """
 
     depth: int
@@ -52,6 +52,7 @@ class BlockShape:
     norm: str
     rotary: bool
     fused: bool
+    gelu: str
 
     def normalisation(self) -> nn.Module:
         """A norm over the features of each token."""
@@ -63,16 +64,18 @@ class BlockShape:
             return FusedAttention(causal=self.causal)
         if self.attention == "fused-2022":
             return EarlyFusedAttention(causal=self.causal)
-        kind = CoreAttention if self.fused else EagerCoreAttention
+        fused = ScaledCoreAttention if self.attention == "scaled-scores" else CoreAttention
+        kind = fused if self.fused else EagerCoreAttention
         return kind(self.context, causal=self.causal, dropout=self.dropout)
 
     def linear(self, inputs: int, outputs: int) -> nn.Module:
         """A linear layer that adds its own bias."""
         return (nn.Linear if self.fused else EagerLinear)(inputs, outputs, bias=self.bias)
 
-    def gelu(self) -> nn.Module:
+    def activation(self) -> nn.Module:
         """The perceptron's function."""
-        return nn.GELU() if self.fused else EagerGELU()
+        approximate = "tanh" if self.gelu == "tanh" else "none"
+        return nn.GELU(approximate) if self.fused else EagerGELU(approximate)
 
     def residual_sum(self) -> nn.Module:
         """What adds a branch to the stream."""
@@ -115,7 +118,7 @@ class Perceptron(nn.Module):
     def __init__(self, shape: BlockShape) -> None:
         super().__init__()
         self.widen = shape.linear(shape.width, shape.hidden)
-        self.gelu = shape.gelu()
+        self.gelu = shape.activation()
         self.narrow = nn.Linear(shape.hidden, shape.width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:

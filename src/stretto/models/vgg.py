@@ -1,5 +1,6 @@
 """VGG (Simonyan and Zisserman 2015), in the finest layers."""
 
+import math
 from functools import partial
 
 from torch import nn
@@ -32,9 +33,13 @@ def vgg(dataset: Dataset, *, depth: int = 11, norm: str = "batch", hidden: int =
 
 
 def imagenet_vgg(
-    *, depth: int, norm: str = "none", hidden: int = 4096, channels: int = 3, area: int = 49, classes: int = 1000
-) -> Recipe:
-    """The same network without data; `area` is the number of pixels behind the last pooling."""
+    *, depth: int, norm: str = "none", hidden: int = 4096, channels: int = 3, area: int = 49, classes: int = 1000,
+    convolutional: bool = False,
+) -> Recipe:  # fmt: skip
+    """The same network without data; `area` is the number of pixels behind the last pooling, a square.
+
+    `convolutional`: the first two Linear are convolutions, of all pixels and of one, as timm has them.
+    """
     choose("model 'vgg'", "depth", depth, tuple(CONVOLUTIONS))
     choose("model 'vgg'", "norm", norm, NORMS)
     recipe: Recipe = []
@@ -43,6 +48,10 @@ def imagenet_vgg(
             recipe += [partial(convolution, channels, width, bias=norm == "none"), partial(activated, width, norm)]
             channels = width
         recipe.append(partial(nn.MaxPool2d, 2))
+    if convolutional:
+        for inputs, size in ((512, math.isqrt(area)), (hidden, 1)):
+            recipe += [partial(nn.Conv2d, inputs, hidden, size), nn.ReLU, *([nn.Dropout] if size > 1 else [])]
+        return [*recipe, nn.Flatten, partial(nn.Linear, hidden, classes)]
     recipe.append(nn.Flatten)
     for inputs in (512 * area, hidden):
         recipe += [nn.Dropout, partial(nn.Linear, inputs, hidden), nn.ReLU]

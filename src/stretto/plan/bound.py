@@ -4,7 +4,6 @@ There are two bounds: one from sums over all layers, which takes microseconds, a
 without messages, for candidates that pass the first.
 """
 
-from collections.abc import Sequence
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
@@ -12,32 +11,29 @@ import numpy as np
 
 from stretto.cost.cluster import Link
 from stretto.mesh import Mesh
-from stretto.methods import StageAt
-from stretto.plan.candidate_costs import UPDATE, Prices, adds_fill
+from stretto.plan.candidate_costs import SLACK, UPDATE, Prices, adds_fill
+from stretto.plan.memory_bound import MemoryBounds
 from stretto.plan.objective import Rates
 from stretto.plan.partition import least_bottleneck
-from stretto.plan.places import DeviceKind, Numbers, message, receiving, sending
-from stretto.plan.planned_methods import planned
-from stretto.plan.problem import SHARD_OPTIMIZER, Form
-from stretto.plan.range_tables import Table, range_sums
+from stretto.plan.places import Bill, DeviceKind, Numbers, Places, message, receiving, sending
+from stretto.plan.problem import Form
+from stretto.plan.range_tables import Table
 from stretto.plan.search_space import Candidate
 
 ENDS = ("input", "output")  # what may be a message
 FORWARD = (1, 0, 0)  # factors of F, I and W, as in `Planning.gap`
 ONE_PASS = (FORWARD, (0, 1, 0), (0, 0, 1))
-SLACK = 1 - 1e-9  # sums in another order differ in the last bits
 
 
 class MeshSummary(NamedTuple):
     """The facts of a mesh and its pipeline that bounds need.
 
-    `memory` is the sum of all workers' bytes, `workers` has one worker for each set of links inside stages,
+    `workers` has one worker for each set of links inside stages,
     `seconds_per_byte` is the least, over workers, of the slowest link among a worker's replicas. `per_action` and
     `per_step` are the runtime's own seconds on the fastest device.
     """
 
     kinds: tuple[DeviceKind, ...]
-    memory: float
     workers: tuple[int, ...]
     seconds_per_byte: float
     per_action: float
@@ -75,14 +71,6 @@ class LeastWork(NamedTuple):
     input_share: float
 
 
-class ModelBytes(NamedTuple):
-    """Bytes of weights, gradients and optimizer state of all layers."""
-
-    parameters: float
-    gradients: float
-    state: float
-
-
 Passes = Literal["whole", "split", "weights"]  # the backward of a stage but the first: B, I and W, or at least W
 
 
@@ -97,13 +85,13 @@ class Bounds:
     def __init__(self, prices: Prices) -> None:
         self.prices = prices
         self.axes = lru_cache(maxsize=None)(self._axes)
+        self.kinds = lru_cache(maxsize=None)(self._kinds)
         self.least = lru_cache(maxsize=None)(self._least)
         self.messages = lru_cache(maxsize=None)(self._messages)
-        self.total = lru_cache(maxsize=None)(self._total)
+        self.message = lru_cache(maxsize=None)(self._message)
+        self.memory = MemoryBounds(prices)
+        self.total = self.memory.total
         self.bottleneck = lru_cache(maxsize=None)(self._bottleneck)
-        self.static = lru_cache(maxsize=64)(self._static)
-        self.kept = lru_cache(maxsize=64)(self._kept)
-        self.held_and_versions = lru_cache(maxsize=None)(self._held_and_versions)
 
     def _axes(self, mesh: Mesh, pipeline: int, placement: tuple[int, ...]) -> MeshSummary:
         place = self.prices.places(mesh, pipeline, placement)
@@ -113,7 +101,6 @@ class Bounds:
         devices = [self.prices.problem.cluster.devices_by_kind[kind.worker] for kind in kinds]
         return MeshSummary(
             kinds,
-            sum(place.memory),
             tuple({tuple(map(id, links)): worker for worker, links in enumerate(inside)}.values()),
             min(seconds_per_byte),
             min(least(device.per_action, device.alone_per_action) for device in devices),
@@ -152,16 +139,50 @@ class Bounds:
                 for form in forms
             )
             inside = min(float(forward.sum() + backward.sum()) for forward, backward in communication)
-        shares, links = {form: self.prices.message_share(form) for form in forms}, place.ahead[:-1]
-        amounts = [shares[form] * self.prices.amount(form, key, examples) for form in forms for key in ENDS]
-        least_bytes = np.array([min(amount.min() for amount in amounts)])
-        transit = sum(message(link, least_bytes)[0] for link in links)
-        overhead = sum(sending(link, least_bytes)[0] + receiving(link, least_bytes)[0] for link in links)
-        return LeastMessages(inside, float(transit), float(overhead))
+        least_bytes, links = np.array([min(self.message(form, examples) for form in forms)]), place.ahead[:-1]
+        transit = overhead = 0.0
+        for link in {id(link): link for link in links}.values():
+            number = sum(other is link for other in links)
+            transit += number * float(message(link, least_bytes)[0])
+            overhead += number * float(sending(link, least_bytes)[0] + receiving(link, least_bytes)[0])
+        return LeastMessages(inside, transit, overhead)
 
-    def _total(self, tensor: int) -> ModelBytes:
-        sizes = self.prices.sizes(Form(tensor), 1.0)
-        return ModelBytes(*(float(table[0, -1]) for table in (sizes.parameters, sizes.gradients, sizes.state)))
+    def _message(self, form: Form, examples: float) -> float:
+        # The bytes of the smallest message between stages.
+        return self.prices.message_share(form) * min(
+            float(self.prices.amount(form, key, examples).min()) for key in ENDS
+        )
+
+    def bill(self, c: Candidate) -> Places | Bill:
+        """What a candidate's workers cost; without building their places, where workers are alike."""
+        cluster = self.prices.problem.cluster
+        if cluster.is_uneven or c.placement:
+            return self.prices.places_of(c)
+        return Bill.of(cluster, c.pipeline, c.mesh.data * c.mesh.inside)
+
+    def _kinds(self, workers: int) -> tuple[DeviceKind, ...]:
+        cluster = self.prices.problem.cluster
+        return tuple(sorted({DeviceKind(cluster.kinds[0], crowded) for crowded in cluster.crowded(range(workers))}))
+
+    def computing(self, c: Candidate, forms: tuple[Form, ...], *, whole: bool) -> tuple[float, float]:
+        """The least seconds of a step, and of all workers of a pipeline together in it, from computing alone.
+
+        Of every method with as many micro-batches on the same axes, and every sharding; where `whole`, of those whose
+        stages all run a whole backward.
+        """
+        even = not (self.prices.problem.cluster.is_uneven or c.placement)
+        kinds = self.kinds(c.workers) if even else self.axes(c.mesh, c.pipeline, c.placement).kinds
+        least = self.least(kinds, forms, c.examples)
+        turn = least.whole if whole else least.separate
+        busy = (c.microbatches * turn + least.update / c.mesh.data) * SLACK
+        return busy / c.pipeline, busy
+
+    def working(self, c: Candidate, forms: tuple[Form, ...], *, whole: bool) -> tuple[float, float]:
+        """The same with the communication inside stages and among replicas."""
+        inside = self.messages(c.mesh, c.pipeline, c.placement, forms, c.examples).inside
+        all_reduce = self.all_reduce(c, self.axes(c.mesh, c.pipeline, c.placement))
+        busy = self.computing(c, forms, whole=whole)[1] + (c.microbatches * inside + all_reduce) * SLACK
+        return busy / c.pipeline, busy
 
     def seconds(self, c: Candidate, forms: tuple[Form, ...] = ()) -> float:
         """A lower bound of a step's seconds, from sums over all layers: as if they divided evenly among stages.
@@ -193,6 +214,10 @@ class Bounds:
         if ends_after_a_forward(c):  # the first stage runs M forwards, the others wait for one at least
             mean = max(mean, least.forward + (1 - 1 / c.microbatches) * mean)
         return (self.fill(c, least.whole + inside + overhead, transit) + mean) * SLACK
+
+    def goes_back_whole(self, c: Candidate) -> bool:
+        """Whether all stages run a backward as long as a whole one at least."""
+        return all_receive_gradients(c) and not self.goes_back_twice(c)
 
     def goes_back_twice(self, c: Candidate) -> bool:
         """Whether stages run I and W, each backward through all operators."""
@@ -282,74 +307,16 @@ class Bounds:
         overhead = c.stages * axes.per_action + c.pipeline * axes.per_step
         if c.shard == "fully-shard(reshard=True)":
             return least.update / c.mesh.data + overhead
+        update = least.update / (1 if c.shard == "none" else c.mesh.data)
+        return update + self.all_reduce(c, axes) + overhead
+
+    def all_reduce(self, c: Candidate, axes: MeshSummary) -> float:
+        """The least seconds of sums of gradients among replicas, of all stages, without latencies."""
+        if self.prices.problem.program.replicas == "beside a pass":  # all of it may be hidden
+            return 0.0
         replicas = c.mesh.data * c.mesh.space[0] * c.mesh.space[1]
         total = self.total(c.mesh.tensor)
-        all_reduce = 2 * (replicas - 1) / replicas * min(total.gradients, total.parameters) * axes.seconds_per_byte
-        return least.update / (1 if c.shard == "none" else c.mesh.data) + all_reduce + overhead
-
-    def fits(self, c: Candidate) -> bool:
-        """Whether weights, gradients and optimizer state fit if divided evenly among all workers."""
-        return self.bytes(c) * SLACK <= self.axes(c.mesh, c.pipeline, c.placement).memory
-
-    def bytes(self, c: Candidate) -> float:
-        """Bytes of weights, gradients and optimizer state of all stages."""
-        total, data = self.total(c.mesh.tensor), c.mesh.data
-        if c.shard == SHARD_OPTIMIZER:
-            return total.parameters + total.gradients + total.state / data
-        if c.shard == "fully-shard":
-            return total.parameters + total.gradients + (total.parameters + total.state) / data
-        return sum(total) / (1 if c.shard == "none" else data)
-
-    def reaches(self, c: Candidate) -> bool:
-        """Whether the stages reach the last layer if each holds as many layers as its memory allows.
-
-        Only activations that grow with every layer count, so that fewer layers never need more memory.
-        """
-        last, memory = len(self.prices.problem.layers), self.prices.places_of(c).memory
-        kept, share = self.kept(c.form, c.examples), c.planning.stages_per_worker
-        stages = self.held_and_versions(c.method, c.stages, c.microbatches, c.ahead, c.per_worker)
-        held = [1.0 if c.recompute == "stage" and each > 1 else each for each, _ in stages]
-        most = self.static(c.mesh.tensor, c.shard, c.mesh.data, max(versions for _, versions in stages))
-        fits = self.prices.valid & ((most + max(held) * kept) * SLACK <= min(memory) / share)  # in any stage
-        if reach(fits.sum(axis=1).tolist(), c.stages) >= last:
-            return True
-        start = 0
-        for s, (_, versions) in enumerate(stages):
-            static = self.static(c.mesh.tensor, c.shard, c.mesh.data, versions)
-            needed = (static[start, start:] + held[s] * kept[start, start:]) * SLACK
-            start += int(np.searchsorted(needed, memory[c.worker_of(s)] / share, side="right")) - 1
-            if start >= last:
-                return True
-        return False
-
-    def _held_and_versions(
-        self, method: str, stages: int, microbatches: int, ahead: int, per_worker: int
-    ) -> tuple[tuple[float, float], ...]:
-        tried = planned(method)
-        planning = tried.planning_of(per_worker)
-        each = (StageAt(s, stages, microbatches, ahead, planning.stages_per_worker) for s in range(stages))
-        return tuple((planning.held(at), tried.versions(at)) for at in each)
-
-    def _static(self, tensor: int, shard: str, data: int, versions: float) -> Table:
-        sizes = self.prices.sizes(Form(tensor), 1.0)
-        weights, gradients, state = sizes.parameters, sizes.gradients, sizes.state
-        if shard == SHARD_OPTIMIZER:
-            return weights + gradients + state / data
-        if shard == "fully-shard":
-            return weights + gradients + (weights + state) / data
-        return versions * weights + gradients + state if shard == "none" else (weights + gradients + state) / data
-
-    def _kept(self, form: Form, examples: float) -> Table:
-        activation, shared = (self.prices.amount(form, key, examples) for key in ("activation", "shared"))
-        return range_sums(np.maximum(0.0, activation - shared))
-
-
-def reach(holds: Sequence[int], stages: int) -> int:
-    """The layer that so many stages reach, if a stage that begins at layer i holds holds[i] layers."""
-    start = 0
-    for _ in range(stages):
-        start += holds[start]
-    return start
+        return 2 * (replicas - 1) / replicas * min(total.gradients, total.parameters) * axes.seconds_per_byte
 
 
 def least(seconds: float, alone: float | None) -> float:

@@ -2,14 +2,19 @@
 
 import heapq
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
+from math import inf
 from typing import NamedTuple
+
+import numpy as np
 
 from stretto.plan.bound import Bounds
 from stretto.plan.candidate_costs import Prices, Row
-from stretto.plan.objective import Objective
+from stretto.plan.cuts import best_cut, least_memory
+from stretto.plan.objective import Objective, Rates
+from stretto.plan.partition import SAME
 from stretto.plan.problem import Form, Problem
 from stretto.plan.search_space import Alternatives, Candidate, all_alternatives
 
@@ -48,13 +53,22 @@ class Plan:
 
 @dataclass(frozen=True)
 class Found:
-    """The best plans, best first; the number of candidates, how many were priced, and the seconds of the search."""
+    """The best plans, best first; the number of candidates, how many were priced, and the seconds of the search.
+
+    `least` is what the value of no plan is below, `proven` whether the best plan's is no more.
+    """
 
     plans: tuple[Plan, ...]
     candidates: int
     priced: int
     seconds: float
+    least: float
     prices: Prices = field(repr=False, compare=False)
+
+    @property
+    def proven(self) -> bool:
+        """Whether no plan is better than the best; without one, whether none fits."""
+        return self.least >= (inf if self.best is None else self.best.value * (1 - SAME))
 
     @property
     def best(self) -> Plan | None:
@@ -69,8 +83,9 @@ def search(
     """The `keep` best plans by closed forms (`candidate_costs`), each of another candidate; none if nothing fits.
 
     Only candidates that satisfy `among` are searched. `prices` may come from another problem with the same model and
-    cluster. The search is exact: it leaves out a candidate only if its lower bound, or one of all its alternatives, is
-    worse than the last plan kept.
+    cluster. The search leaves out a candidate only if its lower bound, or one of all its alternatives, is worse than
+    the last plan kept. So it is exact where each candidate's cut is, which is not always proven where workers have
+    several stages (`Found.proven`).
     With `enough`, it stops after pricing that many of the most promising candidates once a plan fits; then the plan may
     not be the best.
     """
@@ -81,15 +96,17 @@ def search(
     if among is not None:
         every = [alone(c) for each in every for c in each.each() if among(c)]
     best: list[tuple[float, tuple[object, ...], Plan]] = []
-    priced = 0
-    for least, c in in_order(every, aim, prices, bounds):
-        if len(best) == keep and (least > best[-1][0] or (enough is not None and priced >= enough)):
+    number, least_of_all = 0, inf
+    for bound, c in in_order(every, aim, prices, bounds):
+        if len(best) == keep and (bound > best[-1][0] or (enough is not None and number >= enough)):
+            least_of_all = min(least_of_all, bound)
             break
-        plan = plan_of(c, aim, prices)
-        priced += 1
+        plan, least = priced(c, aim, prices)
+        number, least_of_all = number + 1, min(least_of_all, max(bound, least))
         if plan is not None:
             best = sorted([*best, (plan.value, c.order, plan)], key=lambda entry: entry[:2])[:keep]
-    return Found(tuple(plan for _, _, plan in best), sum(map(len, every)), priced, time.perf_counter() - begin, prices)
+    plans, seconds = tuple(plan for _, _, plan in best), time.perf_counter() - begin
+    return Found(plans, sum(map(len, every)), number, seconds, least_of_all, prices)
 
 
 class Entry(NamedTuple):
@@ -97,40 +114,90 @@ class Entry(NamedTuple):
 
     least: float
     number: int
-    rank: int  # 0: alternatives together, 1: one of them, 2: with the tighter bound
-    alternatives: Alternatives
+    rank: int  # -1: a group by its computing, 0: with communication, 1: alternatives, 2: one, 3: with the tighter bound
+    members: Sequence[Alternatives]
 
 
 def in_order(
     every: Iterable[Alternatives], aim: Objective, prices: Prices, bounds: Bounds
 ) -> Iterator[tuple[float, Candidate]]:
     """(lower bound, candidate) of each candidate whose weights could fit, the least bound first."""
-    heap: list[Entry] = []
-    numbers = count()
-    for alternatives in every:
-        plain = alternatives.plain
-        if bounds.fits(plain):
-            if aim.goal == "memory":
-                least = bounds.bytes(plain) / plain.pipeline
-                heap += [Entry(least, next(numbers), 2, alone(c)) for c in alternatives.each()]
-            else:
-                least = bounds.seconds(plain, alternatives.forms)
-                value = least_value(plain, aim, prices, bounds, least, alternatives.forms)
-                heap.append(Entry(value, next(numbers), 0, alternatives))
+    numbers, pricing = count(), Values(aim, prices, bounds)
+    heap = [Entry(pricing.of_group(group), next(numbers), -1, group) for group in groups(every)]
     heapq.heapify(heap)
     while heap:
-        least, number, rank, alternatives = heapq.heappop(heap)
+        least, number, rank, members = heapq.heappop(heap)
+        if rank == -1:
+            value = pricing.of_group(members, communicating=True)
+            heapq.heappush(heap, Entry(max(least, value), number, 0, members))
+            continue
         if rank == 0:
+            for alternatives in members:
+                if bounds.memory.fits(alternatives.plain):
+                    value = max(least, pricing.of_alternatives(alternatives))
+                    heapq.heappush(heap, Entry(value, next(numbers), 1, (alternatives,)))
+            continue
+        (alternatives,) = members
+        if rank == 1:
             for c in alternatives.each():
-                own = least_value(c, aim, prices, bounds, bounds.seconds(c))
-                heapq.heappush(heap, Entry(max(least, own), next(numbers), 1, alone(c)))
+                own = pricing.of_alternatives(alone(c)) if len(alternatives) > 1 else least
+                heapq.heappush(heap, Entry(max(least, own), next(numbers), 2, (alone(c),)))
             continue
         (c,) = alternatives.each()
-        if rank == 2:
+        if rank == 3 or aim.goal == "memory":
             yield least, c
-        elif bounds.reaches(c):
-            tighter = least_value(c, aim, prices, bounds, bounds.tighter(c))
-            heapq.heappush(heap, Entry(max(least, tighter), number, 2, alternatives))
+        elif bounds.memory.reaches(c):
+            tighter = pricing.of_seconds(c, bounds.tighter(c))
+            heapq.heappush(heap, Entry(max(least, tighter), number, 3, members))
+
+
+def groups(every: Iterable[Alternatives]) -> Iterable[Sequence[Alternatives]]:
+    """Candidates on the same axes with the same micro-batches, which have one bound before others."""
+    found: dict[Hashable, list[Alternatives]] = {}
+    for alternatives in every:
+        c = alternatives.plain
+        found.setdefault((c.pipeline, c.mesh, c.batch, c.placement, c.microbatches), []).append(alternatives)
+    return found.values()
+
+
+class Values:
+    """Lower bounds of the objective's value."""
+
+    def __init__(self, aim: Objective, prices: Prices, bounds: Bounds) -> None:
+        self.aim = aim
+        self.prices = prices
+        self.bounds = bounds
+        self._rates: dict[Hashable, Rates] = {}
+
+    def of_group(self, group: Sequence[Alternatives], *, communicating: bool = False) -> float:
+        """Of candidates on the same axes: of their computing alone, without building their places; or of all work."""
+        c = group[0].plain
+        if self.aim.goal in ("memory", "loss") or self.prices.problem.ratios:
+            return 0.0
+        forms = tuple(dict.fromkeys(form for alternatives in group for form in alternatives.forms))
+        methods = {(each.plain.method, each.plain.losses, each.plain.per_worker): each.plain for each in group}
+        whole = all(map(self.bounds.goes_back_whole, methods.values()))
+        seconds, busy = (self.bounds.working if communicating else self.bounds.computing)(c, forms, whole=whole)
+        rates = self.aim.rates(c, self.bounds.bill(c))
+        return rates.step * seconds + min(rates.busy, default=0.0) * busy
+
+    def of_alternatives(self, alternatives: Alternatives) -> float:
+        """Of candidates that differ in what is recomputed, and in whether the sequence is divided."""
+        c, forms = alternatives.plain, alternatives.forms
+        if self.aim.goal == "memory":
+            return self.bounds.memory.bytes(c) / c.pipeline
+        return self.of_seconds(c, self.bounds.seconds(c, forms), forms)
+
+    def of_seconds(self, c: Candidate, seconds: float, forms: tuple[Form, ...] = ()) -> float:
+        """Of a candidate whose step takes so many seconds at least; with `forms`, with its layers run in any."""
+        return self.prices.correction(c) * self.bounds.value(c, self.rates(c), seconds, forms)
+
+    def rates(self, c: Candidate) -> Rates:
+        """The objective's rates, which depend on a candidate's axes unless steps to a loss count."""
+        key = c if self.aim.goal == "loss" else (c.pipeline, c.mesh, c.batch, c.placement)
+        if key not in self._rates:
+            self._rates[key] = self.aim.rates(c, self.prices.places_of(c))
+        return self._rates[key]
 
 
 def alone(c: Candidate) -> Alternatives:
@@ -138,40 +205,33 @@ def alone(c: Candidate) -> Alternatives:
     return Alternatives(c, (c.recompute,), (c.sequence,))
 
 
-def least_value(
-    c: Candidate, aim: Objective, prices: Prices, bounds: Bounds, seconds: float, forms: tuple[Form, ...] = ()
-) -> float:
-    """A lower bound of the objective's value for a candidate whose step takes so many seconds at least.
-
-    With `forms`, of the candidate with its layers run in any of them.
-    """
-    return prices.correction(c) * bounds.value(c, aim.rates(c, prices.places_of(c)), seconds, forms)
-
-
 def plan_of(c: Candidate, aim: Objective, prices: Prices) -> Plan | None:
     """The best plan of a candidate: its layers divided among stages by the objective; None if none fits."""
-    rows = prices.tables(c)
+    return priced(c, aim, prices)[0]
+
+
+def priced(c: Candidate, aim: Objective, prices: Prices) -> tuple[Plan | None, float]:
+    """The best plan of a candidate that was found, None if none fits; and what no other of its plans is below."""
+    places, rows = prices.places_of(c), prices.tables(c)
+    memory: Sequence[float] = places.memory
     if aim.goal == "memory":
-        rows = within_least_memory(c, prices, rows)
-    cut = prices.cut(c, rows, aim.rates(c, prices.places_of(c)))
-    return None if cut is None else planned(c, cut.bounds, cut.value, rows, aim, prices)
-
-
-def within_least_memory(c: Candidate, prices: Prices, rows: list[Row]) -> list[Row]:
-    """The rows with infinite loads for stages of more bytes than the least possible peak of a worker."""
-    import numpy as np
-
-    least = prices.least_memory(rows)
-    limit = float("-inf") if least is None else least.value
-    return [row._replace(load=np.where(row.bytes <= limit, row.load, np.inf)) for row in rows]
+        fullest = least_memory(c, rows)
+        limit = inf if fullest.best is None else fullest.best.value
+        rows = [row._replace(load=np.where(row.bytes <= limit, row.load, inf)) for row in rows]
+        memory = [min(each, limit) for each in memory]
+    cut = best_cut(c, rows, aim.rates(c, places), memory)
+    least = fullest.least if aim.goal == "memory" else prices.correction(c) * cut.least
+    return None if cut.bounds is None else planned(c, cut.bounds, cut.seconds, rows, aim, prices), least
 
 
 def bytes_of_workers(c: Candidate, bounds: tuple[int, ...], rows: list[Row]) -> list[float]:
     """The bytes on each worker of the pipeline."""
-    worker_bytes = [0.0] * c.pipeline
+    kept, passing = [0.0] * c.pipeline, [0.0] * c.pipeline
     for s, row in enumerate(rows):
-        worker_bytes[c.worker_of(s)] += float(row.bytes[bounds[s], bounds[s + 1]])
-    return worker_bytes
+        worker, span = c.worker_of(s), (bounds[s], bounds[s + 1])
+        kept[worker] += float(row.kept[span])
+        passing[worker] = max(passing[worker], float(row.passing[span]))
+    return [one + other for one, other in zip(kept, passing, strict=True)]
 
 
 def planned(

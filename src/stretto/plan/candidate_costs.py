@@ -40,7 +40,8 @@ messages. Memory of a stage:
 
     versions x weights + gradients + optimizer state (divided among replicas as far as they are sharded)
     + held x activations
-    + what is recomputed at a time: by the layer that recomputes most, or by the whole stage
+    + what is recomputed at a time: by the layer that recomputes most, or by the whole stage; of a worker's stages, by
+      the one that needs most
 
 Energy of a step: every device's power while it waits, times the step, plus what it uses more while it is busy, times
 
@@ -59,16 +60,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stretto.cost.attained import AUTOCAST
-from stretto.cost.cluster import Link
+from stretto.cost.cluster import Cluster, Link
 from stretto.cost.collective import GRADIENTS, RESHARDING, SHARDING, TENSOR_SUM
 from stretto.cost.cure_costs import PLAIN, feedback_tensors
 from stretto.cost.layer_table import LayerCost, ModelCosts, keeping_inputs
 from stretto.cost.mixed_precision import sum_seconds
-from stretto.cost.stage_prediction import LayerTimes, layer_times, with_head
+from stretto.cost.stage_prediction import LayerTimes, Machine, layer_times, with_head
 from stretto.mesh import Mesh
 from stretto.plan.hidden_exchanges import hidden_exchanges, share_kept_busy
-from stretto.plan.objective import Rates
-from stretto.plan.partition import Partition, few_cuts, partition, partition_waiting
 from stretto.plan.places import (
     DeviceKind,
     Numbers,
@@ -87,7 +86,7 @@ from stretto.plan.problem import SHARD_OPTIMIZER, Form, Problem, merged
 from stretto.plan.range_tables import Table, range_max, range_sums
 from stretto.plan.search_space import Candidate
 from stretto.plan.split_layer_costs import halo_seconds, layer_parts, num_all_reduces_of
-from stretto.plan.step_tables import StepTables, machines_of
+from stretto.plan.step_tables import StepTables
 from stretto.plan.ways import correction
 
 Times = LayerTimes[Table]  # of the layers [i, j) as one stage, at [i, j]; per micro-batch, `update` per turn
@@ -153,17 +152,24 @@ class StageTable(NamedTuple):
 class Row(NamedTuple):
     """A stage's tables for `partition`: seconds that it adds to the fill, seconds of its load, and its bytes.
 
-    `busy` are the seconds of a step in which it keeps its worker busy.
+    A worker has the `kept` bytes of all its stages at a time, the `passing` ones of one of them. `busy` are the seconds
+    of a step in which it keeps its worker busy.
     Under methods whose stages wait for the one above them in every turn, `beside_wait` are a stage's seconds without
     that wait, and `awaited` the seconds that the stage below waits for it; else None.
     """
 
     fill: Table
     load: Table
-    bytes: Table
+    kept: Table
+    passing: Table
     busy: Table
     beside_wait: Table | None = None
     awaited: Table | None = None
+
+    @property
+    def bytes(self) -> Table:
+        """The bytes of a worker that has this stage alone."""
+        return self.kept + self.passing
 
 
 class Prices:
@@ -185,7 +191,7 @@ class Prices:
         self.weights = lru_cache(maxsize=None)(self._weights)
         self.sizes = lru_cache(maxsize=256)(self._sizes)
         self.loss_seconds = lru_cache(maxsize=None)(self._loss_seconds)
-        self.hides_exchanges = not problem.trained  # of a tensor axis
+        self.hides_exchanges = not problem.trained and problem.program.exchanges != "waited"  # of a tensor axis
         self.steps = StepTables(problem, self.dtype, self.distinct)
         self.valid = np.triu(np.ones((len(problem.layers) + 1,) * 2, dtype=bool), 1)
 
@@ -220,18 +226,41 @@ class Prices:
     ) -> Table:
         """Seconds of layers on the slowest of several kinds of devices: [layers, 6], columns as in `LayerTimes`."""
         costs = ModelCosts(tuple(layers), self.dtype)
-        machines = machines_of(self.problem, kinds, self.dtype, on_chip=on_chip)
-        times = [layer_times(costs, machine, examples, optimizer=self.steps.stepping) for machine in machines]
-        rows: Table = np.maximum.reduce([np.array(layer_seconds) for layer_seconds in times])
-        if self.sums_in_products:
-            rows[:, ACCUMULATE] = np.maximum.reduce(
-                [[sum_seconds(layer, machine, examples) for layer in layers] for machine in machines]
-            )
+        machines = [
+            Machine(device.on_chip if on_chip else device, self.dtype, kind.crowded)
+            for kind in kinds
+            for device in [self.cluster.devices_by_kind[kind.worker]]
+        ]
+        rows: Table = np.maximum.reduce([
+            kind.slowest * self.seconds_on(layers, costs, machine, examples)
+            for kind, machine in zip(kinds, machines, strict=True)
+        ])  # fmt: skip
         return rows
 
     @cached_property
-    def sums_in_products(self) -> bool:
-        """Whether gradients are added to earlier ones by the products that give them."""
+    def cluster(self) -> Cluster:
+        """The cluster, its devices as the program's kernels find them."""
+        cluster = self.problem.cluster
+        if not (self.as_large_models and self.problem.program.persistent_norms):
+            return cluster
+        devices = {
+            name: device if device.attained is None
+            else replace(device, attained=device.attained.with_persistent_norms())
+            for name, device in cluster.devices.items()
+        }  # fmt: skip
+        return replace(cluster, devices=devices)
+
+    def seconds_on(self, layers: Sequence[LayerCost], costs: ModelCosts, machine: Machine, examples: float) -> Table:
+        """Seconds of layers on one machine, as `seconds`."""
+        rows = np.array(layer_times(costs, machine, examples, optimizer=self.steps.stepping))
+        if self.sums_as_large_models:
+            in_products = self.problem.program.sums_in_products
+            rows[:, ACCUMULATE] = [sum_seconds(layer, machine, examples, in_products=in_products) for layer in layers]
+        return rows
+
+    @cached_property
+    def sums_as_large_models(self) -> bool:
+        """Whether gradients are added to earlier ones as systems for large models do."""
         attained = [device.attained for device in self.problem.cluster.devices.values()]
         return self.as_large_models and None not in attained and not self.dtype.endswith(AUTOCAST)
 
@@ -248,6 +277,8 @@ class Prices:
         return [replace(layers[first], name="") for first in firsts], np.array(indices)
 
     def _layer_rows(self, kind: DeviceKind, form: Form, examples: float) -> Table:
+        if kind.slowest != 1:
+            return kind.slowest * self.layer_rows(kind.on_average, form, examples)
         layers, indices = self.distinct(form)
         rows: Table = self.seconds(layers, [kind], examples)[indices]
         return rows
@@ -262,6 +293,8 @@ class Prices:
         return self.problem.cluster.devices_by_kind[kind.worker].on_chip_memory is not None
 
     def _times(self, kind: DeviceKind, form: Form, examples: float) -> Times:
+        if kind.slowest != 1:
+            return Times(*(kind.slowest * table for table in self.times(kind.on_average, form, examples)))
         device = self.problem.cluster.devices_by_kind[kind.worker]
         times = self.times_of(self.layer_rows(kind, form, examples), device.speed)
         if device.on_chip_memory is None:
@@ -360,12 +393,10 @@ class Prices:
     ) -> tuple[Numbers, Numbers]:  # fmt: skip
         layers, place = self.layers(form), self.places(mesh, pipeline, placement)
         links, counted = place.weights[worker], self.is_counted(form)
-        key = (tuple(map(id, links)), mesh.tensor, form, examples, place.gamma)
-        if key not in self.exchanges:
-            self.exchanges[key] = self.tensor_seconds(form, links, examples, place.gamma)
-        forward, backward = self.exchanges[key]
+        forward, backward = self.exchanges_of(form, links, examples, place.gamma)
         if hides and counted:
-            backward = backward - self.hidden_seconds(form, links, examples, place.machines[worker], place.gamma)
+            hidden = self.hidden_seconds(form, links, examples, place.machines[worker], place.gamma)
+            forward, backward = forward - hidden[0], backward - hidden[1]
         again = forward if form.recompute == "full" and not counted else 0.0
         if mesh.space != (1, 1):
             halos = halo_seconds(layers, self.sides, mesh.space, place.slabs[worker], examples)
@@ -373,15 +404,31 @@ class Prices:
             again = again + np.array(halos[0]) if form.recompute == "full" else again
         return forward, backward + again
 
+    def exchanges_of(self, form: Form, links: Sequence[Link], examples: float, gamma: float) -> tuple[Numbers, Numbers]:
+        """`tensor_seconds`, computed once."""
+        key = (tuple(map(id, links)), form, examples, gamma)
+        if key not in self.exchanges:
+            self.exchanges[key] = self.tensor_seconds(form, links, examples, gamma)
+        return self.exchanges[key]
+
     def hidden_seconds(
         self, form: Form, links: Sequence[Link], examples: float, kinds: Sequence[DeviceKind], gamma: float
-    ) -> Numbers:
-        """Seconds of each layer's exchanges in a backward that pass while it computes: no more than its products take.
+    ) -> tuple[Numbers, Numbers]:
+        """Seconds of each layer's exchanges that pass while it computes, in a forward and in a backward.
 
-        Moving them takes a share of the device from the products.
+        No more than its products take, from which moving them takes a share of the device. Programs that send parts of
+        an exchange while others are computed wait for one of a ring's parts, 1 / P.
         """
         rows, indices = self.distinct(form)
         times = [LayerTimes(*self.layer_rows(kind, form, examples).T) for kind in kinds]
+        free = 1 - share_kept_busy(links)
+        if self.problem.program.exchanges == "in parts":
+            part = free * (1 - 1 / form.tensor)
+            forward, backward = self.exchanges_of(form, links, examples, gamma)
+            return (
+                part * np.minimum(forward, np.minimum.reduce([each.forward for each in times])),
+                part * np.minimum(backward, np.minimum.reduce([each.backward for each in times])),
+            )
         products = np.minimum.reduce([np.maximum(0.0, each.backward - each.input_gradient) for each in times])
         hidden = [hidden_exchanges(row, full=form.recompute == "full") for row in rows]
         beside_each = (
@@ -389,7 +436,7 @@ class Prices:
             for works_of in zip(*hidden, strict=True)
         )
         seconds: Numbers = sum(np.minimum(seconds, products) for seconds in beside_each)
-        return (1 - share_kept_busy(links)) * seconds
+        return np.zeros_like(products), free * seconds
 
     def is_counted(self, form: Form) -> bool:
         """Whether the exchanges of processes that share layers were counted, those of what is recomputed, too."""
@@ -426,7 +473,7 @@ class Prices:
         if s and not c.receives_gradient(s - 1):
             times = times._replace(backward=times.weight_gradient)
         if s in c.gradients.heads:
-            head = self.head(c, worker)
+            head = self.head(c, s)
             times = with_head(times, head.times)
             static, gradients, held = static + head.static, gradients + head.gradients, held + head.held
         intra = self.intra_stage(
@@ -435,7 +482,7 @@ class Prices:
         intra_forward, intra_backward = (range_sums(values) for values in intra)
         backward = times.input_gradient + times.weight_gradient if c.planning.split and s else times.backward
         if c.microbatches > 1:
-            backward = backward + times.accumulate
+            backward = backward + self.accumulating(c, times.accumulate)
         zeros = np.zeros_like(intra_forward)
         again = times.forward + intra_forward if c.recomputes(s) else zeros
         of_input, of_output = self.gathered_messages(c, s, sizes)
@@ -470,7 +517,23 @@ class Prices:
         stage = computing if c.shard == "none" else self.with_sharding(c, s, computing)
         if c.sequence:
             stage = stage._replace(all_reduce=stage.all_reduce + self.summed_once(c, worker))
-        return self.with_runtime(c, s, stage)
+        return self.with_runtime(c, s, self.as_program_sums(c, stage))
+
+    def accumulating(self, c: Candidate, accumulate: Table) -> Table:
+        """Seconds of adding gradients to earlier ones: to a shard alone in networks that are only planned."""
+        return accumulate / c.mesh.data if self.as_large_models and c.shard.startswith("fully") else accumulate
+
+    def as_program_sums(self, c: Candidate, stage: StageTable) -> StageTable:
+        """The stage whose replicas meet when its program has them meet, in networks that are only planned.
+
+        Sums beside a pass are hidden as far as one micro-batch computes: the last one's backward, and the next step's
+        first forward, where weights are gathered.
+        """
+        if self.problem.program.replicas == "each micro-batch":
+            return stage._replace(all_reduce=c.microbatches * stage.all_reduce)
+        if self.problem.program.replicas == "beside a pass":
+            return stage._replace(all_reduce=np.maximum(0.0, stage.all_reduce - stage.forward - stage.backward))
+        return stage
 
     def summed_once(self, c: Candidate, worker: int) -> Table:
         """Seconds of the sum of those gradients that processes which divide the sequence have parts of: of norms."""
@@ -485,7 +548,7 @@ class Prices:
         Networks that are only planned: as Megatron sends them (Narayanan et al. 2021, section 4.1), each a part, which
         the receivers gather; on parts of the sequence a message is a part anyway.
         """
-        divided = self.hides_exchanges and self.is_counted(form) and form.space == (1, 1) and not form.sequence
+        divided = not self.problem.trained and self.is_counted(form) and form.space == (1, 1) and not form.sequence
         return 1 / form.tensor if divided else 1.0
 
     def gathered_messages(self, c: Candidate, s: int, sizes: Sizes) -> tuple[Numbers, Numbers]:
@@ -593,11 +656,12 @@ class Prices:
         part = (stage.all_reduce + longer) / (3 if again else 2)
         return part, part
 
-    def head(self, c: Candidate, worker: int) -> "Head":
-        """The costs of a head behind layer j - 1, at [0, j]; where there can be none it takes infinite memory."""
-        given = self.problem.heads_of(c.method)
-        assert given is not None, "methods with heads are tried only where their costs are known"
-        some = next(head for head in given if head is not None)
+    def head(self, c: Candidate, s: int) -> "Head":
+        """The costs of stage s's head behind layer j - 1, at [0, j]; infinite memory where there can be none."""
+        costs, worker = self.problem.heads_of(c.method), c.worker_of(s)
+        assert costs is not None, "methods with heads are tried only where their costs are known"
+        given = costs.behind(s, c.stages)
+        some = next(head for head in (*given, *costs.rows) if head is not None)
         heads = [some if head is None else head for head in given]
         missing = np.array([inf if head is None else 0.0 for head in given])
         rows = self.seconds(heads, self.places_of(c).machines[worker], c.examples)
@@ -626,8 +690,8 @@ class Prices:
                 place.machines[worker],
                 *(tuple(map(id, links[worker])) for links in (place.replicas, place.weights, place.slabs)),
                 id(c.link(s - 1, place)), id(c.link(s, place)), c.receives_gradient(s - 1), c.receives_gradient(s),
-                losses[worker], s == 0, s == last, method.versions(stage_at), c.recomputes(s), s in heads,
-                method.step_cure(stage_at),
+                losses[worker], s == 0, s == last, method.versions(stage_at), c.recomputes(s),
+                self.problem.head_variant(c.method, s, c.stages) if s in heads else None, method.step_cure(stage_at),
             )  # fmt: skip
             if key not in known:
                 stage = self.stage(c, s)
@@ -636,15 +700,14 @@ class Prices:
                 fill, load, busy = (np.where(self.valid, table, inf) for table in (fill, load, busy))
                 known[key] = stage, fill, load, busy
             stage, fill, load, busy = known[key]
-            held, memory = planning.held(stage_at), place.memory[worker] / planning.stages_per_worker
+            held, memory = planning.held(stage_at), place.memory[worker]
             place_key = (key, held, memory, None if self.problem.begins is None else s)
             if place_key not in of_stage:
-                stage_bytes = stage.static_bytes + held * stage.microbatch_bytes + stage.recompute_bytes
+                allowed = self.valid if self.problem.begins is None else self.valid & self.stands(s)
+                kept = np.where(allowed, stage.static_bytes + held * stage.microbatch_bytes, inf)
                 wait = wait_terms(c, s, stage) if planning.waits else (None, None)
-                if self.problem.begins is not None:
-                    stage_bytes = np.where(self.stands(s), stage_bytes, inf)
-                fits = (stage_bytes <= memory) & np.isfinite(stage_bytes)
-                of_stage[place_key] = Row(fill, np.where(fits, load, inf), stage_bytes, busy, *wait)
+                fits = (kept + stage.recompute_bytes <= memory) & np.isfinite(kept)
+                of_stage[place_key] = Row(fill, np.where(fits, load, inf), kept, stage.recompute_bytes, busy, *wait)
             rows.append(of_stage[place_key])
         return rows
 
@@ -654,52 +717,6 @@ class Prices:
         stands: NDArray[np.bool_] = np.zeros_like(self.valid)
         stands[ends[s], ends[s + 1]] = True
         return stands
-
-    def cut(self, c: Candidate, rows: Sequence[Row], rates: Rates) -> Partition | None:
-        """The partition of the layers of the least value, and its seconds; None if none fits.
-
-        Where stages wait for the one above them in every turn, it is the fastest one.
-        """
-        load = [row.load for row in rows]
-        if c.planning.stages_per_worker > 1:
-            return self.cut_in_rounds(c, rows, rates)
-        if rates.busy and not c.planning.waits:
-            fills = [
-                times(rates.busy[c.worker_of(s)], row.busy) + (times(rates.step, row.fill) if adds_fill(c) else 0.0)
-                for s, row in enumerate(rows)
-            ]
-            cut = partition([times(rates.step, table) for table in load], fills)
-            return None if cut is None else Partition(cut.bounds, seconds_of(c, rows, cut.bounds))
-        if c.planning.waits:
-            beside_wait = [row.beside_wait for row in rows if row.beside_wait is not None]
-            awaited = [row.awaited for row in rows if row.awaited is not None]
-            return partition_waiting(load, beside_wait, awaited, waiting_stages(c), onward=c.planning.waits == "chunk")
-        return partition(load, [row.fill for row in rows] if adds_fill(c) else None)
-
-    def cut_in_rounds(self, c: Candidate, rows: Sequence[Row], rates: Rates) -> Partition | None:
-        """The partition where workers have several stages each: the best of all, if there are few.
-
-        Else the one whose stage of the largest load has the least: means over a worker's stages, which are far apart,
-        leave no order in which the best could be built up.
-        """
-        rate, busy = 1.0, None
-        if rates.busy:
-            rate, busy = rates.step, [times(rates.busy[c.worker_of(s)], row.busy) for s, row in enumerate(rows)]
-        few = few_cuts(len(self.valid) - 1, c.stages)
-        if few is None:
-            chosen = partition([times(rate, row.load) for row in rows], busy)
-            few = [] if chosen is None else [chosen.bounds]
-        cuts = [Partition(bounds, seconds_of(c, rows, bounds)) for bounds in few]
-
-        def value(cut: Partition) -> float:
-            used = sum(float(table[span]) for table, span in zip(busy or (), pairwise(cut.bounds), strict=False))
-            return rate * cut.value + used
-
-        return min((cut for cut in cuts if cut.value < inf), key=value, default=None)
-
-    def least_memory(self, rows: Sequence[Row]) -> Partition | None:
-        """The partition that needs least memory on its fullest worker, whether or not it fits."""
-        return partition([np.where(self.valid, row.bytes, inf) for row in rows])
 
     def stages_at(self, c: Candidate, bounds: Sequence[int]) -> list[StageTable]:
         """Every stage's costs for one partition: numbers instead of tables."""
@@ -771,18 +788,6 @@ def all_keeping_inputs(layers: Sequence[LayerCost]) -> list[LayerCost]:
     return kept
 
 
-def times(factor: float, table: Table) -> Table:
-    """A table times a factor, which may be 0; what is infinite stays so."""
-    return table * factor if factor else np.where(np.isfinite(table), 0.0, inf)
-
-
-def seconds_of(c: Candidate, rows: Sequence[Row], bounds: Sequence[int]) -> float:
-    """The seconds of a step for one partition, under methods whose stages do not wait in every turn."""
-    stages = list(zip(rows, pairwise(bounds), strict=True))
-    fill = sum(float(row.fill[span]) for row, span in stages) if adds_fill(c) else 0.0
-    return fill + busiest(c, [float(row.load[span]) for row, span in stages])[1]
-
-
 def busiest(c: Candidate, loads: Sequence[float]) -> tuple[int, float]:
     """The worker of the largest load, and that load: the mean of those of its stages."""
     means = [0.0] * c.pipeline
@@ -816,6 +821,7 @@ AMOUNTS = (
 )  # of a layer, in bytes
 TENSORS_OF_SUM = 2  # that slabs sum at once: the weights and the bias of a layer
 UPDATE, ACCUMULATE = 4, 5  # columns of `LayerTimes`
+SLACK = 1 - 1e-9  # of lower bounds: sums in another order differ in the last bits
 
 
 def adds_fill(c: Candidate) -> bool:

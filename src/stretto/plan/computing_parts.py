@@ -18,7 +18,8 @@ PARTS = ("computing", "below peak", "memory traffic", "launches")
 
 def at_peak(device: Device) -> Device:
     """The device with FLOPs at its peak and nothing else."""
-    return replace(device, attained=None, memory_bandwidth=inf, on_chip_bandwidth=None, on_chip_memory=None)
+    limits = replace(device, attained=None, memory_bandwidth=inf, on_chip_bandwidth=None, on_chip_memory=None)
+    return replace(limits, variation=None)
 
 
 def below_peak(device: Device) -> Device:

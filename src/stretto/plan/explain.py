@@ -6,7 +6,7 @@ from itertools import groupby, pairwise, product
 
 from stretto.cost.cluster import Cluster
 from stretto.plan.branch_and_bound import Found, Plan, plan_of, search
-from stretto.plan.candidate_costs import Prices, StageTable
+from stretto.plan.candidate_costs import Prices
 from stretto.plan.conflict import possible, refusal
 from stretto.plan.objective import Goal, Objective
 from stretto.plan.problem import RECOMPUTE, SHARDS, Problem
@@ -149,11 +149,10 @@ def misfit(problem: Problem) -> str:
     stages = [s for s in range(c.stages) if c.worker_of(s) == worker]
     parts = {"weights, gradients and optimizer state": 0.0, "activations": 0.0}
     costs = prices.stages_at(c, least.bounds)
-    if least.bytes[worker] <= memory[worker]:
-        return f"{no_plan_fits(problem, c)}fails on {unequal_shares(c, costs, least, memory)}. {remedy(problem)}"
     for s in stages:
         parts["weights, gradients and optimizer state"] += float(costs[s].static_bytes)
-        parts["activations"] += activation_bytes(c, s, costs[s])
+        parts["activations"] += float(c.planning.held(c.stage_at(s)) * costs[s].microbatch_bytes)
+    parts["activations"] += max(float(costs[s].recompute_bytes) for s in stages)
     stage_layers = list(pairwise(least.bounds))
     layers = ", ".join(f"{stage_layers[s][0]} to {stage_layers[s][1] - 1}" for s in stages)
     breakdown = " and ".join(f"{size(value)} of {name}" for name, value in parts.items())
@@ -173,23 +172,6 @@ def no_plan_fits(problem: Problem, c: Candidate) -> str:
     )
 
 
-def activation_bytes(c: Candidate, s: int, cost: StageTable) -> float:
-    """Bytes of the activations of stage s, what it computes again included."""
-    return float(c.planning.held(c.stage_at(s)) * cost.microbatch_bytes + cost.recompute_bytes)
-
-
-def unequal_shares(c: Candidate, costs: Sequence[StageTable], least: Plan, memory: Sequence[float]) -> str:
-    """The stage that takes most beyond its share of its worker's memory, where the worker's stages together fit."""
-    taken = [float(cost.static_bytes) + activation_bytes(c, s, cost) for s, cost in enumerate(costs)]
-    shares = [memory[c.worker_of(s)] / c.planning.stages_per_worker for s in range(c.stages)]
-    stage = max(range(c.stages), key=lambda s: taken[s] / shares[s])
-    return (
-        f"stage {stage} (layers {least.bounds[stage]} to {least.bounds[stage + 1] - 1}): plans give each of a worker's "
-        f"{c.planning.stages_per_worker} stages an equal share of its memory, {size(shares[stage])}, and it takes "
-        f"{size(taken[stage])}, though together they take {size(least.bytes[c.worker_of(stage)])}"
-    )
-
-
 def boundless(problem: Problem) -> Problem:
     """The problem on devices of infinite memory."""
     cluster = problem.cluster
@@ -201,10 +183,11 @@ def headless(problem: Problem) -> str:
     """The message that no stage of any candidate can end where it would have to: a head is missing there."""
     known = [heads for name in problem.names if (heads := problem.heads_of(name)) is not None]
     assert known, "candidates without memory limits are only missing where heads are"
-    places = [str(layer) for layer, head in enumerate(known[0][:-1]) if head is not None]
+    rows = known[0].rows
+    places = [str(layer) for layer, head in enumerate(rows[:-1]) if head is not None]
     return (
         f"no plan has the methods {', '.join(problem.names)}: stages with a loss of their own need a head, and of "
-        f"{len(known[0])} layers only {', '.join(places)} can have one behind them. Choose fewer stages (--stages), or "
+        f"{len(rows)} layers only {', '.join(places)} can have one behind them. Choose fewer stages (--stages), or "
         "other methods"
     )
 

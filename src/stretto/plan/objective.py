@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 
 from stretto.errors import UsageError, nearest
 from stretto.options.checks import is_among, shown
-from stretto.plan.places import Places
+from stretto.plan.places import Bill, Places
 from stretto.plan.planned_methods import catalogue, planned
 from stretto.plan.search_space import Candidate
 
@@ -123,7 +123,7 @@ class Objective:
         critical = self.critical_batch or 0.0
         return self.least_steps * (1 + critical / candidate.batch) * self.penalty(candidate).factor
 
-    def rates(self, candidate: Candidate, places: Places) -> Rates:
+    def rates(self, candidate: Candidate, places: Places | Bill) -> Rates:
         """The factors from seconds to the objective's value: of the time to a loss, else of an example.
 
         Raises UsageError where the price or the power of a device is not known.

@@ -20,10 +20,19 @@ Numbers = NDArray[np.float64]
 
 
 class DeviceKind(NamedTuple):
-    """A kind of worker, and whether other workers of its node compute at the same time."""
+    """A kind of worker, and whether other workers of its node compute at the same time.
+
+    Its work takes `slowest` times as long as on the mean device of its kind, since a step waits for the slowest one.
+    """
 
     worker: WorkerKind
     crowded: bool
+    slowest: float = 1.0
+
+    @property
+    def on_average(self) -> "DeviceKind":
+        """The mean device of its kind."""
+        return self._replace(slowest=1.0)
 
 
 class Power(NamedTuple):
@@ -42,6 +51,22 @@ class Power(NamedTuple):
         if len(known) < len(ranks):
             return None
         return cls(sum(least for _, least in known), tuple(most - least for most, least in known))
+
+
+class Bill(NamedTuple):
+    """What the workers of a plan cost: money an hour of all, and power; None where not known."""
+
+    price: float | None
+    power: Power | None
+
+    @classmethod
+    def of(cls, cluster: Cluster, pipeline: int, per_worker: int) -> "Bill":
+        """Of the first workers of a cluster whose workers are alike, so many for each of a pipeline."""
+        workers, power = range(pipeline * per_worker), None
+        busy, waiting = cluster.watts(workers), cluster.waiting_watts(workers)
+        if busy is not None and waiting is not None:
+            power = Power(waiting, ((busy - waiting) / pipeline,) * pipeline)
+        return cls(cluster.price_per_hour(workers), power)
 
 
 @dataclass(frozen=True)
@@ -91,8 +116,13 @@ class Places:
                 for worker in range(pipeline)
             ]
 
+        slowest = {
+            kind: cluster.devices_by_kind[kind].slowest_of(len(busy)) for kind in {cluster.kinds[rank] for rank in busy}
+        }
+
         def kinds(worker_ranks: Sequence[int]) -> tuple[DeviceKind, ...]:
-            return tuple(dict.fromkeys(DeviceKind(cluster.kinds[rank], crowded[rank]) for rank in worker_ranks))
+            among = {(cluster.kinds[rank], crowded[rank]): None for rank in worker_ranks}
+            return tuple(DeviceKind(kind, many, slowest[kind]) for kind, many in among)
 
         def links_within(groups: Sequence[Sequence[int]]) -> tuple[Link, ...]:
             return distinct(link for group in groups if len(group) > 1 for link in cluster.collective_links(group))

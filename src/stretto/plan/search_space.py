@@ -15,6 +15,18 @@ from stretto.plan.planned_methods import GradientFlow, PlannedMethod, gradients,
 from stretto.plan.problem import RECOMPUTE, SHARD_OPTIMIZER, SHARDS, Form, Problem, usual_tensors
 
 
+@cache
+def planning_of(method: str, per_worker: int) -> Planning:
+    """The closed forms of a method with so many stages a worker; 0 for its own."""
+    return planned(method).planning_of(per_worker)
+
+
+@cache
+def flow_of(method: str, stages: int, losses: int) -> GradientFlow:
+    """The gradient flow of a method on so many stages, with so many losses."""
+    return gradients(planned(method), stages, losses)
+
+
 class Candidate(NamedTuple):
     """One way to train, before its layers are divided among stages.
 
@@ -54,12 +66,12 @@ class Candidate(NamedTuple):
     @property
     def planning(self) -> Planning:
         """The closed forms of the method."""
-        return planned(self.method).planning_of(self.per_worker)
+        return planning_of(self.method, self.per_worker)
 
     @property
     def gradients(self) -> GradientFlow:
         """Which stages have heads, and which get gradients from the stage above."""
-        return gradients(planned(self.method), self.stages, self.losses)
+        return flow_of(self.method, self.stages, self.losses)
 
     @property
     def workers(self) -> int:

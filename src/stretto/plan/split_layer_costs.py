@@ -2,10 +2,11 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from stretto.cost.cluster import Link
 from stretto.cost.collective import HALO
-from stretto.cost.layer_table import Affine, Kernels, LayerCost, Measured, Work, Works
+from stretto.cost.layer_table import KERNEL_AMOUNTS, Affine, Kernels, LayerCost, Measured, Work, Works
 from stretto.plan.halos import NO_BYTES, halo_bytes
 
 Divide = Callable[[Works], Works]
@@ -74,8 +75,8 @@ def part_of_works(passes: Works, parts: int, *, fixed: bool) -> Works:
             columns = Affine(sizes.columns.fixed / parts, sizes.columns.each / parts)
             rows = Affine(sizes.rows.fixed, sizes.rows.each / parts)
             sizes = replace(sizes, columns=columns) if fixed else replace(sizes, rows=rows)
-        amounts = part(each.flops), part(each.bytes), sizes, part(each.random), part(each.transposed)
-        return Kernels(each.count, *amounts, each.transposes)
+        amounts: dict[str, Any] = {key: part(getattr(each, key)) for key in KERNEL_AMOUNTS}
+        return replace(each, product=sizes, blocks=-(-each.blocks // parts) if fixed else each.blocks, **amounts)
 
     return tuple(
         Work(w.operator, w.calls, part(w.flops), part(w.bytes), tuple(map(kernels, w.kernels))) for w in passes

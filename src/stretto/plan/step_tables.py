@@ -29,6 +29,11 @@ def machines_of(
     return [Machine(device.on_chip if on_chip else device, dtype, crowded) for device, crowded in found]
 
 
+def slowest(kinds: Sequence[DeviceKind]) -> float:
+    """How many times as long the slowest of some kinds of devices takes as its kind on average."""
+    return max(kind.slowest for kind in kinds)
+
+
 class StepTables:
     """Steps of a problem's optimizer; `distinct` gives the layers of a form that differ, and which of them each is."""
 
@@ -57,7 +62,7 @@ class StepTables:
             for machine in machines_of(self.problem, kinds, self.dtype)
         ]
         kept = np.array([matrix_bytes(cure, layer, self.stepping) for layer in layers])[indices]
-        return np.maximum.reduce(seconds), range_sums(kept)
+        return slowest(kinds) * np.maximum.reduce(seconds), range_sums(kept)
 
     def of_shares(
         self, update: Table, kinds: tuple[DeviceKind, ...], form: Form, replicas: Sequence[Link], data: int
@@ -80,4 +85,6 @@ class StepTables:
             for machine in machines_of(self.problem, kinds, self.dtype)
         ]
         item = 4 if self.problem.masters else BYTES.get(self.dtype, 4)
-        return np.maximum.reduce(seconds), range_sums(np.array([item * x.matrices.hidden for x in layers])[indices])
+        return slowest(kinds) * np.maximum.reduce(seconds), range_sums(
+            np.array([item * x.matrices.hidden for x in layers])[indices]
+        )

@@ -63,7 +63,8 @@ class Tie(NamedTuple):
 
     For micro-batch m it gets the version that the owner's forward of m saw; the last gradient in it is that of the
     micro-batch `behind[m % len(behind)]` before m. If the user `trains` the weights, its gradients go to the owner.
-    Else it only reads them, and only the version after each `every` updates is sent.
+    Else it only reads them, and only the version after each `every` updates is sent. An owner above its user is the
+    last stage that has the weights: its versions travel down, against the activations (`Delays.reading`).
     """
 
     owner: int
@@ -74,8 +75,8 @@ class Tie(NamedTuple):
 
     @property
     def shares(self) -> bool:
-        """Whether both stages have one parameter, the first of them its owner; else the user has a copy, in a head."""
-        return self.owner < self.user
+        """Whether both stages have one parameter; else the user has a copy, in a head."""
+        return self.trains or self.owner < self.user
 
     def sends(self, microbatch: int) -> bool:
         """Whether the owner's update after a micro-batch is sent."""
@@ -176,8 +177,8 @@ class Rules:
 
     @property
     def lookback(self) -> int:
-        """The most micro-batches between an update and a forward that reads its weights without training them."""
-        return max((max(tie.behind) + tie.every for tie in self.ties if not tie.trains), default=0)
+        """The most micro-batches between an update and a forward on a stage below it, or one that only reads them."""
+        return max((max(t.behind) + t.every for t in self.ties if not t.trains or t.owner > t.user), default=0)
 
     def needs(self, action: Action) -> tuple[Edge, ...]:
         """The values that `action` needs before it can run."""

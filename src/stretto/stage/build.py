@@ -103,16 +103,16 @@ class StageBuilder:
         predicted = head if index in self.rules.reach.predicted else None
         head = None if predicted is not None else head
         trained = {tie.owner for tie in self.rules.ties if tie.user == index and tie.trains}
+        modules = [part for part in (module, head) if part is not None]
         parts = StageParts(
             index=index,
             module=module,
             head=head,
             lends=self._lends(index, module),
-            borrows=tied_weights.borrower_of(self.ties, index, module, trained),
+            borrows=tied_weights.borrower_of(self.ties, index, modules, trained),
             seeds=ForwardSeeds(specification.device, specification.seed, index, self.replica),
             predictor=None if predicted is None else self._predictor(index, predicted),
         )
-        modules = [part for part in (module, head) if part is not None]
         parameters = trainable(parts)
         parts.masters = specification.precision.masters(modules, parameters)
         parts.norms = self.sharing.norms(modules, parts.masters)
@@ -160,8 +160,12 @@ class StageBuilder:
         )
 
     def _lends(self, index: int, module: nn.Module) -> Lender | None:
-        read = self.readings.lent(index, module)
-        return Lender(read) if read else tied_weights.lender_of(self.ties, index)
+        read, tied = self.readings.lent(index, module), tied_weights.lender_of(self.ties, index)
+        if not read:
+            return tied
+        lent, users = ({}, {}) if tied is None else (tied.parameters, tied.users)
+        readers = [reader for owner, reader, _ in self.readings.readers if owner == index]
+        return Lender({**lent, **read}, {**users, **{user: [*users.get(user, ()), *read] for user in readers}})
 
     def _share_out(self, parts: StageParts, reducer: ReplicaReducer | Servers | None) -> None:
         # Where replicas share out the optimizer's state. Emulated ones keep it whole, which changes no number.

@@ -27,7 +27,7 @@ from stretto.nn.seeding import ForwardSeeds
 from stretto.nn.shapes import describe, summary
 from stretto.nn.sharded_modules import gathered, is_sharded, local_share, local_state, whole_state
 from stretto.nn.state_check import check_part, check_weights, explaining_misfits
-from stretto.nn.tied_weights import Borrower, Lender, take_gradients
+from stretto.nn.tied_weights import Borrower, Lender
 from stretto.optim import Label, Masters
 from stretto.optim.loading import load
 from stretto.optim.update_feedback import plain_sums
@@ -170,8 +170,8 @@ class Stage:
         self._is_last = index == reach.num_stages - 1
         self._has_loss = reach.hops[index] is not None
         self._sends = bool(reach.carried(index))
-        self._head_parameters = [p for p in head.parameters() if p.requires_grad] if head is not None else []
         self._lends, self._borrows = parts.lends, parts.borrows
+        self._head_parameters = trained_by_head(head, parts.borrows)
         # Each once: a head may use weights of its stage.
         parameters = list(dict.fromkeys(p for part in (module, head) if part is not None for p in part.parameters()))
         self._parameters = parameters if parts.borrows is None else parts.borrows.not_borrowed(parameters)
@@ -363,7 +363,13 @@ class Stage:
         self, graph: Graph, features: Tensors, output: Any, target: Target, seen: ForwardState | None
     ) -> Tensor:
         # Sets graph.loss. Returns a micro-batch's loss to report: its share of the minibatch's mean, or (sum, count).
-        compared = output if self.head is None else self.head(*features)
+        if self.head is None:
+            compared = output
+        elif self._borrows is None:
+            compared = self.head(*features)
+        else:
+            with self._borrows.substituted(graph.tied):
+                compared = self.head(*features)
         value = self._loss_value(compared, target.value, counted=target.counted)
         refuse_detached(value, compared, self.index)
         local_loss = self.head if isinstance(self.head, LocalLoss) else None
@@ -453,7 +459,7 @@ class Stage:
         return {
             "gradient": sent,
             "weight-gradient": None,
-            "tied-gradient": take_gradients(graph.tied) if graph.tied else {},
+            "tied-gradient": {} if self._borrows is None else self._borrows.take_gradients(graph.tied),
             "prediction": kept,
         }
 
@@ -505,7 +511,8 @@ class Stage:
         before = take(self._head_parameters)
         features = [tensor for tensor in graph.cut if tensor.requires_grad]
         leaves = gathered(self.head) if self.head is not None and is_sharded(self.head) else self._head_parameters
-        torch.autograd.backward(graph.loss, inputs=[*features, *leaves])
+        borrowed = [weight for weight in graph.tied.values() if weight.requires_grad]  # their gradients wait in them
+        torch.autograd.backward(graph.loss, inputs=[*features, *leaves, *borrowed])
         graph.head_gradients = list(take(self._head_parameters))
         give(self._head_parameters, before)
         return take(graph.cut)
@@ -528,7 +535,8 @@ class Stage:
         give(self._head_parameters, graph.head_gradients)
         self.masters.collect()
         self._divide_by([graph.divisor, *divisors])
-        return {"weight-gradient": None, "tied-gradient": take_gradients(graph.tied)}
+        contributed = {} if self._borrows is None else self._borrows.take_gradients(graph.tied)
+        return {"weight-gradient": None, "tied-gradient": contributed}
 
     def _complete(self, operands: Mapping[str, Any]) -> None:
         # Adds the gradients of tied weights from other stages, then divides by the update's divisor.
@@ -630,9 +638,9 @@ class Stage:
         served = None if self.agreement is None else self.agreement.optimizer
         return self.optimizer if served is None else served
 
-    def lent(self) -> dict[int, Tensor]:
-        """The current weights that other stages borrow."""
-        return {} if self._lends is None else self._lends.values()
+    def lent(self, user: int) -> dict[int, Tensor]:
+        """The current weights that another stage borrows."""
+        return {} if self._lends is None else self._lends.values()[user]
 
     def take_over(self, values: Mapping[int, Tensor]) -> None:
         """Overwrite borrowed parameters with `values` from their owner, which is another process."""
@@ -653,6 +661,12 @@ def outgoing(reach: Reach, stage: int) -> list[tuple[bool, int | None]]:
     return [
         (reach.stop(stage) == stop, arriving.index(stop) if stop in arriving else None) for stop in reach.carried(stage)
     ]
+
+
+def trained_by_head(head: nn.Module | None, borrows: Borrower | None) -> list[nn.Parameter]:
+    """The parameters of a head that its stage's optimizer steps: trainable, and not of another stage."""
+    trained = [] if head is None else [parameter for parameter in head.parameters() if parameter.requires_grad]
+    return trained if borrows is None else borrows.not_borrowed(trained)
 
 
 def nothing() -> None:

@@ -2,7 +2,7 @@
 
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -149,8 +149,13 @@ def refuse_dtensors(stage: nn.Module, index: int) -> None:
             )
 
 
-def check_sharing(stages: Sequence[nn.Module], heads: Sequence[nn.Module | None]) -> None:
-    """Raise UsageError for a head that shares parameters with another stage or its head: each has its own optimizer."""
+def check_sharing(
+    stages: Sequence[nn.Module], heads: Sequence[nn.Module | None], borrowed: Container[int] = ()
+) -> None:
+    """Raise UsageError for a head that shares parameters with another stage or its head: each has its own optimizer.
+
+    `borrowed` are the ids of those that heads send gradients of to their owner.
+    """
     parts = [[part for part in pair if part is not None] for pair in zip(stages, heads, strict=True)]
     holders: dict[int, list[int]] = {}  # id of a parameter -> the stages whose module or head has it
     for stage, modules in enumerate(parts):
@@ -158,7 +163,8 @@ def check_sharing(stages: Sequence[nn.Module], heads: Sequence[nn.Module | None]
             for parameter in module.parameters():
                 holders.setdefault(id(parameter), []).append(stage)
     for index, head in enumerate(heads):
-        names = {} if head is None else {id(parameter): name for name, parameter in head.named_parameters()}
+        parameters = [] if head is None else head.named_parameters()
+        names = {id(parameter): name for name, parameter in parameters if id(parameter) not in borrowed}
         others = {stage for parameter in names for stage in holders[parameter]} - {index}
         if others:
             other = min(others)

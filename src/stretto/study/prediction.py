@@ -5,25 +5,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import torch
-from torch import Tensor, nn
-
 from stretto.cost import Cluster, ModelCosts, stage_times
 from stretto.cost.layer_table import LayerCost
 from stretto.cost.predicted_gradients import with_predictions, without
 from stretto.cost.step_prediction import Pricer, silent, turn_seconds
 from stretto.cost.worker_places import Workers
 from stretto.errors import UsageError
-from stretto.heads import LocalLoss
-from stretto.heads.reading import ReadingHead
-from stretto.losses import Loss
 from stretto.measure import layer_costs
-from stretto.nn.batch import as_tuple
 from stretto.report.prediction import MEAN_TIMES, OWN_TIMES, RunPrediction
 from stretto.report.recorded_run import RecordedRun, mean_durations, own_durations
 from stretto.settings.runs import TrainSettings, known
-from stretto.stage.gradient_predictor import squared_error
-from stretto.stage.stage import Target, head_loss
+from stretto.study.head_costs import PredictionError, counted_head
 from stretto.study.model_costs import outputs
 from stretto.study.prepare import Prepared, stages_of
 from stretto.tracing import Recording, read_recordings
@@ -131,15 +123,8 @@ def pricer_on(prepared: Prepared, costs: ModelCosts, heads: Sequence[LayerCost |
     times = with_predictions(
         times, heads, trainer.method, cluster, share, workers=places, dtype=costs.dtype, optimizer=settings.optimizer
     )
-    read = [
-        float(sum(p.numel() * p.element_size() for p in head.copied.parameters()))
-        if isinstance(head, ReadingHead)
-        else 0.0
-        for head in trainer.heads
-    ]
     workers = Workers(cluster, tuple(tuple(placement.replicas_of(worker)) for worker in range(schedule.num_workers)))
-    tied = {(tie.owner, tie.user): read[tie.user] for tie in trainer.rules.ties if not tie.shares}
-    return Pricer(trainer.method, schedule, trainer.rules, workers, times, tied | costs.tied(bounds_of(costs)))
+    return Pricer(trainer.method, schedule, trainer.rules, workers, times, trainer.weight_bytes)
 
 
 def costs_of_stages(prepared: Prepared) -> tuple[ModelCosts, list[LayerCost | None]]:
@@ -154,50 +139,9 @@ def costs_of_stages(prepared: Prepared) -> tuple[ModelCosts, list[LayerCost | No
             labelled = prepared.trainer.rules.reach.labelled
             error = PredictionError(head, y if labelled else None)
             head_costs[stage] = layer_costs([error], features[stage]).layers[0]
-        elif isinstance(head, LocalLoss):
-            head_costs[stage] = layer_costs([HeadWithLoss(head, model.loss, x, y)], features[stage]).layers[0]
         elif head is not None:
-            row, loss = layer_costs([head], features[stage], loss=model.loss, target=y).layers
-            head_costs[stage] = row.then(loss)
+            head_costs[stage] = counted_head(head, features[stage], model.loss, x, y)
     return layer_costs(stages, x, loss=model.loss, target=y), head_costs
-
-
-class PredictionError(nn.Module):
-    """What predicts a gradient, with its squared error, as one layer, so that its costs can be counted.
-
-    `target` is given to it, unless it is None.
-    """
-
-    def __init__(self, head: nn.Module, target: Tensor | None) -> None:
-        super().__init__()
-        self.head = head
-        self.register_buffer("target", target)
-
-    def forward(self, *features: Tensor) -> Tensor:
-        """The error of the features' examples, where all gradients are zero; targets are repeated to as many."""
-        target = self.get_buffer("target") if "target" in dict(self.named_buffers()) else None
-        given = {} if target is None else {"target": torch.cat([target] * (len(features[0]) // len(target)))}
-        predicted = [part for part in as_tuple(self.head(*features, **given)) if part is not None]
-        return torch.stack([squared_error(part, part, None) for part in predicted]).sum()
-
-
-class HeadWithLoss(nn.Module):
-    """A head that computes its own loss, as one layer, so that its costs can be counted."""
-
-    inputs: Tensor
-    target: Tensor
-
-    def __init__(self, head: LocalLoss, loss: Loss, inputs: Tensor, target: Tensor) -> None:
-        super().__init__()
-        self.head, self.loss = head, loss
-        self.register_buffer("inputs", inputs)
-        self.register_buffer("target", target)
-
-    def forward(self, *features: Tensor) -> Tensor:
-        """The loss of the features' examples; inputs and targets are repeated to as many."""
-        copies = len(features[0]) // len(self.inputs), len(features[0]) // len(self.target)
-        inputs, target = torch.cat([self.inputs] * copies[0]), torch.cat([self.target] * copies[1])
-        return head_loss(self.loss, self.head, features, features, Target(target, inputs=(inputs,)))
 
 
 def bounds_of(costs: ModelCosts) -> tuple[int, ...]:

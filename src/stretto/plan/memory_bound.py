@@ -1,0 +1,153 @@
+"""Lower bounds of the bytes that a candidate needs: those that cannot fit are not priced."""
+
+from collections.abc import Hashable
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+from stretto.mesh import Mesh
+from stretto.methods import StageAt
+from stretto.plan.candidate_costs import SLACK, Prices
+from stretto.plan.counted_layers import least_by_count, least_sums
+from stretto.plan.places import Numbers
+from stretto.plan.planned_methods import planned
+from stretto.plan.problem import SHARD_OPTIMIZER, Form
+from stretto.plan.search_space import Candidate
+
+
+class ModelBytes(NamedTuple):
+    """Bytes of weights, gradients and optimizer state of all layers."""
+
+    parameters: float
+    gradients: float
+    state: float
+
+
+class MemoryBounds:
+    """Lower bounds of the bytes of a problem's candidates."""
+
+    def __init__(self, prices: Prices) -> None:
+        self.prices = prices
+        self.memory = lru_cache(maxsize=None)(self._memory)
+        self.total = lru_cache(maxsize=None)(self._total)
+        self.static = lru_cache(maxsize=64)(self._static)
+        self.kept = lru_cache(maxsize=64)(self._kept)
+        self.weights_by_count = lru_cache(maxsize=None)(self._weights_by_count)
+        self.held_by_count = lru_cache(maxsize=None)(self._held_by_count)
+        self.held_and_versions = lru_cache(maxsize=None)(self._held_and_versions)
+
+    def _memory(self, mesh: Mesh, pipeline: int, placement: tuple[int, ...]) -> float:
+        # Bytes of all workers of a pipeline.
+        return sum(self.prices.places(mesh, pipeline, placement).memory)
+
+    def _total(self, tensor: int) -> ModelBytes:
+        sizes = self.prices.sizes(Form(tensor), 1.0)
+        return ModelBytes(*(float(table[0, -1]) for table in (sizes.parameters, sizes.gradients, sizes.state)))
+
+    def fits(self, c: Candidate) -> bool:
+        """Whether weights, gradients and optimizer state fit if divided evenly among all workers."""
+        return self.bytes(c) * SLACK <= self.memory(c.mesh, c.pipeline, c.placement)
+
+    def bytes(self, c: Candidate) -> float:
+        """Bytes of weights, gradients and optimizer state of all stages."""
+        total, data = self.total(c.mesh.tensor), c.mesh.data
+        if c.shard == SHARD_OPTIMIZER:
+            return total.parameters + total.gradients + total.state / data
+        if c.shard == "fully-shard":
+            return total.parameters + total.gradients + (total.parameters + total.state) / data
+        return sum(total) / (1 if c.shard == "none" else data)
+
+    def reaches(self, c: Candidate) -> bool:
+        """Whether the stages reach the last layer if each worker holds as many layers as its memory allows.
+
+        Only activations that grow with every layer count, so that fewer layers never need more memory.
+        """
+        if c.planning.stages_per_worker > 1:
+            return self.workers_reach(c)
+        last, memory = len(self.prices.problem.layers), self.prices.places_of(c).memory
+        kept = self.kept(c.form, c.examples)
+        stages = self.held_and_versions(c.method, c.stages, c.microbatches, c.ahead, c.per_worker)
+        held = [1.0 if c.recompute == "stage" and each > 1 else each for each, _ in stages]
+        static = [self.static(c.mesh.tensor, c.shard, c.mesh.data, versions) for _, versions in stages]
+        most = self.static(c.mesh.tensor, c.shard, c.mesh.data, max(versions for _, versions in stages))
+        if reach((most + max(held) * kept) * SLACK, c.stages, min(memory)) >= last:
+            return True
+        start = 0
+        for s in range(c.stages):
+            needed = (static[s] + held[s] * kept) * SLACK
+            start = int(needed.searchsorted(needed[start] + memory[s], side="right")) - 1
+            if start >= last:
+                return True
+        return False
+
+    def workers_reach(self, c: Candidate) -> bool:
+        """Whether workers of several stages can hold all layers, by the bytes that stages of n layers need at least."""
+        memory, last = self.prices.places_of(c).memory, c.stages - 1
+        stages = self.held_and_versions(c.method, c.stages, c.microbatches, c.ahead, c.per_worker)
+        own: dict[int, list[tuple[float, float, bool, bool]]] = {}
+        for s, (held, versions) in enumerate(stages):
+            fewest = 0.0 if c.recompute == "stage" and held > 1 else held
+            own.setdefault(c.worker_of(s), []).append((fewest, versions, s == 0, s == last))
+        known: dict[Hashable, int] = {}
+        total = 0
+        for worker, kinds in own.items():
+            key = memory[worker], *kinds
+            if key not in known:
+                needed = least_sums([self.least_bytes(c, *kind) for kind in kinds]) * SLACK
+                fitting = np.flatnonzero(needed <= memory[worker])
+                known[key] = int(fitting[-1]) if len(fitting) else 0
+            if not known[key]:
+                return False
+            total += known[key]
+        return total >= len(self.prices.problem.layers)
+
+    def least_bytes(self, c: Candidate, held: float, versions: float, first: bool, last: bool) -> Numbers:
+        """The least bytes of a stage with n layers, at n, that keeps so many micro-batches and versions of weights."""
+        most = len(self.prices.problem.layers) - c.stages + 1
+        weights = self.weights_by_count(c.mesh.tensor, c.shard, c.mesh.data, versions, most, first, last)
+        return weights + held * self.held_by_count(c.form, c.examples, most, first, last) if held else weights
+
+    def _weights_by_count(
+        self, tensor: int, shard: str, data: int, versions: float, most: int, first: bool, last: bool
+    ) -> Numbers:
+        sums = self.static(tensor, shard, data, versions)
+        return least_by_count(sums[None, :] - sums[:, None], most, first, last)
+
+    def _held_by_count(self, form: Form, examples: float, most: int, first: bool, last: bool) -> Numbers:
+        return least_by_count(self.prices.sizes(form, examples).held, most, first, last)
+
+    def _held_and_versions(
+        self, method: str, stages: int, microbatches: int, ahead: int, per_worker: int
+    ) -> tuple[tuple[float, float], ...]:
+        tried = planned(method)
+        planning = tried.planning_of(per_worker)
+        each = (StageAt(s, stages, microbatches, ahead, planning.stages_per_worker) for s in range(stages))
+        return tuple((planning.held(at), tried.versions(at)) for at in each)
+
+    def _static(self, tensor: int, shard: str, data: int, versions: float) -> Numbers:
+        # Of the layers before each one; weights that layers share count at the first of them.
+        sizes = self.prices.sizes(Form(tensor), 1.0)
+        weights, gradients, state = sizes.parameters[0], sizes.gradients[0], sizes.state[0]
+        static: Numbers = (weights + gradients + state) / data
+        if shard == SHARD_OPTIMIZER:
+            static = weights + gradients + state / data
+        elif shard == "fully-shard":
+            static = weights + gradients + (weights + state) / data
+        elif shard == "none":
+            static = versions * weights + gradients + state
+        return static
+
+    def _kept(self, form: Form, examples: float) -> Numbers:
+        # Of the layers before each one.
+        activation, shared = (self.prices.amount(form, key, examples) for key in ("activation", "shared"))
+        return np.concatenate([[0.0], np.cumsum(np.maximum(0.0, activation - shared))])
+
+
+def reach(needed: Numbers, stages: int, memory: float) -> int:
+    """The layer that so many stages reach, if the layers before each one need so many bytes."""
+    ends = needed.searchsorted(needed + memory, side="right").tolist()
+    start = 0
+    for _ in range(stages):
+        start = ends[start] - 1
+    return start

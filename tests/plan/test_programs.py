@@ -1,0 +1,125 @@
+"""What programs hide and what their sums take, by hand, in a small decoder on 8 H100s; bounds stay below."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from stretto import UsageError
+from stretto.cli.plan import program_of
+from stretto.cost import find_cluster
+from stretto.mesh import Mesh
+from stretto.plan import Objective, Problem, candidates, search
+from stretto.plan.bound import Bounds
+from stretto.plan.branch_and_bound import plan_of
+from stretto.plan.candidate_costs import ACCUMULATE, Prices
+from stretto.plan.hidden_exchanges import share_kept_busy
+from stretto.plan.problem import Form
+from stretto.plan.programs import PROGRAMS, program_named
+from stretto.plan.refine import refined
+from stretto.settings.planning import PlanSettings
+from stretto.study.model_costs import costed
+from stretto.study.tensor_format import TensorFormat
+
+T, LAYERS = 4, 3
+SIZES = {"depth": LAYERS, "width": 256, "heads": 4, "context": 128, "vocabulary": 128}
+H100 = "8-nodes-of-8-h100"
+
+
+@pytest.fixture(scope="module")
+def model():
+    return costed("decoder", SIZES, None, {}, "adam", format=TensorFormat("bfloat16"), heads=(), sharing=(T,))
+
+
+def problem(model, name, cluster=None, **changes):
+    chosen = {"tensors": (T,), "data_parallels": (2,), "pipelines": (1,), "microbatches": (4,), "methods": ("1f1b",)}
+    return Problem(costs=model.costs, cluster=cluster or find_cluster(H100), workers=8, batch_sizes=(64,),
+                   optimizer="adam", masters=True, tensor_costs=model.tensor_costs, form_costs=model.form_costs,
+                   recompute=("none",), sequences=(False,), spaces=((1, 1),), shards=("none",), all_workers=True,
+                   weight_products=True, program=program_named(name), **chosen | changes)  # fmt: skip
+
+
+def test_exchanges_are_waited_for_hidden_in_a_backward_or_in_parts_everywhere(model):
+    inside = {}
+    for name in PROGRAMS:
+        prices = Prices(problem(model, name))
+        inside[name] = prices.intra_stage(Mesh(tensor=T), 1, (), 0, Form(T), 8.0, prices.hides_exchanges)
+    waited, usual, parts = (inside[name] for name in ("megatron-2021", "megatron-2022", "nemo-2024"))
+    links = prices.places(Mesh(tensor=T), 1, ()).weights[0]
+    whole = prices.tensor_seconds(Form(T), links, 8.0, prices.places(Mesh(tensor=T), 1, ()).gamma)
+    assert all(np.array_equal(one, other) for one, other in zip(waited, whole, strict=True))
+    assert np.array_equal(usual[0], whole[0])
+    assert (usual[1][1:-1] < whole[1][1:-1]).all()
+    least = 1 - (1 - share_kept_busy(links)) * (1 - 1 / T)
+    for sent, every in zip(parts, whole, strict=True):
+        assert (sent >= least * every - 1e-15).all()
+        assert sent.sum() < every.sum()
+
+
+def test_operators_of_their_own_read_and_write_every_sum(model):
+    """Gradients in bfloat16, sums in float32: 2 + 4 + 4 bytes a number, on kernels that start in no time."""
+    rows, cluster = {}, find_cluster(H100)
+    device = cluster.devices["h100"]
+    device = replace(device, attained=replace(device.attained, per_launch=0.0, per_kernel=0.0))
+    for name in ("torch", "megatron-2022"):
+        prices = Prices(problem(model, name, replace(cluster, devices={"h100": device})))
+        kind = prices.places(Mesh(tensor=T), 1, ()).machines[0][0]
+        rows[name] = prices.layer_rows(kind, Form(T), 8.0)[1, ACCUMULATE]
+    moved = 10 * prices.layers(Form(T))[1].gradient_bytes / 2
+    seconds = moved / (device.memory_bandwidth * device.attained.memory)
+    assert rows["torch"] == pytest.approx(device.slowest_of(T) * seconds)
+    assert rows["megatron-2022"] < rows["torch"]
+
+
+def test_replicas_meet_once_each_micro_batch_or_beside_a_pass(model):
+    stages = {}
+    for name in ("torch", "apex-2019", "nemo-2024"):
+        prices = Prices(problem(model, name))
+        (c,) = candidates(prices.problem)
+        plan = plan_of(c, Objective(), prices)
+        assert Bounds(prices).seconds(c) <= plan.formula
+        assert Bounds(prices).tighter(c) <= plan.formula
+        assert 0.95 * plan.formula <= refined([plan], prices)[0].seconds <= plan.formula  # it adds up once less
+        (stages[name],) = prices.stages_at(c, plan.bounds)
+    once = stages["torch"].all_reduce
+    assert stages["apex-2019"].all_reduce == c.microbatches * once
+    beside = stages["nemo-2024"]
+    assert beside.all_reduce == max(0.0, once - beside.forward - beside.backward) < once
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_the_best_plan_of_a_program_is_the_best_of_all(model, name):
+    asked = problem(model, name, tensors=(1, T), data_parallels=None, pipelines=None, microbatches=None)
+    found = search(asked, Objective(), keep=1)
+    prices = Prices(asked)
+    plans = [plan_of(c, Objective(), prices) for c in candidates(asked)]
+    assert found.best.formula == min(plan.formula for plan in plans if plan is not None)
+
+
+def test_a_step_waits_for_the_slowest_of_its_workers(model):
+    """Computing takes that much longer, in the closed form and simulated; messages do not."""
+    even = find_cluster(H100)
+    even = replace(even, devices={"h100": replace(even.devices["h100"], variation=None)})
+    slowest = find_cluster(H100).devices["h100"].slowest_of(8)
+    both = []
+    for cluster in (find_cluster(H100), even):
+        prices = Prices(problem(model, "megatron-2022", cluster, tensors=(1,), data_parallels=(1,), pipelines=(8,),
+                                methods=("1f1b",), microbatches=(8,)).but(pipelines=(2,), workers=2))  # fmt: skip
+        (c,) = candidates(prices.problem)
+        plan = plan_of(c, Objective(), prices)
+        both.append((prices.stages_at(c, plan.bounds)[0], refined([plan], prices)[0].seconds))
+    (slow, step), (mean, shorter) = both
+    pair = find_cluster(H100).devices["h100"].slowest_of(2)
+    overhead = float(mean.message_overhead) / 2
+    assert float(slow.forward) == pytest.approx(pair * (float(mean.forward) - overhead) + overhead, rel=1e-3)
+    assert float(slow.transit) == float(mean.transit)
+    assert 1 < step / shorter <= pair < slowest
+
+
+def test_a_program_is_asked_for_by_name_and_only_of_what_is_planned(model):
+    assert program_of(PlanSettings(model="decoder"), model) is PROGRAMS["megatron-2022"]
+    assert program_of(PlanSettings(model="decoder", program="torch"), model) is PROGRAMS["torch"]
+    with pytest.raises(UsageError, match=r"program='megatron-2023'.*megatron-2022"):
+        program_of(PlanSettings(model="decoder", program="megatron-2023"), model)
+    with pytest.raises(UsageError, match="leave it out"):
+        program_of(PlanSettings(program="torch"), replace(model, trained=object()))
