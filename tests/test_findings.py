@@ -1,13 +1,17 @@
 """The harness of experiments/findings: halving, arrivals, intervals, verdicts, the store and the page made of it."""
 
+import dataclasses
 import importlib
 import json
 import math
+import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import scipy.stats
 
 import stretto
 
@@ -84,6 +88,11 @@ def test_intervals_are_students(harness):
         harness.intervals.interval([1.0])  # one value has no interval
 
 
+def test_students_quantiles_are_those_of_scipy(harness):
+    for number, quantile in harness.intervals.STUDENT.items():
+        assert quantile == pytest.approx(scipy.stats.t.ppf(0.975, number - 1), abs=5e-4)
+
+
 def test_ratios_are_formed_seed_by_seed(harness):
     ratio, ends = harness.intervals.ratio, {0: 100, 1: 100, 2: 100}
     same = ratio({0: 20, 1: 40, 2: 80}, {0: 10, 1: 20, 2: 40}, ends)
@@ -91,6 +100,8 @@ def test_ratios_are_formed_seed_by_seed(harness):
     late = ratio({0: 20, 1: None, 2: 80}, {0: 10, 1: 20, 2: 40}, ends)
     assert (late.low, late.high) == (pytest.approx(2), math.inf)  # the missing seed is later than 100 / 20
     assert ratio({0: 20, 1: 40}, {0: 10, 1: None}, ends) is None
+    assert ratio({0: 20, 1: 40}, {0: 10, 1: 0.0}, ends) is None
+    assert ratio({0: 20}, {0: 10}, ends) is None
     assert str(late) == "> 2.00"
 
 
@@ -190,6 +201,19 @@ def test_the_page_is_made_of_the_store(harness, study, tmp_path):
     assert "**undecided**" not in without
 
 
+def test_a_diverged_seed_never_arrives_and_errors_may_decide(harness, study, tmp_path):
+    runs, results = finished(harness, study, tmp_path).read(), harness.results
+    cured = study.cell("cured")
+    last = next(key for key, run in runs.items() if run["cell"] == "cured" and run["steps"] == 40 and run["seed"] == 2)
+    cut = {**runs[last], "curve": runs[last]["curve"][:2], "diverged": 6, "validation": None}
+    found = results.result(study, {**runs, last: cut}, cured)
+    assert (found.loss, found.arrived, found.ratio.high) == (None, None, math.inf)
+    by_error = dataclasses.replace(study, metric="error")
+    assert results.cutoff(by_error, runs, study.cells[0]) == 0.5
+    assert results.result(by_error, runs, cured).arrived == 0  # made-up errors are 0.5 from the beginning
+    assert results.cutoff(study, runs, study.cells[0], share=0.5) > results.cutoff(study, runs, study.cells[0])
+
+
 def test_a_cell_is_trained_again(harness, study, tmp_path, capsys):
     store = finished(harness, study, tmp_path)
     assert harness.again.train_again(study, store, "late", [0, 1, 2], None) == 0
@@ -198,6 +222,46 @@ def test_a_cell_is_trained_again(harness, study, tmp_path, capsys):
     assert len(harness.store.Store(tmp_path / "again.jsonl").read()) == 4
     with pytest.raises(SystemExit, match="choose one of\nplain\nlate\ncured"):
         harness.again.train_again(study, store, "lat", [0], None)
+
+
+TINY = """
+import time
+from harness import Cell, Study
+
+def train(cell, rate, seed, steps, data):
+    time.sleep(0.3)
+    curve = [[0, None, 4.0, 0.5], [steps, 1.0, rate * (1 + seed), 0.5]]
+    return {"curve": curve, "validation": abs(rate - 0.25), "diverged": None, "seconds a step": {"wall": 1, "cpu": 1}}
+
+rates = (0.1, 0.2, 0.3, 0.4)
+STUDY = Study("tiny", "Tiny", "?", tuple(Cell(n, "pb", "SGD", rates, 10) for n in "abcd"), train, 5)
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_share_a_study_and_an_end_of_both_loses_nothing(tmp_path):
+    """The command itself: ended by SIGTERM, then gone on with, beside a second one."""
+    shutil.copytree(FINDINGS / "harness", tmp_path / "harness")
+    shutil.copy(FINDINGS / "main.py", tmp_path)
+    (tmp_path / "tiny.py").write_text(TINY)
+    command = [sys.executable, "main.py", "tiny"]
+    store = tmp_path / "pages" / "tiny" / "runs.jsonl"
+    with subprocess.Popen([*command, "--jobs", "2"], cwd=tmp_path, stderr=subprocess.PIPE, text=True) as begun:
+        for line in begun.stderr:
+            if line.startswith("[3/"):
+                break
+        begun.send_signal(signal.SIGTERM)
+        rest = begun.stderr.read()
+    assert begun.returncode == 130, rest
+    assert "the same command goes on" in rest
+    kept = store.read_text().splitlines()
+    assert 3 <= len(kept) < 28
+    both = [subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) for _ in "12"]
+    assert [each.communicate() and each.returncode for each in both] == [0, 0]
+    lines = store.read_text().splitlines()
+    assert lines[: len(kept)] == kept
+    assert len({json.loads(line)["key"] for line in lines}) == len(lines) == 28
+    assert "Not finished" not in (tmp_path / "pages" / "tiny" / "README.md").read_text()
 
 
 def test_grids_of_less_than_four_rates_are_refused(harness):

@@ -6,6 +6,7 @@ OMP_NUM_THREADS=1 python experiments/findings/main.py depth --data FOLDER [--job
 import argparse
 import importlib
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -33,6 +34,7 @@ def study_called(name: str) -> Study:
 
 def work_at(name: str, folder: str, data: str | None, jobs: int, only: str) -> None:
     """One of several processes at a study."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         work(study_called(name), Store(Path(folder) / "runs.jsonl"), data, jobs, only)
     except KeyboardInterrupt:
@@ -70,6 +72,7 @@ def main() -> None:
 
 def _make_runs(study: Study, store: Store, chosen: argparse.Namespace) -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as Ctrl-C does
     left = len(runs_left(study, store.read()))
     print(f"{study.name}: {len(store.read())} runs finished, {left} left", file=sys.stderr, flush=True)
     try:

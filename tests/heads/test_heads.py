@@ -23,7 +23,7 @@ CASES = [  # kind, what the stage gives, what the model gives, also what auto ta
     ("two-layer", (4, 5, 6, 6), (4, 3), False),
     ("two-layer(width=9)", (4, 5, 6), (4, 5, 11), False),
 ]
-OF_NETWORKS = {"auglocal", "blocks", "infopro", "man", "solo"}  # with tests of their own
+OF_NETWORKS = {"auglocal", "blocks", "infopro", "man", "segprop", "solo"}  # with tests of their own
 
 
 @pytest.mark.parametrize(("kind", "given", "output", "alone"), CASES)

@@ -217,7 +217,7 @@ def test_refusals(head, parts):
 def test_auglocal_says_where_it_cannot_go():
     stages = [nn.Linear(4, 6), nn.Sequential(nn.Unflatten(1, (1, 2, 3)), nn.Conv2d(1, 2, 1)), nn.Conv2d(2, 2, 1),
               nn.Sequential(nn.Flatten(), nn.Linear(12, 3))]  # fmt: skip
-    with pytest.raises(UsageError, match=r"cannot lead \[5, 6\] into a copy of stage 2, which takes \[5, 2, 2, 3\]"):
+    with pytest.raises(UsageError, match=r"cannot lead \[5, 6\] into its layers of stage 2, which take \[5, 2, 2, 3\]"):
         stretto.Trainer(stages, cross_entropy, SGD, "greedy(head=auglocal)", example=torch.zeros(5, 4))
 
 

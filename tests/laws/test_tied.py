@@ -283,16 +283,17 @@ def test_who_trains_them_under_local_methods():
     assert [tie.trains for tie in rules.ties] == [True, False]
 
 
-def test_a_tied_readout_is_not_lent_and_the_remedy_works():
+def test_versions_of_a_tied_readout_come_after_each_update():
     torch.manual_seed(0)
     first, last = nn.Embedding(VOCABULARY, WIDTH), nn.Linear(WIDTH, VOCABULARY, bias=False)
     last.weight = first.weight
     stages, (x, y) = [first.double(), Attention(WIDTH).double(), last], batches(1)[0]
-    with pytest.raises(stretto.UsageError, match=r"stages 0 and 2 share 'weight' .* use head='auto'"):
-        stretto.Trainer(stages, token_loss, sgd, "greedy(head=solo)", example=x)
-    trainer = stretto.Trainer(stages, token_loss, sgd, stretto.method("greedy", head="auto"), example=x)
+    with pytest.raises(stretto.UsageError, match=r"every=2: stages 2 and 0 share a weight .* use every=1"):
+        stretto.Trainer(stages, token_loss, sgd, "greedy(head=solo(every=2))", example=x)
+    trainer = stretto.Trainer(stages, token_loss, sgd, "greedy(head=solo(every=1))", example=x)
     trainer.step(x, y)
     trainer.flush()
+    assert torch.equal(trainer.heads[0].readout.weight, first.weight)
 
 
 def test_costs_and_evaluation_take_them():

@@ -7,6 +7,7 @@ from torch import nn
 
 import stretto
 from stretto.cli.plan_output import passed_rows
+from stretto.cost.head_costs import HeadCosts
 from stretto.nn.batch import as_tuple
 from stretto.plan import search
 from stretto.study.model_costs import costed
@@ -16,7 +17,7 @@ def test_layers_that_pass_on_several_tensors_have_costs_and_heads():
     data = {"limit": 100, "examples": 100}
     found = costed("encoder-decoder", {"depth": 2, "width": 16}, "number-words", data, "auto")
     assert len(found.layers) == 4
-    assert len(found.heads["auto"]) == 4
+    assert len(found.heads["auto"].rows) == 4
     assert all(row.forward for row in found.costs.layers[:4])
     assert found.sides == (0, 0, 0, 0)
 
@@ -26,9 +27,8 @@ def test_layers_that_pass_on_several_tensors_have_costs_and_heads():
     [
         ("pooled", "goes [N, C, ...] -> [N, K]"),
         ("mlp", "unknown head 'mlp'"),
-        ("infopro", "has yet to choose the cut"),
-        ("auglocal", "has yet to choose the cut"),
-        ("man", "has yet to choose the cut"),
+        ("solo", "goes [N, T, d] -> [N, T, V]"),
+        ("segprop(layers=9)", "has 2 layers between its first layer and its output layer"),
     ],
 )
 def test_why_a_head_has_no_price(head, said):
@@ -39,12 +39,12 @@ def test_why_a_head_has_no_price(head, said):
 
 def test_a_named_head_has_its_own_price():
     found = costed("mlp", {"depth": 3, "width": 8}, "digits", {}, "sgd", heads=("auto", "two-layer(width=100)"))
-    auto, wide = (rows[1] for rows in found.heads.values())
+    auto, wide = (costs.rows[1] for costs in found.heads.values())
     assert auto.parameters == 8 * 10 + 10
     assert wide.parameters > 100 * 10
-    methods = {"methods": ("greedy", "greedy(head=wide)"), "named_heads": {"wide": (wide,) * 7}}
+    methods = {"methods": ("greedy", "greedy(head=wide)"), "named_heads": {"wide": HeadCosts(rows=(wide,) * 7)}}
     problem = linear_problem([True] * 7, "greedy").but(**methods)
-    assert problem.heads_of("greedy(head=wide)")[0].parameters == wide.parameters
+    assert problem.heads_of("greedy(head=wide)").rows[0].parameters == wide.parameters
     told = {name: search(problem.but(methods=(name,))).best.formula for name in problem.names}
     assert told["greedy(head=wide)"] != told["greedy"]
 

@@ -10,7 +10,8 @@ from runtime.scripts import same
 
 SYNCHRONOUS = ["interleaved", "backprop", "zb-v", "gpipe", "looped-bfs", "1f1b(microbatches=6)", "zb-h1", "zb-h2",
                "dualpipe-v"]  # fmt: skip
-LOCAL = ["greedy", "overlapping", "overlapping(delay=1)", "chunked", "chunked(chunks=4)"]
+LOCAL = ["greedy", "overlapping", "overlapping(delay=1)", "chunked", "chunked(chunks=4)", "synthetic-gradients",
+         "synthetic-gradients(labels=True, delay=2)"]  # fmt: skip
 ASYNCHRONOUS = [
     "pipedream", "pipedream-2bw", "paci(every=2)", "pb", "pb-sc", "pb-lwp-sc", "pb(stash=True)", "pb(predict=step)",
     "spectrain", "pipemare", "pipemare(warmup=3)", "pipeoptim", "nesterov",
@@ -22,7 +23,7 @@ OPTIONS = [
     ("zb-h1", {"recompute": "full"}), ("pipedream", {"recompute": "full", "precision": "bf16"}),
     ("pb(predict=weight)", {"optimizer": "muon"}), ("gpipe", {"optimizer": "muon", "precision": "bf16"}),
     ("pipedream", {"optimizer": "soap"}), ("pipeoptim", {"optimizer": "muon"}), ("pb", {"optimizer": "lion"}),
-    ("greedy", {"optimizer": "muon"}),
+    ("greedy", {"optimizer": "muon"}), ("synthetic-gradients(head=mlp, rate=2)", {"precision": "bf16"}),
     ("pipedream(rotate=one-sided, feedback=delay)", {}), ("pb(feedback=2)", {}), ("paci(feedback=1, warmup=3)", {}),
     ("pipedream-2bw(rotate=True, refresh=2, feedback=1)", {"precision": "bf16"}),
     ("pb(predict=step, spike=True)", {"optimizer": "muon"}), ("pb-lwp-sc", {"optimizer": "nadam"}),
@@ -68,7 +69,9 @@ def test_every_method(processes, jitter):
         assert same(told[0][number][1], weights), method
 
 
-@pytest.mark.parametrize(("method", "clip"), [("1f1b", 0.05), ("pb", None), ("greedy(head=linear)", None)])
+@pytest.mark.parametrize(
+    ("method", "clip"), [("1f1b", 0.05), ("pb", None), ("greedy(head=linear)", None), ("synthetic-gradients", 1.0)]
+)
 def test_tied_weights_travel(method, clip):
     told = launch(3, "runtime.scripts:tied", method, clip)
     *wanted, weights = scripts.tied(method, clip, workers=3)
@@ -101,6 +104,22 @@ def test_averages_of_the_next_stages_layers_travel(processes, method):
     *wanted, weights = scripts.read_only(method, True, workers=processes)
     assert all(list(each[:3]) == wanted for each in told)
     assert any("average" in name for name in weights)
+    assert same(told[0][3], weights)
+
+
+@pytest.mark.parametrize(
+    ("processes", "method"),
+    [(2, "overlapping(delay=1, share_top=3)"), (3, "greedy(share_top=2)"),
+     pytest.param(3, "chunked(chunks=3, share_top=1)", marks=pytest.mark.slow),
+     pytest.param(3, "greedy(head=solo)", marks=pytest.mark.slow),
+     pytest.param(2, "greedy(head=blocks)", marks=pytest.mark.slow),
+     pytest.param(2, "greedy(head=infopro)", marks=pytest.mark.slow)],
+)  # fmt: skip
+def test_heads_of_tied_models_travel(processes, method):
+    """Versions of shared layers go down, their gradients up; the unembedding is the embedding."""
+    told = launch(processes, "runtime.scripts:read_only", method, True)
+    *wanted, weights = scripts.read_only(method, True, workers=processes)
+    assert all(list(each[:3]) == wanted for each in told)
     assert same(told[0][3], weights)
 
 

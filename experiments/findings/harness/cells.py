@@ -16,7 +16,8 @@ class Cell:
 
     `reference` names the cell that its arrivals are divided by, the same optimizer without delay; None for such a cell
     itself. `beside` names another cell without delay to be shown against, `uncured` the one with the same delay and no
-    cure. `settings` are what else the study's training needs, such as the number of stages.
+    cure. `settings` are what else the study's training needs, such as the number of stages. `horizon` is T of the rules
+    for a reference, where it is not the study's.
     """
 
     name: str
@@ -28,6 +29,7 @@ class Cell:
     reference: str | None = None
     beside: str | None = None
     uncured: str | None = None
+    horizon: int | None = None
 
     def __post_init__(self) -> None:
         """Raise ValueError for a grid that the rules do not allow."""
@@ -76,8 +78,9 @@ class Study:
     """One study: its cells, how one of them is trained, and what it is to answer.
 
     train: (cell, rate, seed, steps, data) -> what `measured_training` returns; `data` is the folder of the data, or
-    None. horizon: T of the rules; the cut-off is a reference's test loss at `share` of it. tried: paragraphs on what
-    was tried and dropped. more: further Markdown for the page, made of the finished runs by key.
+    None. horizon: T of the rules; the cut-off is a reference's test loss at `share` of it, or its test error where
+    `metric` says so. tried: paragraphs on what was tried and dropped. more: further Markdown for the page, made of the
+    finished runs by key.
     """
 
     name: str
@@ -87,6 +90,7 @@ class Study:
     train: Callable[[Cell, float, int, int, str | None], dict[str, Any]]
     horizon: int
     share: float = 0.9
+    metric: Literal["loss", "error"] = "loss"
     claims: tuple[Claim, ...] = ()
     setting: str = ""
     tried: Sequence[str] = ()

@@ -61,13 +61,14 @@ def ratio(
     """Arrivals over those of the reference, seed by seed: the geometric mean and the interval of its logarithm.
 
     `ends` are the last steps of the curves, which stand for an arrival that is missing: the interval then begins at the
-    smallest ratio and has no upper end. None where a seed of the reference never arrives, or with one seed alone.
+    smallest ratio and has no upper end. None where a seed of the reference never arrives, where one arrives at step 0,
+    so that there is nothing to compare, or with one seed alone.
     """
     seeds = sorted(set(arrivals) & set(reference))
     pairs = [(arrivals[seed], reference[seed], ends[seed]) for seed in seeds]
-    logarithms = [math.log((end if mine is None else mine) / other) for mine, other, end in pairs if other is not None]
-    if len(logarithms) < max(2, len(pairs)):
+    if len(pairs) < 2 or any(not other or mine == 0 for mine, other, _ in pairs):
         return None
+    logarithms = [math.log((end if mine is None else mine) / other) for mine, other, end in pairs if other]
     if any(mine is None for mine, _, _ in pairs):
         return Interval(math.inf, math.exp(min(logarithms)), math.inf)
     return Interval(*map(math.exp, interval(logarithms)))

@@ -1,5 +1,6 @@
 """Where a run was made: versions, processor, load."""
 
+import functools
 import os
 import platform
 import subprocess
@@ -14,8 +15,9 @@ HERE = Path(__file__).parent
 QUIET = 0.3  # of load, beyond the runs under way
 
 
+@functools.cache
 def versions() -> dict[str, str]:
-    """Of CPython, torch and Stretto, and the commit of this repository."""
+    """Of CPython, torch and Stretto, and the commit of the repository when the process first asks."""
     return {
         "python": platform.python_version(), "torch": torch.__version__, "stretto": stretto.__version__,
         "commit": _git("rev-parse", "--short=10", "HEAD"),

@@ -10,7 +10,7 @@ from harness.cells import MOST_RUNS, Record, Study
 from harness.figure import figure
 from harness.halving import extensions, rung_run, runs_left, used_rates
 from harness.intervals import Interval
-from harness.results import Result, against_reference, against_uncured, cutoff, judged, outcome, result
+from harness.results import Result, against_reference, against_uncured, cutoff, cutoff_step, judged, outcome, result
 from stretto.files.whole_files import write_whole
 
 PAGE, FIGURE = "README.md", "figure.svg"
@@ -144,12 +144,12 @@ def _verdicts(found: Mapping[str, Result]) -> str:
 
 
 def _cutoffs(study: Study, finished: Mapping[str, Record]) -> str:
-    step = study.share * study.horizon
-    lines = [f"Cut-offs, the mean test loss of each reference at step {step:g}:", ""]
+    lines = [f"Cut-offs, the mean test {study.metric} of each reference:", ""]
     for cell in study.cells:
         if cell.reference is None:
             value = cutoff(study, finished, cell)
-            lines.append(f"- {cell.name}: {'not known yet' if value is None else f'{value:.4f}'}")
+            step = f"at step {cutoff_step(study, cell):g}"
+            lines.append(f"- {cell.name}, {step}: {'not known yet' if value is None else f'{value:.4f}'}")
     return "\n".join(lines) + "\n"
 
 

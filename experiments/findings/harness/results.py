@@ -8,7 +8,8 @@ from harness.cells import SEEDS, Cell, Claim, Record, Study
 from harness.halving import at_edge, chosen_rate, final_records
 from harness.intervals import Interval, Point, arrival, bounded, compared, interval, ratio, value_at
 
-TRAINING, TEST, ERROR = 1, 2, 3  # places in a point of a curve
+TEST, ERROR = 2, 3  # places in a point of a curve, behind the step and the training loss
+PLACES = {"loss": TEST, "error": ERROR}
 
 
 @dataclass(frozen=True)
@@ -46,13 +47,18 @@ def curve(record: Record, place: int = TEST) -> list[Point]:
     return [(point[0], point[place]) for point in record["curve"] if point[place] is not None]
 
 
-def cutoff(study: Study, finished: Mapping[str, Record], reference: Cell) -> float | None:
-    """The mean over seeds of a reference's test loss at the study's share of T; None while a seed is missing."""
+def cutoff_step(study: Study, reference: Cell, share: float | None = None) -> float:
+    """The step of a reference at which its mean is the cut-off: the study's share of T, unless another is given."""
+    return (study.share if share is None else share) * (reference.horizon or study.horizon)
+
+
+def cutoff(study: Study, finished: Mapping[str, Record], reference: Cell, share: float | None = None) -> float | None:
+    """The mean over seeds of a reference's test loss, or error, at that step; None while a seed is missing."""
     records = final_records(reference, finished)
     if len(records) < len(SEEDS) or any(record["diverged"] for record in records.values()):
         return None
-    step = study.share * study.horizon
-    return statistics.fmean(value_at(curve(record), step) for record in records.values())
+    step, place = cutoff_step(study, reference, share), PLACES[study.metric]
+    return statistics.fmean(value_at(curve(record, place), step) for record in records.values())
 
 
 def result(study: Study, finished: Mapping[str, Record], cell: Cell) -> Result:
@@ -61,7 +67,7 @@ def result(study: Study, finished: Mapping[str, Record], cell: Cell) -> Result:
     sound = len(records) == len(SEEDS) and not any(record["diverged"] for record in records.values())
     reference = study.cell(cell.reference or cell.name)
     cut = cutoff(study, finished, reference)
-    arrivals = {} if cut is None else {seed: arrival(curve(record), cut) for seed, record in records.items()}
+    arrivals = {} if cut is None else _arrivals(study, records, cut)
     known = [steps for steps in arrivals.values() if steps is not None]
     return Result(
         cell=cell,
@@ -77,17 +83,24 @@ def result(study: Study, finished: Mapping[str, Record], cell: Cell) -> Result:
     )
 
 
-def ratio_to(study: Study, finished: Mapping[str, Record], cell: Cell, reference: Cell) -> Interval | None:
+def ratio_to(
+    study: Study, finished: Mapping[str, Record], cell: Cell, reference: Cell, share: float | None = None
+) -> Interval | None:
     """The cell's arrivals over the reference's, at the reference's cut-off; None while a seed is missing."""
-    cut, mine = cutoff(study, finished, reference), final_records(cell, finished)
+    cut, mine = cutoff(study, finished, reference, share), final_records(cell, finished)
     if cut is None or len(mine) < len(SEEDS):
         return None
     theirs = final_records(reference, finished)
     return ratio(
-        {seed: arrival(curve(record), cut) for seed, record in mine.items()},
-        {seed: arrival(curve(record), cut) for seed, record in theirs.items()},
+        _arrivals(study, mine, cut),
+        _arrivals(study, theirs, cut),
         {seed: float(cell.steps) for seed in mine},
     )
+
+
+def _arrivals(study: Study, records: Mapping[int, Record], cut: float) -> dict[int, float | None]:
+    place = PLACES[study.metric]
+    return {seed: arrival(curve(record, place), cut) for seed, record in records.items()}
 
 
 def _last(records: Mapping[int, Record], place: int) -> Interval:

@@ -35,6 +35,7 @@ def make_run(study: Study, run: Run, data: str | None, jobs: int = 1) -> dict[st
 
 def work(study: Study, store: Store, data: str | None, jobs: int, only: str = "") -> None:
     """Make runs until there are none left to make; waits for those of other processes that the rest depends on."""
+    versions()  # of the code that this process has loaded, whatever the repository is at later
     while True:
         todo = [run for run in next_runs(study, store.read()) if only in run.cell.name]
         if not todo:
@@ -57,7 +58,7 @@ def _tried(study: Study, store: Store, run: Run, data: str | None, jobs: int) ->
 
 def progress(study: Study, finished: Mapping[str, Record], record: Record, seconds: float, jobs: int) -> str:
     """A line: how many runs are finished, what the last one came to, and the time that is left by the steps so far."""
-    per_step = statistics.fmean(each["seconds a step"]["wall"] for each in finished.values())
+    per_step = statistics.median(each["seconds a step"]["wall"] for each in finished.values())
     left = runs_left(study, finished)
     minutes = sum(run.steps for run in left) * per_step / jobs / 60
     end = f"diverged at step {record['diverged']}" if record["diverged"] else f"validation {record['validation']:.4g}"

@@ -214,7 +214,8 @@ def problem_of(settings: PlanSettings, model: "Costed", cluster: "Cluster", meth
     return Problem(
         costs=model.costs, cluster=cluster, workers=settings.workers or cluster.num_workers,
         batch_sizes=settings.batch_size or (model.batch_size,), optimizer=model.optimizer,
-        heads=model.heads.get("auto"), named_heads=model.heads, no_heads=model.no_heads,
+        heads=model.heads["auto"].rows if "auto" in model.heads else None,
+        named_heads=model.heads, no_heads=model.no_heads,
         sides=images(model), masters=model.costs.dtype in ("bfloat16", "float16"),
         shards=settings.sharding or shards(model), methods=methods,
         microbatches=settings.microbatches, stages=stages_of(settings), begins=settings.begins,

@@ -114,6 +114,7 @@ def listed(file: Path | None, microbatches: int | None) -> Layout:
 
 def facts_of(layout: Layout, timeline: "Timeline") -> dict[str, Any]:
     """What can be read off a schedule, as plain data; times are in forwards, delays in updates."""
+    from stretto.methods.head_weights import minibatches_behind
     from stretto.simulate import simulate, unit_costs
 
     method, schedule, rules = layout.method, layout.schedule, layout.rules
@@ -138,6 +139,9 @@ def facts_of(layout: Layout, timeline: "Timeline") -> dict[str, Any]:
         "refresh_intervals": [cure.interval for cure in cures if cure.interval is not None],
         "along_step": [cure.along_step for cure in cures],
         "heads_after": list(rules.reach.heads[:-1]),
+        **({"predicted_after": sorted(rules.reach.predicted)} if rules.reach.predicted else {}),
+        "head": method.head if rules.reach.heads[:-1] else None,
+        "head_weights_behind": list(minibatches_behind(method, schedule)),
     }
 
 
@@ -186,7 +190,12 @@ def in_words(layout: Layout, timeline: "Timeline", facts: Mapping[str, Any]) -> 
         lines.append(f"bases are refreshed    every {by_stage(facts['refresh_intervals'])} updates; {each}")
     if any(facts["along_step"]):
         lines.append("weights are predicted  along the optimizer's step, of which muon keeps two bytes a number more")
-    lines.append(f"auxiliary heads after  {by_stage(facts['heads_after']) or 'none'}")
+    kind = "" if facts["head"] in (None, "auto") else f": {facts['head']}"
+    lines.append(f"auxiliary heads after  {by_stage(facts['heads_after']) or 'none'}{kind}")
+    if facts.get("predicted_after"):
+        lines.append(f"gradients predicted    after {by_stage(facts['predicted_after'])}; L learns from the true ones")
+    if facts["head_weights_behind"]:
+        lines.append(f"the weights they read  {by_stage(facts['head_weights_behind'])} minibatches behind")
     if facts.get("model"):
         options = "".join(f", {key} {value}" for key, value in facts["model_options"].items())
         lines.append(f"planned for            {facts['model']}{options}")

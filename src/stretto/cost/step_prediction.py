@@ -12,7 +12,9 @@ from functools import cached_property
 from typing import NamedTuple
 
 from stretto.cost.cluster import Cluster
+from stretto.cost.head_costs import HeadCosts, StageHeads
 from stretto.cost.layer_table import LayerCost, ModelCosts
+from stretto.cost.predicted_gradients import with_predictions, without
 from stretto.cost.stage_prediction import StageTimes, stage_times
 from stretto.cost.worker_memory import SMALL, peak_bytes
 from stretto.cost.worker_places import Workers
@@ -45,17 +47,22 @@ def forecast(
     batch: float,
     *,
     workers: int | None = None,
-    heads: Sequence[LayerCost | None] | None = None,
+    heads: Sequence[LayerCost | None] | HeadCosts | None = None,
     optimizer: str = "sgd",
 ) -> Forecast:
     """The forecast of training by a method on the first workers of a cluster, for minibatches of `batch` examples.
 
     Stage s holds the layers from bounds[s] up to bounds[s + 1]; `workers` is the length of the pipeline, `heads`
-    has the rows of the heads that the method puts behind stages. Other arguments and errors are as in `stage_times`.
+    has the rows of the heads that the method puts behind stages, or of what predicts gradients there, or is what such
+    heads cost wherever stages end. Other arguments and errors are as in `stage_times`.
     """
     chosen = find_method(method)
     tied = costs.tied(bounds)
-    schedule, rules = chosen.plan(len(bounds) - 1, workers, ties=tuple(tied))
+    if isinstance(heads, HeadCosts):
+        behind = heads.laid_out(chosen.reach(len(bounds) - 1).heads[:-1], bounds)
+    else:
+        behind = StageHeads([None] * (len(bounds) - 1) if heads is None else list(heads))
+    schedule, rules = chosen.plan(len(bounds) - 1, workers, ties=(*tied, *behind.ties), reads=behind.reads)
     places = [[schedule.worker_of[s]] for s in range(schedule.num_stages)]
     share = batch / schedule.per_turn
     stages = stage_times(
@@ -64,16 +71,31 @@ def forecast(
         cluster,
         share,
         workers=places,
-        heads=heads,
+        heads=without(behind.rows, rules.reach.predicted),
         optimizer=optimizer,
         silent=silent(rules, schedule.num_stages),
         cures=chosen.step_cures(schedule),
     )
-    pricer = Pricer(chosen, schedule, rules, Workers.alone(cluster, schedule.num_workers), stages, tied)
+    stages = with_predictions(
+        stages, behind.rows, chosen, cluster, share, workers=places, dtype=costs.dtype, optimizer=optimizer
+    )
+    pricer = Pricer(
+        chosen, schedule, rules, Workers.alone(cluster, schedule.num_workers), stages, {**tied, **behind.weights}
+    )
     return Forecast(
         seconds=turn_seconds(pricer),
         actions=pricer.actions,
-        bytes=peak_bytes(chosen, schedule, rules, costs, bounds, share, optimizer=optimizer, heads=heads),
+        bytes=peak_bytes(
+            chosen,
+            schedule,
+            rules,
+            costs,
+            bounds,
+            share,
+            optimizer=optimizer,
+            heads=behind.rows,
+            weights=behind.weights,
+        ),
     )
 
 

@@ -11,6 +11,7 @@ The layers of the heads of Laskin, Metz et al. 2020 could not be retrieved; the 
     infopro     no tokens         two-layer, and a decoder of the model's input (Wang et al. 2021)
     blocks      [N, T, d]         copies of the model's last blocks, and of its readout                 -> [N, T, V]
     man         as two-layer      an average of the next stage's first layers (Su et al. 2024)
+    segprop     any               the network's own last layers, which it trains, too (SegProp, TMLR 7218)
     solo        [N, T, d]         a read-only copy of the model's norm and unembedding    -> [N, T, V]
 
 "auto" chooses among the first four by the numbers of dimensions of the stage's and the model's output.

@@ -93,8 +93,10 @@ class Adapters(nn.Module):
         return outputs if len(outputs) > 1 else outputs[0]
 
 
-def adapters_between(features: Tensors, inputs: Tensors, stage: int, layer: int) -> nn.Module:
-    """Adapters from `features`, behind `stage`, to the `inputs` of the copy of stage `layer`.
+def adapters_between(
+    features: Tensors, inputs: Tensors, stage: int, layer: int, *, head: str = "auglocal"
+) -> nn.Module:
+    """Adapters from `features`, behind `stage`, to the `inputs` of what the `head` has of stage `layer`.
 
     Raises UsageError if the numbers of tensors or their dtypes differ, or no adapter leads from one shape to the other.
     """
@@ -104,7 +106,7 @@ def adapters_between(features: Tensors, inputs: Tensors, stage: int, layer: int)
     if not pairs or len(adapters) < len(pairs):
         shapes = [" and ".join(str(list(tensor.shape)) for tensor in tensors) for tensors in (features, inputs)]
         raise UsageError(
-            f"head 'auglocal' behind stage {stage} cannot lead {shapes[0]} into a copy of stage {layer}, which takes "
+            f"head {head!r} behind stage {stage} cannot lead {shapes[0]} into its layers of stage {layer}, which take "
             f"{shapes[1]}: cut the model elsewhere, or take another head. {REMEDY}"
         )
     return Adapters(adapters)

@@ -1,7 +1,7 @@
 """What heads are built from (`Site`, `Network`), the base class of heads with a loss of their own, and `HeadKind`."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -27,12 +27,16 @@ class Network:
 
 @dataclass(frozen=True, eq=False)
 class Site:
-    """The place of a head: behind `stage`, with the stage's `features` and the model's `output` for one batch."""
+    """The place of a head: behind `stage`, with the stage's `features` and the model's `output` for one batch.
+
+    `labelled`: the head predicts the features' gradient and gets the targets for it.
+    """
 
     stage: int
     features: Tensors
     output: Tensor
     network: Network | None = None
+    labelled: bool = False
 
     @property
     def shape(self) -> torch.Size:
@@ -68,7 +72,9 @@ class HeadKind:
     and the model's output and returns whether the kind fits; `takes` says the same in words. "auto" chooses among the
     `plain` kinds. A head of a kind with `several` reads all tensors of a stage, else the first one. One that is
     `of_network` is made from the whole network as it is cut, so that it is not known before the cut. One with `reads`
-    is a `ReadingHead` with an option `every`: it gets the owner's weights after each `every` updates.
+    is a `ReadingHead` with an option `every`: it gets the owner's weights after each `every` updates. One that `shares`
+    has parameters of later stages, which it trains, too: those of the head behind each of some stages, from the
+    network's stages, these stages' numbers, and the head's options.
     """
 
     dims: Callable[[int, int], bool]
@@ -78,6 +84,12 @@ class HeadKind:
     several: bool = False
     of_network: bool = False
     reads: WeightReading | None = None
+    shares: Callable[..., Mapping[int, Sequence[nn.Parameter]]] | None = None
+
+    @property
+    def from_last(self) -> bool:
+        """Whether a weight that several stages use belongs to the last of them: heads have the newest one of there."""
+        return self.shares is not None or (self.reads is not None and self.reads.of_readout)
 
 
 class First(nn.Module):

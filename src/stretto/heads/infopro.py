@@ -38,8 +38,7 @@ def infopro(at: Site, *, first: float = 1.0, last: float = 0.0) -> nn.Module:
             "head 'infopro' reconstructs whole inputs, but several processes share a stage's weights or images: use "
             f"tensor=1 and space=(1, 1), or another head. {REMEDY}"
         )
-    share = decline(at.stage, len(network.stages))
-    weight = first * (1 - share) + last * share
+    weight = weight_at(at.stage, len(network.stages), first, last)
     if inputs.is_floating_point():
         return InfoPro(two_layer(at), decoder(at.shape, inputs.shape), weight)
     if at.output.dim() != 3 or inputs.shape != at.shape[:2]:
@@ -49,6 +48,12 @@ def infopro(at: Site, *, first: float = 1.0, last: float = 0.0) -> nn.Module:
             "[N, T, d] -> [N, T, V]; take head='sequence' or 'two-layer'"
         )
     return InfoPro(two_layer(at), language(at), weight)
+
+
+def weight_at(stage: int, num_stages: int, first: float, last: float) -> float:
+    """lambda_1 behind a stage."""
+    share = decline(stage, num_stages)
+    return first * (1 - share) + last * share
 
 
 class InfoPro(LocalLoss):

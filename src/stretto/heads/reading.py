@@ -41,13 +41,14 @@ class WeightReading:
 
     `owner` takes the reading stage and the number of stages. `layers` takes the owner's module, whether it is the last
     stage, and the head's options; it returns None if there are none. `what` names these layers in messages. With
-    `averages` the head has a moving average of them.
+    `averages` the head has a moving average of them. `of_readout`: the model's readout is among them.
     """
 
     owner: Callable[[int, int], int]
     layers: Callable[..., nn.Module | None]
     what: str
     averages: bool = False
+    of_readout: bool = False
 
 
 @dataclass(frozen=True, eq=False)

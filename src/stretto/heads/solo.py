@@ -108,4 +108,6 @@ def readout_read(stage: nn.Module, last: bool, *, every: int) -> nn.Module | Non
     return readout(stage)
 
 
-READING = WeightReading(lambda stage, num_stages: num_stages - 1, readout_read, "the last stage's readout")
+READING = WeightReading(
+    lambda stage, num_stages: num_stages - 1, readout_read, "the last stage's readout", of_readout=True
+)

@@ -6,6 +6,7 @@ from typing import Literal, get_args
 
 from stretto.errors import UsageError
 from stretto.methods.cure import Cure, Place, StepCure
+from stretto.methods.gradient_prediction import GradientPrediction
 from stretto.methods.phases import Phases
 from stretto.methods.planning import Planning
 from stretto.options.checks import MOST_STAGES, flag, is_whole, of_kind, one_of, sequence, shown, whole
@@ -38,7 +39,8 @@ class Method:
     before the next one enters; another may do so in some `phases`. `reach(num_stages)` says where heads stand and how
     far their gradients travel: one head at the top that trains all stages, unless it is given. `weights` names a policy
     of `stretto.weights`, `cure` what is done about delay. `combine` says whether several losses that train the same
-    stage are summed or averaged. `head` names how auxiliary heads are built (`stretto.heads`). `recompute` says that
+    stage are summed or averaged. `head` names how auxiliary heads are built (`stretto.heads`), or, where the reach says
+    that gradients are predicted, what predicts them; `prediction` says how that learns. `recompute` says that
     forwards are run again for their backward, in segments of so many stages, or (True) of as many as suit the schedule
     (`schedule/recompute.py`). `workers(num_stages)` is the number of workers by default. `planning` is what
     `stretto plan` needs beside all this (`methods/planning.py`).
@@ -53,6 +55,7 @@ class Method:
     cure: Cure = field(default_factory=Cure)
     combine: Literal["sum", "mean"] = "sum"
     head: str = "auto"
+    prediction: GradientPrediction | None = None
     recompute: int | bool = False
     workers: Callable[[int], int] = one_each
     phases: Phases = field(default_factory=Phases)
@@ -141,7 +144,8 @@ class Method:
         """The schedule and its rules for so many stages, on the method's default number of workers if None.
 
         `reduce` makes the updates of a synchronous method wait for the norms of all stages' gradients. `ties` are pairs
-        of stages: the second works on weights of the first, and trains them if all its losses train the first, too.
+        of stages: the second works on weights of the first. It trains them if the first is above it, or else if all its
+        losses train the first, too.
         `reads` are (owner, reader, every): after each `every` updates of the owner the reader gets its weights and
         does not train them. `agreement` is what replicas of the pipeline do at each update (`schedule/replicated.py`).
         Raises ScheduleError for a schedule that is not complete or can deadlock, UsageError where there is nothing to
@@ -187,8 +191,13 @@ def planned(
     schedule = with_reduce(delays.schedule) if reduce else delays.schedule
     if agreement is not None:
         schedule = with_agreement(schedule, agreement)
-    shared = (delays.tie(*pair, reach.trains_all_of(*pair)) for pair in ties)
-    all_ties = (*shared, *(delays.reading(*reading) for reading in reads))
+    shared = (
+        delays.tie(owner, user, reach.trains_all_of(owner, user))
+        if owner < user
+        else delays.reading(owner, user, trains=True)
+        for owner, user in ties
+    )
+    all_ties = (*shared, *(delays.reading(*reading) for reading in reads if reading[:2] not in ties))
     rules = Rules.of(schedule, reach, ties=all_ties)
     check(schedule, rules)
     return schedule, rules

@@ -9,13 +9,18 @@ from typing import Literal
 from stretto.errors import UsageError
 from stretto.methods.definition import Method
 from stretto.methods.planning import Planning
-from stretto.options.checks import is_among, shown
+from stretto.options.checks import is_among, is_whole, shown
 from stretto.schedule import Reach
 from stretto.schedule.library.backprop_and_local import assign, one_sweep, split_backward
 
 
-def greedy(*, head: str = "auto") -> Method:
-    """Every stage has a head and is trained by it alone."""
+def greedy(*, head: str = "auto", share_top: int = 0) -> Method:
+    """Every stage has a head and is trained by it alone.
+
+    share_top: with a number k > 0 each head is the network's own last k layers and its output layer, which every loss
+    trains (SegProp, `heads/segprop.py`); also an option of the other local methods.
+    """
+    head = chosen_head("greedy", head, share_top)
     return Method(
         name="greedy",
         summary="every stage is trained by its own head alone",
@@ -27,7 +32,22 @@ def greedy(*, head: str = "auto") -> Method:
     )
 
 
-def overlapping(*, combine: Literal["sum", "mean"] = "sum", delay: int = 0, head: str = "auto") -> Method:
+def chosen_head(name: str, head: str, share_top: int) -> str:
+    """The head of a local method, with the option `share_top` or without. Raises UsageError for both at once."""
+    if not is_whole(share_top) or share_top < 0:
+        raise UsageError(f"{name}(share_top={shown(share_top)}): give a number of layers, or 0 to share none")
+    if not share_top:
+        return head
+    if head != "auto":
+        raise UsageError(
+            f"{name}(head={head}, share_top={share_top}): the shared layers are the head; leave one of them out"
+        )
+    return f"segprop(layers={share_top})"
+
+
+def overlapping(
+    *, combine: Literal["sum", "mean"] = "sum", delay: int = 0, head: str = "auto", share_top: int = 0
+) -> Method:
     """Heads after every stage but the first; each trains its own stage and the one below.
 
     combine: whether the two losses that train a shared stage are summed or averaged there (ours; the paper's choice
@@ -36,6 +56,7 @@ def overlapping(*, combine: Literal["sum", "mean"] = "sum", delay: int = 0, head
     """
     if not is_among(combine, ("sum", "mean")):
         raise UsageError(f"overlapping(combine={shown(combine)}): choose 'sum' or 'mean'")
+    head = chosen_head("overlapping", head, share_top)
     if not is_among(delay, (0, 1)):
         raise UsageError(f"overlapping(delay={shown(delay)}): choose 0 (wait one hop) or 1 (no bubble)")
 
@@ -67,7 +88,7 @@ def overlapping_planning(delay: int) -> Planning:
     )
 
 
-def chunked(*, chunks: int = 2, head: str = "auto") -> Method:
+def chunked(*, chunks: int = 2, head: str = "auto", share_top: int = 0) -> Method:
     """Consecutive stages form chunks, cut as torch.tensor_split cuts; a head at each chunk's end trains the chunk.
 
     chunks=2 is the paper's "two chunk greedy". Raises UsageError for more chunks than stages, once those are known;
@@ -75,6 +96,7 @@ def chunked(*, chunks: int = 2, head: str = "auto") -> Method:
     """
     if isinstance(chunks, bool) or not isinstance(chunks, int) or chunks < 1:
         raise UsageError(f"chunked(chunks={chunks!r}): a whole number of at least 1")
+    head = chosen_head("chunked", head, share_top)
 
     def reach(num_stages: int) -> Reach:
         if chunks > num_stages > 1:

@@ -7,12 +7,13 @@ whose gradient goes back to the owner. The weight rules of a stage (stash, predi
 only.
 
 With local losses, a loss behind a borrower may not reach the owner; the borrower then reads the parameter and sends no
-gradient.
+gradient. Where heads below a stage share its layers (`heads/segprop.py`), the last stage that has a parameter owns it,
+borrowers compute with an older version, and all send gradients.
 """
 
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
@@ -31,18 +32,35 @@ class Tied:
     users: tuple[int, ...]
 
 
-def find(stages: Sequence[nn.Module]) -> list[Tied]:
-    """The trainable parameters that more than one stage has, numbered in order of appearance."""
+def find(
+    stages: Sequence[nn.Module], *, last_owns: bool = False, heads: Mapping[int, Iterable[nn.Parameter]] | None = None
+) -> list[Tied]:
+    """The trainable parameters that more than one stage has, numbered in order of appearance.
+
+    `last_owns`: the last stage that has a parameter owns it, not the first. `heads` are the parameters of other stages
+    that the head of a stage borrows, by the stage.
+    """
     names: dict[nn.Parameter, dict[int, str]] = {}  # parameter -> {stage: its name there}
     for index, stage in enumerate(stages):
         for name, parameter in stage.named_parameters():
             if parameter.requires_grad:
                 names.setdefault(parameter, {})[index] = name
-    shared = [(parameter, uses) for parameter, uses in names.items() if len(uses) > 1]
+    users = {parameter: set(uses) for parameter, uses in names.items()}
+    for index, borrowed in (heads or {}).items():
+        for parameter in borrowed:
+            if parameter.requires_grad:
+                users[parameter].add(index)
+    owners = {parameter: max(uses) if last_owns else min(uses) for parameter, uses in names.items()}
+    shared = [parameter for parameter in names if len(users[parameter]) > 1]
     return [
-        Tied(number, uses[min(uses)], parameter, min(uses), tuple(sorted(set(uses) - {min(uses)})))
-        for number, (parameter, uses) in enumerate(shared)
+        Tied(number, names[p][owners[p]], p, owners[p], tuple(sorted(users[p] - {owners[p]})))
+        for number, p in enumerate(shared)
     ]
+
+
+def of_copies(ties: Iterable[Tied], stages: Sequence[nn.Module]) -> list[Tied]:
+    """The same ties among copies of the stages."""
+    return [replace(tied, parameter=stages[tied.owner].get_parameter(tied.name)) for tied in ties]
 
 
 def pairs(ties: Iterable[Tied]) -> tuple[tuple[int, int], ...]:
@@ -52,13 +70,15 @@ def pairs(ties: Iterable[Tied]) -> tuple[tuple[int, int], ...]:
 
 @dataclass
 class Lender:
-    """The tied parameters that a stage owns, by number."""
+    """The parameters that a stage owns and others use, by number; and the numbers that each of these stages uses."""
 
     parameters: Mapping[int, nn.Parameter]
+    users: Mapping[int, Sequence[int]]
 
-    def values(self) -> dict[int, Tensor]:
-        """Copies of the parameters' current values, to send to the borrowers."""
-        return {number: parameter.detach().clone() for number, parameter in self.parameters.items()}
+    def values(self) -> dict[int, dict[int, Tensor]]:
+        """Copies of the parameters' current values, to send to each stage that uses them."""
+        copies = {number: parameter.detach().clone() for number, parameter in self.parameters.items()}
+        return {user: {number: copies[number] for number in numbers} for user, numbers in self.users.items()}
 
     def add(self, gradients: Iterable[Values]) -> None:
         """Add the gradients that borrowers sent to the parameters' gradients."""
@@ -70,18 +90,22 @@ class Lender:
 
 @dataclass
 class Borrower:
-    """The parameters that a stage borrows: `originals` in its module, and their latest `values`, by number."""
+    """The parameters that a stage borrows: `originals` in its `modules`, and their latest `values`, by number.
 
-    module: nn.Module
+    `trained` has the owner of each parameter whose gradients go there.
+    """
+
+    modules: Sequence[nn.Module]
     originals: Mapping[int, nn.Parameter]
-    trained: frozenset[int] = frozenset()  # numbers of parameters whose gradients go to the owner
+    trained: Mapping[int, int] = field(default_factory=dict)
     values: dict[int, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         numbers = {id(parameter): number for number, parameter in self.originals.items()}
         self._places = [
             (holder, name, numbers[id(parameter)])
-            for holder in self.module.modules()
+            for module in self.modules
+            for holder in module.modules()
             for name, parameter in holder._parameters.items()
             if parameter is not None and id(parameter) in numbers
         ]
@@ -119,7 +143,7 @@ class Borrower:
 
     @contextmanager
     def substituted(self, leaves: Mapping[int, nn.Parameter]) -> Iterator[None]:
-        """In this block the module holds these parameters in place of the originals."""
+        """In this block the modules hold these parameters in place of the originals."""
         try:
             for holder, name, number in self._places:
                 holder._parameters[name] = leaves[number]
@@ -128,24 +152,32 @@ class Borrower:
             for holder, name, number in self._places:
                 holder._parameters[name] = self.originals[number]
 
+    def take_gradients(self, leaves: Mapping[int, nn.Parameter]) -> dict[int, dict[int, Tensor]]:
+        """Remove and return the gradients of one forward's leaves, by owner and number.
 
-def take_gradients(leaves: Mapping[int, nn.Parameter]) -> dict[int, Tensor]:
-    """Remove and return the gradients of one forward's leaves, by number, without the leaves that it did not use."""
-    gradients = {number: leaf.grad for number, leaf in leaves.items() if leaf.grad is not None}
-    for leaf in leaves.values():
-        leaf.grad = None
-    return gradients
+        Leaves that the forward did not use are left out.
+        """
+        gradients: dict[int, dict[int, Tensor]] = {owner: {} for owner in self.trained.values()}
+        for number, leaf in leaves.items():
+            if leaf.grad is not None:
+                gradients[self.trained[number]][number] = leaf.grad
+            leaf.grad = None
+        return gradients
 
 
 def lender_of(ties: Iterable[Tied], stage: int) -> Lender | None:
     """The `Lender` of a stage; None if it owns no tied parameter."""
-    owned = {tied.number: tied.parameter for tied in ties if tied.owner == stage}
-    return Lender(owned) if owned else None
+    owned = [tied for tied in ties if tied.owner == stage]
+    users = sorted({user for tied in owned for user in tied.users})
+    numbers = {user: [tied.number for tied in owned if user in tied.users] for user in users}
+    return Lender({tied.number: tied.parameter for tied in owned}, numbers) if owned else None
 
 
-def borrower_of(ties: Iterable[Tied], stage: int, module: nn.Module, trained: Container[int]) -> Borrower | None:
+def borrower_of(
+    ties: Iterable[Tied], stage: int, modules: Sequence[nn.Module], trained: Container[int]
+) -> Borrower | None:
     """The `Borrower` of a stage; None if it borrows nothing. It sends gradients to the owners in `trained`."""
     borrowed = {tied.number: tied for tied in ties if stage in tied.users}
     originals = {number: tied.parameter for number, tied in borrowed.items()}
-    with_gradients = frozenset(number for number, tied in borrowed.items() if tied.owner in trained)
-    return Borrower(module, originals, with_gradients) if borrowed else None
+    owners = {number: tied.owner for number, tied in borrowed.items() if tied.owner in trained}
+    return Borrower(modules, originals, owners) if borrowed else None

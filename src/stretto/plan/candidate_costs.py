@@ -473,7 +473,7 @@ class Prices:
         if s and not c.receives_gradient(s - 1):
             times = times._replace(backward=times.weight_gradient)
         if s in c.gradients.heads:
-            head = self.head(c, worker)
+            head = self.head(c, s)
             times = with_head(times, head.times)
             static, gradients, held = static + head.static, gradients + head.gradients, held + head.held
         intra = self.intra_stage(
@@ -656,11 +656,12 @@ class Prices:
         part = (stage.all_reduce + longer) / (3 if again else 2)
         return part, part
 
-    def head(self, c: Candidate, worker: int) -> "Head":
-        """The costs of a head behind layer j - 1, at [0, j]; where there can be none it takes infinite memory."""
-        given = self.problem.heads_of(c.method)
-        assert given is not None, "methods with heads are tried only where their costs are known"
-        some = next(head for head in given if head is not None)
+    def head(self, c: Candidate, s: int) -> "Head":
+        """The costs of stage s's head behind layer j - 1, at [0, j]; infinite memory where there can be none."""
+        costs, worker = self.problem.heads_of(c.method), c.worker_of(s)
+        assert costs is not None, "methods with heads are tried only where their costs are known"
+        given = costs.behind(s, c.stages)
+        some = next(head for head in (*given, *costs.rows) if head is not None)
         heads = [some if head is None else head for head in given]
         missing = np.array([inf if head is None else 0.0 for head in given])
         rows = self.seconds(heads, self.places_of(c).machines[worker], c.examples)
@@ -689,8 +690,8 @@ class Prices:
                 place.machines[worker],
                 *(tuple(map(id, links[worker])) for links in (place.replicas, place.weights, place.slabs)),
                 id(c.link(s - 1, place)), id(c.link(s, place)), c.receives_gradient(s - 1), c.receives_gradient(s),
-                losses[worker], s == 0, s == last, method.versions(stage_at), c.recomputes(s), s in heads,
-                method.step_cure(stage_at),
+                losses[worker], s == 0, s == last, method.versions(stage_at), c.recomputes(s),
+                self.problem.head_variant(c.method, s, c.stages) if s in heads else None, method.step_cure(stage_at),
             )  # fmt: skip
             if key not in known:
                 stage = self.stage(c, s)

@@ -183,10 +183,11 @@ def headless(problem: Problem) -> str:
     """The message that no stage of any candidate can end where it would have to: a head is missing there."""
     known = [heads for name in problem.names if (heads := problem.heads_of(name)) is not None]
     assert known, "candidates without memory limits are only missing where heads are"
-    places = [str(layer) for layer, head in enumerate(known[0][:-1]) if head is not None]
+    rows = known[0].rows
+    places = [str(layer) for layer, head in enumerate(rows[:-1]) if head is not None]
     return (
         f"no plan has the methods {', '.join(problem.names)}: stages with a loss of their own need a head, and of "
-        f"{len(known[0])} layers only {', '.join(places)} can have one behind them. Choose fewer stages (--stages), or "
+        f"{len(rows)} layers only {', '.join(places)} can have one behind them. Choose fewer stages (--stages), or "
         "other methods"
     )
 

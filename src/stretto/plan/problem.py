@@ -1,12 +1,13 @@
 """The problem that a plan solves: a model, a cluster, and the ways to train that may be tried."""
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
 
 from stretto.cost.cluster import Cluster
+from stretto.cost.head_costs import HeadCosts
 from stretto.cost.layer_table import LayerCost, ModelCosts
 from stretto.errors import UsageError, nearest
 from stretto.optimizers import optimizer_of
@@ -95,7 +96,7 @@ class Problem:
     stages: tuple[int, ...] | None = None
     begins: tuple[int, ...] | None = None
     heads: tuple[LayerCost | None, ...] | None = None
-    named_heads: Mapping[str, tuple[LayerCost | None, ...]] = field(default_factory=dict)
+    named_heads: Mapping[str, HeadCosts] = field(default_factory=dict)
     no_heads: Mapping[str, str] = field(default_factory=dict)
     sides: tuple[int, ...] | None = None
     masters: bool = False
@@ -173,10 +174,19 @@ class Problem:
             numbers = " ".join(map(str, self.stages or ("any number",)))
             raise UsageError(f"begins lists {len(self.begins)} stages, and stages {numbers}: they must be the same")
 
-    def heads_of(self, method: str) -> tuple[LayerCost | None, ...] | None:
+    def heads_of(self, method: str) -> HeadCosts | None:
         """The costs of a method's heads behind each layer; None if they are not known."""
         head = planned(method).method.head
-        return self.heads if head == "auto" else self.named_heads.get(head)
+        return self._auto if head == "auto" else self.named_heads.get(head)
+
+    @cached_property
+    def _auto(self) -> HeadCosts | None:
+        return None if self.heads is None else HeadCosts(rows=self.heads)
+
+    def head_variant(self, method: str, stage: int, stages: int) -> Hashable:
+        """What the costs of the heads behind a stage depend on, beside its last layer."""
+        costs = self.heads_of(method)
+        return None if costs is None else (costs.variant(stage, stages),)
 
     def why_no_local(self, method: str) -> str:
         """Why there are no plans with a local method; empty if there are."""

@@ -5,7 +5,8 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import NamedTuple
 
-from stretto.cost.layer_table import LayerCost, ModelCosts
+from stretto.cost.head_costs import StageHeads
+from stretto.cost.layer_table import ModelCosts
 from stretto.cost.stage_prediction import LayerTimes, StageTimes, stage_times
 from stretto.cost.step_prediction import Pricer, silent, turn_seconds
 from stretto.cost.worker_memory import peak_bytes
@@ -65,7 +66,7 @@ def simulated(plan: Plan, prices: Prices) -> Plan:
 class LaidOut(NamedTuple):
     """A plan's method, schedule and rules, and the costs of its layers to each process that shares them.
 
-    `ends` are the stages' bounds, the loss in the last one; `heads` has the row of the head behind each stage.
+    `ends` are the stages' bounds, the loss in the last one; `heads` are the heads behind stages.
     """
 
     chosen: Method
@@ -74,7 +75,7 @@ class LaidOut(NamedTuple):
     costs: ModelCosts
     ends: Sequence[int]
     tied: Mapping[tuple[int, int], float]
-    heads: Sequence[LayerCost | None]
+    heads: StageHeads
 
     @classmethod
     def of(cls, plan: Plan, prices: Prices) -> "LaidOut":
@@ -82,11 +83,12 @@ class LaidOut(NamedTuple):
         c, problem = plan.candidate, prices.problem
         chosen, costs = method(str(c)), problem.costs
         ends = [*plan.bounds[:-1], len(costs.layers)]
-        tied = costs.tied(ends)
-        schedule, rules = chosen.plan(c.stages, c.pipeline, ties=tuple(tied))
+        tied, heads = costs.tied(ends), problem.heads_of(c.method)
+        behind = StageHeads([None] * c.stages)
+        if heads is not None:
+            behind = heads.laid_out(chosen.reach(c.stages).heads[:-1], plan.bounds)
+        schedule, rules = chosen.plan(c.stages, c.pipeline, ties=(*tied, *behind.ties), reads=behind.reads)
         rows = replace(problem.counted_costs(c.form) or costs, layers=prices.rows(c.form))
-        has_head, heads = set(rules.reach.heads[:-1]), problem.heads_of(c.method)
-        behind = [heads[end - 1] if heads and s in has_head else None for s, end in enumerate(plan.bounds[1:])]
         return cls(chosen, schedule, rules, rows, ends, tied, behind)
 
 
@@ -100,7 +102,7 @@ def peaks(plan: Plan, prices: Prices, laid: LaidOut) -> tuple[float, ...]:
         return plan.bytes
     whole = peak_bytes(
         laid.chosen, laid.schedule, laid.rules, laid.costs, laid.ends, c.examples,
-        optimizer=problem.optimizer, heads=laid.heads,
+        optimizer=problem.optimizer, heads=laid.heads.rows, weights=laid.heads.weights,
     )  # fmt: skip
     if c.shard == "none":
         return whole
@@ -118,7 +120,7 @@ def pricer_of(plan: Plan, prices: Prices, laid: LaidOut) -> Pricer:
     times = stage_times(
         laid.costs, laid.ends, prices.cluster, c.examples * len(workers.ranks[0]),
         workers=[workers.ranks[laid.schedule.worker_of[s]] for s in range(c.stages)], dtype=prices.dtype,
-        optimizer=prices.steps.stepping, heads=laid.heads, silent=silent(laid.rules, c.stages),
+        optimizer=prices.steps.stepping, heads=laid.heads.rows, silent=silent(laid.rules, c.stages),
         cures=laid.chosen.step_cures(laid.schedule),
     )  # fmt: skip
     machines = prices.places_of(c).machines
@@ -145,7 +147,7 @@ def pricer_of(plan: Plan, prices: Prices, laid: LaidOut) -> Pricer:
             replace(each, compute=with_weight_products(each.compute, added))
             for each, added in zip(stages, sums, strict=True)
         ]
-    return Pricer(laid.chosen, laid.schedule, laid.rules, workers, stages, laid.tied)
+    return Pricer(laid.chosen, laid.schedule, laid.rules, workers, stages, {**laid.tied, **laid.heads.weights})
 
 
 def with_weight_products(times: LayerTimes[float], accumulate: float) -> LayerTimes[float]:

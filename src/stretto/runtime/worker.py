@@ -16,7 +16,7 @@ from stretto.runtime.channels import Channel, Mailbox, receivers
 from stretto.runtime.wait_report import Status
 from stretto.schedule import Action, Delays, Edge, Rules, Schedule
 from stretto.schedule.dataflow import Tie
-from stretto.stage.interpreter import Interpreter
+from stretto.stage.interpreter import OF_STAGE, Interpreter
 from stretto.stage.intra_stage import StageSharing
 from stretto.stage.stage import Stage
 from stretto.tracing import Recording
@@ -120,7 +120,7 @@ class Worker(Interpreter):
                 if edge.value == "loss":
                     losses.append((edge, route))
                 else:
-                    self._send(edge, route)
+                    self._send(edge, route, flow.makes)
             if losses and action == telling:
                 self._tell(losses)
                 losses = []
@@ -182,11 +182,20 @@ class Worker(Interpreter):
         microbatches, losses = received.value
         return {self.rules.loss(m): loss for m, loss in zip(microbatches.tolist(), losses.unbind(), strict=True)}
 
-    def _send(self, edge: Edge, route: Route) -> None:
+    def _send(self, edge: Edge, route: Route, made: Sequence[Edge]) -> None:
         for channel in route.channels:
-            self._mail(channel, edge, self.values[edge])
+            value = self._united(channel, made) if edge.value in OF_STAGE else self.values[edge]
+            self._mail(channel, edge, value)
         if not route.here:
             del self.values[edge]
+
+    def _united(self, channel: Channel, made: Sequence[Edge]) -> dict[int, Tensor]:
+        # What several stages of one worker get, by the numbers of weights: each of them finds its own.
+        values: dict[int, Tensor] = {}
+        for edge in made:
+            if edge.value == channel.value and self.schedule.worker_of[edge.stage] == channel.worker:
+                values |= self.values[edge]
+        return values
 
     def _tell(self, losses: Sequence[tuple[Edge, Route]]) -> None:
         # Nobody computes with losses: those of a turn go out together, when nothing else of it has to. They do not wait

@@ -18,13 +18,14 @@ class Edge(NamedTuple):
 
     ========================  ==================================================================================
     activation                a stage's output, for the stage above; what the loader (stage -1) gives to stage 0
-    target                    what the loader gives to every stage with a head
+    target                    what the loader gives to every stage with a head, or with a prediction that reads it
     graph                     what a forward (or its recompute) keeps for its backward
     input                     what a forward keeps instead of a graph, where a segment begins: for its recompute
     version                   which weights a forward without a graph saw: for its recompute
     recomputed                a stage's output once more, for the recompute of the stage above
     gradient                  what a backward sends to the stage below: one gradient for each stop it carries
     cotangent                 what I keeps for W
+    prediction                what a backward with a predicted gradient keeps for L
     weight-gradient           what U consumes, or R, or A, where there is one
     summed                    a mark that the replicas' gradients have been added up: for R, or U
     norm                      the norms of a stage's gradients: what R sends to every stage's U
@@ -62,7 +63,8 @@ class Tie(NamedTuple):
 
     For micro-batch m it gets the version that the owner's forward of m saw; the last gradient in it is that of the
     micro-batch `behind[m % len(behind)]` before m. If the user `trains` the weights, its gradients go to the owner.
-    Else it only reads them, and only the version after each `every` updates is sent.
+    Else it only reads them, and only the version after each `every` updates is sent. An owner above its user is the
+    last stage that has the weights: its versions travel down, against the activations (`Delays.reading`).
     """
 
     owner: int
@@ -73,8 +75,8 @@ class Tie(NamedTuple):
 
     @property
     def shares(self) -> bool:
-        """Whether both stages have one parameter, the first of them its owner; else the user has a copy, in a head."""
-        return self.owner < self.user
+        """Whether both stages have one parameter; else the user has a copy, in a head."""
+        return self.trains or self.owner < self.user
 
     def sends(self, microbatch: int) -> bool:
         """Whether the owner's update after a micro-batch is sent."""
@@ -136,6 +138,8 @@ class Rules:
         kinds = {(action.kind, action.stage) for actions in schedule.body for action in actions}
         recompute, keep = segments_of(schedule)
         split = frozenset(stage for kind, stage in kinds if kind == "I")
+        if both := sorted(split & reach.predicted):
+            raise ScheduleError(f"stage {both[0]} has a predicted gradient: its backward is B, not I and W")
         return cls(
             reach,
             split=split,
@@ -168,12 +172,13 @@ class Rules:
         """The kinds of a stage's actions for one micro-batch, of which some are the last of an update."""
         ends = "A" * self.sums + "R" * self.reduces + "U" + "M" * self.merges
         runs = ("FC" if stage in self.recompute else "F") + ("IW" if self.splits(stage, microbatch) else "B")
+        runs += "L" * (stage in self.reach.predicted)
         return runs + ends * ((microbatch + 1) % self.per_update == 0)
 
     @property
     def lookback(self) -> int:
-        """The most micro-batches between an update and a forward that reads its weights without training them."""
-        return max((max(tie.behind) + tie.every for tie in self.ties if not tie.trains), default=0)
+        """The most micro-batches between an update and a forward on a stage below it, or one that only reads them."""
+        return max((max(t.behind) + t.every for t in self.ties if not t.trains or t.owner > t.user), default=0)
 
     def needs(self, action: Action) -> tuple[Edge, ...]:
         """The values that `action` needs before it can run."""
@@ -220,7 +225,11 @@ class Rules:
             below = Edge("recomputed", Action("C", stage - 1, microbatch), stage)
             given = Edge("input", forward, stage) if stage in self.keep else below
             return (given, Edge("version", forward, stage), *self._target(stage, microbatch))
+        if kind == "L":
+            return (Edge("prediction", Action("B", stage, microbatch), stage), *self._arriving(stage, microbatch))
         graph = Edge("graph", forward._replace(kind="C") if stage in self.recompute else forward, stage)
+        if kind == "B" and stage in self.reach.predicted:
+            return (graph, *[Edge("target", loaded(microbatch), stage)] * self.reach.labelled)
         if kind == "B":
             return (graph, *self._arriving(stage, microbatch))
         if kind == "I":
@@ -265,6 +274,8 @@ class Rules:
             made.append(Edge("gradient", action, stage - 1))
         if kind == "I":
             made.append(Edge("cotangent", action, stage))
+        if kind == "B" and stage in self.reach.predicted:
+            made.append(Edge("prediction", action, stage))
         if kind in "BW":
             made.append(Edge("weight-gradient", action, stage))
             made += [Edge("tied-gradient", action, tie.owner) for tie in self.ties if tie.user == stage and tie.trains]
@@ -285,7 +296,7 @@ class Rules:
     def loads(self, microbatch: int) -> tuple[Edge, ...]:
         """The values that the loader makes when a micro-batch enters."""
         source = new(Action, ("F", -1, microbatch))
-        return (new(Edge, ("activation", source, 0)), *[Edge("target", source, stage) for stage in self.reach.heads])
+        return (new(Edge, ("activation", source, 0)), *[Edge("target", source, stage) for stage in self.reach.reading])
 
     def loss(self, microbatch: int) -> Edge:
         """The output head's loss of a micro-batch."""

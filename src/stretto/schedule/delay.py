@@ -96,16 +96,16 @@ class Delays:
         per_turn, first = self.schedule.per_turn, self._steady_from[owner]
         return Tie(owner, user, tuple(per_turn * self.at(owner, first + i) + i + 1 for i in range(per_turn)), trains)
 
-    def reading(self, owner: int, user: int, every: int) -> Tie:
-        """The tie of a stage that reads weights of a later stage and does not train them.
+    def reading(self, owner: int, user: int, every: int = 1, *, trains: bool = False) -> Tie:
+        """The tie of a stage that reads weights of a later stage, and `trains` them or not.
 
         These weights are one update older for each stage between the two. A micro-batch takes that many updates to get
-        there, so neither stage waits.
+        there, so neither stage waits; a gradient that goes up is there before the owner's own.
         """
         assert self.schedule.per_turn == 1, "local methods do not cut minibatches"
         behind = owner - user + 1 + self.steady[owner]
         newest = [(m - behind + 1) // every * every - 1 for m in range(every)]
-        return Tie(owner, user, tuple(m - microbatch for m, microbatch in enumerate(newest)), trains=False, every=every)
+        return Tie(owner, user, tuple(m - microbatch for m, microbatch in enumerate(newest)), trains, every)
 
     def _of_stage(self, stage: int, since: str = "F") -> tuple[int, ...]:
         start = self._steady_from[stage]

@@ -218,7 +218,8 @@ class TrainSettings(Settings):
 
     method: str = "backprop"
     """Method with its options: backprop, greedy, "overlapping(delay=1)", "chunked(chunks=4)"; heads: linear, pooled,
-    sequence, language, two-layer, auglocal, blocks, infopro, man, solo, as in "greedy(head=two-layer)"; or a function
+    sequence, language, two-layer, auglocal, blocks, infopro, man, segprop, solo, as in "greedy(head=two-layer)", or the
+    network's own last layers, "greedy(share_top=2)"; or a function
     of your own, path/to/file.py:function (see CONTRIBUTING.md)."""
     lr: Annotated[float | None, NUMBER] = None
     """Learning rate; unless said otherwise 0.01 for sgd, 0.003 for adam and adamw (0.001 for encoder-decoder)."""

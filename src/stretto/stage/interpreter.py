@@ -15,6 +15,7 @@ from stretto.stage.stage import Stage
 from stretto.tracing import Recording
 
 HELD = ("graph", "input")  # what a forward keeps until its backward
+OF_STAGE = ("tied-weight", "tied-gradient")  # results with a value of its own for each stage that gets one
 
 Watch = Callable[[Action, Mapping[str, Any], Mapping[str, Any]], None]  # (action, its operands, its results)
 Record = Callable[[Action, Mapping[str, Any], int, int], None]  # (action, its operands, start in ns, end in ns)
@@ -141,7 +142,8 @@ class Interpreter(ABC):
         if self.record is not None:
             self.record(action, given, start, perf_counter_ns())
         for edge in flow.makes:
-            self.values[edge] = results[edge.value]
+            value = results[edge.value]
+            self.values[edge] = value[edge.stage] if edge.value in OF_STAGE else value
         if self.watch is not None:
             self.watch(action, given, results)
         for edge in flow.frees:

@@ -27,7 +27,7 @@ from stretto.nn.seeding import ForwardSeeds
 from stretto.nn.shapes import describe, summary
 from stretto.nn.sharded_modules import gathered, is_sharded, local_share, local_state, whole_state
 from stretto.nn.state_check import check_part, check_weights, explaining_misfits
-from stretto.nn.tied_weights import Borrower, Lender, take_gradients
+from stretto.nn.tied_weights import Borrower, Lender
 from stretto.optim import Label, Masters
 from stretto.optim.loading import load
 from stretto.optim.update_feedback import plain_sums
@@ -35,6 +35,7 @@ from stretto.options.checks import shown
 from stretto.replicas.agreement import Agreement
 from stretto.replicas.optimizer_share import MasterShare, OptimizerShare
 from stretto.schedule import KINDS, Reach, Rules
+from stretto.stage.gradient_predictor import GradientPredictor
 from stretto.stage.trainer_specification import Specification
 from stretto.weights import Weights
 
@@ -81,6 +82,7 @@ class Graph:
     head_gradients: list[Tensor | None] = field(default_factory=list)
     recomputed: int | None = None
     divisor: Tensor | None = None
+    microbatch: int = 0
 
 
 @dataclass(slots=True)
@@ -116,7 +118,8 @@ class StageParts:
     `agreement` keeps its copies in all replicas together; None without replicas. `share` is this replica's share of the
     optimizer, where it steps no more. `norms` takes the gradients' norms where a process holds only parts of them.
     `seeds` seed the generator before each forward: dropout depends on the seed, stage, replica and micro-batch alone.
-    `feedback` is how much of it its method's own steps have.
+    `feedback` is how much of it its method's own steps have. `predictor` is what predicts the gradient of its output,
+    where its method has that; then it has no `head`.
     """
 
     index: int
@@ -133,6 +136,7 @@ class StageParts:
     norms: Norms | None = None
     seeds: ForwardSeeds | None = None
     feedback: float = 0.0
+    predictor: GradientPredictor | None = None
 
 
 class Stage:
@@ -166,8 +170,8 @@ class Stage:
         self._is_last = index == reach.num_stages - 1
         self._has_loss = reach.hops[index] is not None
         self._sends = bool(reach.carried(index))
-        self._head_parameters = [p for p in head.parameters() if p.requires_grad] if head is not None else []
         self._lends, self._borrows = parts.lends, parts.borrows
+        self._head_parameters = trained_by_head(head, parts.borrows)
         # Each once: a head may use weights of its stage.
         parameters = list(dict.fromkeys(p for part in (module, head) if part is not None for p in part.parameters()))
         self._parameters = parameters if parts.borrows is None else parts.borrows.not_borrowed(parameters)
@@ -188,6 +192,7 @@ class Stage:
         self._scale = 1 / len(reach.losses(index)) if mean else 1.0
         self._seeds = parts.seeds
         self._feedback = parts.feedback
+        self._predictor = parts.predictor
         self._num_arriving, self._outgoing = len(reach.arriving(index)), outgoing(reach, index)
         self._run: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
             "B": self._backward,
@@ -197,6 +202,7 @@ class Stage:
             "R": self._reduce,
             "U": self._update,
             "M": self._merge,
+            "L": self._learn,
         }
 
     def run(
@@ -277,7 +283,7 @@ class Stage:
                 raise UsageError(f"{origin}: stage {self.index} has {has} {name} here and had {had} {name} there")
             if part is not None:
                 with explaining_misfits(f"{origin} does not fit the {name} of stage {self.index}"):
-                    checks = isinstance(part, Agreement | OptimizerShare | MasterShare)
+                    checks = isinstance(part, Agreement | OptimizerShare | MasterShare | GradientPredictor)
                     part.check(state[name]) if checks else check_part(state[name], part)
                     share = local_state(state[name], part)
                     load(part, share) if isinstance(part, torch.optim.Optimizer) else part.load_state_dict(share)
@@ -298,6 +304,7 @@ class Stage:
             ("optimizer", self.optimizer if share is None else share),
             ("scheduler", self.scheduler),
             ("agreement", self.agreement if self.agreement is not None and self.agreement.remembers else None),
+            ("predictor", self._predictor),
         )
 
     def _first_forward(self, microbatch: int, operands: Mapping[str, Any], updates: int) -> dict[str, Any]:
@@ -339,7 +346,7 @@ class Stage:
         if not (self._is_last and not self._split) and not all(isinstance(tensor, Tensor) for tensor in outputs):
             kinds = ", ".join(type(tensor).__name__ for tensor in outputs)
             raise UsageError(f"stage {self.index} returned {kinds}: a stage returns a tensor or a tuple of tensors")
-        graph = Graph(inputs, outputs, None, version, updates, tied)
+        graph = Graph(inputs, outputs, None, version, updates, tied, microbatch=microbatch)
         results: dict[str, Any] = {"graph": graph}
         if self._has_loss:
             target: Target = operands["target"]
@@ -356,7 +363,13 @@ class Stage:
         self, graph: Graph, features: Tensors, output: Any, target: Target, seen: ForwardState | None
     ) -> Tensor:
         # Sets graph.loss. Returns a micro-batch's loss to report: its share of the minibatch's mean, or (sum, count).
-        compared = output if self.head is None else self.head(*features)
+        if self.head is None:
+            compared = output
+        elif self._borrows is None:
+            compared = self.head(*features)
+        else:
+            with self._borrows.substituted(graph.tied):
+                compared = self.head(*features)
         value = self._loss_value(compared, target.value, counted=target.counted)
         refuse_detached(value, compared, self.index)
         local_loss = self.head if isinstance(self.head, LocalLoss) else None
@@ -424,7 +437,13 @@ class Stage:
         if self._split:  # sharded weights expect an I, which leaves them without gradients
             self.weights.leaves(graph.version)
         arrived, divisors = self._arrived(operands)
-        if arrived:
+        kept = None
+        if self._predictor is not None:
+            target = operands["target"].value if "target" in operands else None
+            with self.context():
+                predicted, kept = self._predictor.predict(graph.outputs, target, graph.microbatch)
+            roots, gradients = differentiable(graph.outputs, predicted)
+        elif arrived:
             roots, gradients = differentiable(graph.outputs, arrived[0] if len(arrived) == 1 else add(arrived))
         if graph.loss is not None and graph.loss.requires_grad:
             roots.append(graph.loss)
@@ -440,8 +459,16 @@ class Stage:
         return {
             "gradient": sent,
             "weight-gradient": None,
-            "tied-gradient": take_gradients(graph.tied) if graph.tied else {},
+            "tied-gradient": {} if self._borrows is None else self._borrows.take_gradients(graph.tied),
+            "prediction": kept,
         }
+
+    def _learn(self, operands: Mapping[str, Any]) -> dict[str, Any]:
+        assert self._predictor is not None, f"stage {self.index}: nothing predicts its gradient"
+        arrived, divisors = self._arrived(operands)
+        if not divisors or any(float(divisor) for divisor in divisors):  # else nothing of the minibatch counts
+            self._predictor.learn(operands["prediction"], arrived[0], self.context())
+        return {}
 
     def _arrived(self, operands: Mapping[str, Any]) -> tuple[Sequence[Gradient], Sequence[Tensor]]:
         # The gradients from above, by stop; and their shares of the update's divisor, if losses give sums.
@@ -484,7 +511,8 @@ class Stage:
         before = take(self._head_parameters)
         features = [tensor for tensor in graph.cut if tensor.requires_grad]
         leaves = gathered(self.head) if self.head is not None and is_sharded(self.head) else self._head_parameters
-        torch.autograd.backward(graph.loss, inputs=[*features, *leaves])
+        borrowed = [weight for weight in graph.tied.values() if weight.requires_grad]  # their gradients wait in them
+        torch.autograd.backward(graph.loss, inputs=[*features, *leaves, *borrowed])
         graph.head_gradients = list(take(self._head_parameters))
         give(self._head_parameters, before)
         return take(graph.cut)
@@ -507,7 +535,8 @@ class Stage:
         give(self._head_parameters, graph.head_gradients)
         self.masters.collect()
         self._divide_by([graph.divisor, *divisors])
-        return {"weight-gradient": None, "tied-gradient": take_gradients(graph.tied)}
+        contributed = {} if self._borrows is None else self._borrows.take_gradients(graph.tied)
+        return {"weight-gradient": None, "tied-gradient": contributed}
 
     def _complete(self, operands: Mapping[str, Any]) -> None:
         # Adds the gradients of tied weights from other stages, then divides by the update's divisor.
@@ -609,9 +638,9 @@ class Stage:
         served = None if self.agreement is None else self.agreement.optimizer
         return self.optimizer if served is None else served
 
-    def lent(self) -> dict[int, Tensor]:
-        """The current weights that other stages borrow."""
-        return {} if self._lends is None else self._lends.values()
+    def lent(self, user: int) -> dict[int, Tensor]:
+        """The current weights that another stage borrows."""
+        return {} if self._lends is None else self._lends.values()[user]
 
     def take_over(self, values: Mapping[int, Tensor]) -> None:
         """Overwrite borrowed parameters with `values` from their owner, which is another process."""
@@ -632,6 +661,12 @@ def outgoing(reach: Reach, stage: int) -> list[tuple[bool, int | None]]:
     return [
         (reach.stop(stage) == stop, arriving.index(stop) if stop in arriving else None) for stop in reach.carried(stage)
     ]
+
+
+def trained_by_head(head: nn.Module | None, borrows: Borrower | None) -> list[nn.Parameter]:
+    """The parameters of a head that its stage's optimizer steps: trainable, and not of another stage."""
+    trained = [] if head is None else [parameter for parameter in head.parameters() if parameter.requires_grad]
+    return trained if borrows is None else borrows.not_borrowed(trained)
 
 
 def nothing() -> None:

@@ -2,7 +2,7 @@
 
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from stretto.options.checks import is_number, one_of, refuse, shown
 from stretto.options.user_errors import called
 from stretto.replicas import Sync
 from stretto.schedule import Reach
+from stretto.stage.trainer_specification import Specification
 
 StageLike = nn.Module | Callable[[], nn.Module]
 
@@ -53,6 +54,19 @@ def check_mesh(mesh: Mesh, sync: Sync) -> None:
             "tensor=1, or sync='all-reduce'"
         )
     sync.check_replicas(mesh.data)
+
+
+def check_prediction(specification: Specification, num_stages: int) -> None:
+    """Raise UsageError where several processes would have to agree on what predicts a stage's gradient."""
+    mesh, sync, method = specification.mesh, specification.sync, specification.method
+    if not method.reach(num_stages).predicted:
+        return
+    if mesh.data > 1 or mesh.inside > 1 or sync.sharding is not None or sync.agreement != "A":
+        raise UsageError(
+            f"method {method} on {mesh} with {sync}: what predicts a stage's gradient learns in one process, and here "
+            "several share a stage, or train replicas of it: use data=1, tensor=1, space=(1, 1) and "
+            "sync='all-reduce', or another local method, such as greedy"
+        )
 
 
 def check_recompute(recompute: Any, mesh: Mesh) -> None:
@@ -135,8 +149,13 @@ def refuse_dtensors(stage: nn.Module, index: int) -> None:
             )
 
 
-def check_sharing(stages: Sequence[nn.Module], heads: Sequence[nn.Module | None]) -> None:
-    """Raise UsageError for a head that shares parameters with another stage or its head: each has its own optimizer."""
+def check_sharing(
+    stages: Sequence[nn.Module], heads: Sequence[nn.Module | None], borrowed: Container[int] = ()
+) -> None:
+    """Raise UsageError for a head that shares parameters with another stage or its head: each has its own optimizer.
+
+    `borrowed` are the ids of those that heads send gradients of to their owner.
+    """
     parts = [[part for part in pair if part is not None] for pair in zip(stages, heads, strict=True)]
     holders: dict[int, list[int]] = {}  # id of a parameter -> the stages whose module or head has it
     for stage, modules in enumerate(parts):
@@ -144,7 +163,8 @@ def check_sharing(stages: Sequence[nn.Module], heads: Sequence[nn.Module | None]
             for parameter in module.parameters():
                 holders.setdefault(id(parameter), []).append(stage)
     for index, head in enumerate(heads):
-        names = {} if head is None else {id(parameter): name for name, parameter in head.named_parameters()}
+        parameters = [] if head is None else head.named_parameters()
+        names = {id(parameter): name for name, parameter in parameters if id(parameter) not in borrowed}
         others = {stage for parameter in names for stage in holders[parameter]} - {index}
         if others:
             other = min(others)
@@ -171,7 +191,7 @@ def check_heads(given: Sequence[nn.Module | None] | None, reach: Reach) -> list[
             raise UsageError(
                 f"heads[{stage}]: the last stage's output is the model's output; put the head into the stage"
             )
-        if head is not None and reach.hops[stage] is None:
+        if head is not None and reach.hops[stage] is None and stage not in reach.predicted:
             raise UsageError(f"heads[{stage}] is given, but the method has no loss there; heads go after {reach.heads}")
     return list(given)
 

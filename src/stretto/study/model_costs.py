@@ -5,7 +5,8 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from stretto.cost.layer_table import LayerCost, ModelCosts, with_recomputed
+from stretto.cost.head_costs import HeadCosts
+from stretto.cost.layer_table import ModelCosts, with_recomputed
 from stretto.errors import UsageError, nearest
 from stretto.options.user_function import is_function
 from stretto.study.tensor_format import AS_TORCH_HAS_THEM, TensorFormat
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from stretto.models.model import Model
     from stretto.settings.runs import TrainSettings
     from stretto.splitting import Stages
+    from stretto.study.head_costs import UncutModel
 
 EXAMPLES = 2  # of the batch on which costs are counted
 NO_DATA = "there are no data, which say what it learns: add --data path/to/file.py:function"
@@ -46,11 +48,10 @@ NOT_TRAINED = "stretto train cannot divide sequences among the processes that sh
 class Costed:
     """A model and its costs by layer.
 
-    `heads` are the costs of an auxiliary head behind each layer by its name, None for a layer that can have none;
-    `no_heads` says why others cannot be priced. `sides` are the rows
-    of the image that each layer takes, 0 for no image; `trained` the model's settings for `stretto train`, None if that
-    cannot train it; `layers` the names of the layers; `positions` where they begin in a user's own model, as
-    `stretto.split` counts, None for other models. `tensors` are the numbers of tensors that each layer hands on:
+    `heads` are the costs of auxiliary heads by their names; `no_heads` says why others cannot be priced. `sides` are
+    the rows of the image that each layer takes, 0 for no image; `trained` the model's settings for `stretto train`,
+    None if that cannot train it; `layers` the names of the layers; `positions` where they begin in a user's own model,
+    as `stretto.split` counts, None for other models. `tensors` are the numbers of tensors that each layer hands on:
     several where branches cross its end; empty where they are not counted. `tensor_costs` are the costs to
     each of several processes that share weights, by their number, and `unshared` the reasons why others cannot share
     them; `resolved` are the settings, one stage, of a model that `stretto train` can train; `options` those of a
@@ -60,7 +61,7 @@ class Costed:
 
     name: str
     costs: ModelCosts
-    heads: Mapping[str, tuple[LayerCost | None, ...]]
+    heads: Mapping[str, HeadCosts]
     no_heads: Mapping[str, str]
     sides: tuple[int, ...]
     batch_size: int
@@ -137,7 +138,9 @@ def trainable(requested: "TrainSettings", heads: Sequence[str], forms: Forms) ->
     from stretto.measure.layer_flops import layer_costs
     from stretto.measure.tensor_costs import tensor_costs
     from stretto.nn.batch import inputs_of
+    from stretto.plan.problem import merged
     from stretto.settings.runs import as_lists, known
+    from stretto.study.head_costs import UncutModel
 
     settings, loaded, model, cut = built(requested)
     x, y = loaded.train.first(EXAMPLES)
@@ -154,10 +157,11 @@ def trainable(requested: "TrainSettings", heads: Sequence[str], forms: Forms) ->
 
     formed, unformed = counted_forms(layers, replace(forms, sequence=False), count, {1: costs, **parts})
     features = outputs(layers, *inputs)
+    uncut = UncutModel(layers, features, inputs, y, model.loss, merged(costs.layers), counting)
     chosen = ("model", "model_options", "data", "data_options", "loss", "metric", "optimizer")
     wanted = as_lists({key: getattr(requested, key) for key in chosen})
     return Costed(
-        requested.model, costs, *heads_of(heads, features, model.loss, y, counting), sides([inputs, *features[:-1]]),
+        requested.model, costs, *heads_of(heads, uncut), sides([inputs, *features[:-1]]),
         known(settings.batch_size), planned_optimizer(settings.optimizer),
         {key: value for key, value in wanted.items() if value not in ({}, [], "auto", None)},
         tuple(map(str, range(len(layers)) if cut is None else cut.bounds[:-1])),
@@ -272,6 +276,8 @@ def of_paper(
     from stretto.measure.layer_flops import layer_costs
     from stretto.measure.tensor_costs import published_tensor_costs
     from stretto.models.published import planned_network
+    from stretto.plan.problem import merged
+    from stretto.study.head_costs import UncutModel
 
     network, places = planned_network(name, options).condensed()
     autocast = format.autocast
@@ -283,6 +289,11 @@ def of_paper(
     costs = replace(layer_costs(layers, x, loss=network.loss, target=y, **how_run), dtype=format.dtype)
     features = outputs(layers, x) if heads or x.dim() == 4 else []
     features = [features[place] for place in places] if features else []
+    if heads:
+        rows = merged(costs.spread(places).layers)
+        uncut = UncutModel.spread(
+            layers, places, features=features, inputs=(x,), target=y, loss=network.loss, rows=rows, counting=counting
+        )
 
     def count(number: int, sequence: bool, how: str) -> ModelCosts:
         if number == 1:
@@ -295,7 +306,7 @@ def of_paper(
 
     formed, unformed = counted_forms(layers, forms, count, {1: costs, **parts})
     return Costed(
-        name, costs.spread(places), *heads_of(heads, features, network.loss, y, counting),
+        name, costs.spread(places), *heads_of(heads, uncut) if heads else ({}, {}),
         sides([(x,), *features[:-1]] if features else []), network.batch_size,
         network.optimizer if optimizer == "auto" else optimizer, None, tuple(map(str, range(len(places)))),
         tensors=tuple(map(len, features)), tensor_costs={key: each.spread(places) for key, each in parts.items()},
@@ -366,55 +377,18 @@ def outputs(layers: "Sequence[nn.Module]", *inputs: "Tensor") -> "list[tuple[Ten
     return values[1:]
 
 
-Heads = Mapping[str, tuple[LayerCost | None, ...]]
-
-
-def heads_of(
-    names: Sequence[str], features: "list[tuple[Tensor, ...]]", loss: Any, target: "Tensor", counting: "Counting"
-) -> tuple[Heads, Mapping[str, str]]:
+def heads_of(names: Sequence[str], model: "UncutModel") -> tuple[Mapping[str, HeadCosts], Mapping[str, str]]:
     """The costs of heads behind each layer by name, and by name why some cannot be priced."""
+    from stretto.study.head_costs import costs_of_head
+
     known, reasons = {}, {}
     for name in names:
-        rows, reason = head_costs(name, features, loss, target, counting)
-        if any(row is not None for row in rows):
-            known[name] = (*rows, rows[-1])
+        costs, reason = costs_of_head(name, model)
+        if costs is not None:
+            known[name] = costs
         else:
             reasons[name] = reason
     return known, reasons
-
-
-def head_costs(
-    name: str, features: "list[tuple[Tensor, ...]]", loss: Any, target: "Tensor", counting: "Counting"
-) -> tuple[list[LayerCost | None], str]:
-    """The costs of a head, with its loss, behind each layer but the last, None where there can be none; and why not.
-
-    One whose first tensor is a table without examples, as of rotary positions, can have none.
-    """
-    import torch
-
-    from stretto.heads import build
-    from stretto.heads.table import is_of_network
-    from stretto.measure.layer_flops import layer_costs
-
-    if is_of_network(name):
-        return [], "it is made from the network as it is cut, and a plan has yet to choose the cut"
-    rows: list[LayerCost | None] = []
-    reason = "this model is a single piece, so that no stage stands below another"
-    for index, feature in enumerate(features[:-1]):
-        if len(feature[0]) != len(target):
-            rows.append(None)
-            reason = f"the first tensor behind layer {index} has no rows of examples"
-            continue
-        try:
-            with torch.device(feature[0].device):
-                head = build(name, index, feature, features[-1][0]).to(feature[0].dtype)
-        except UsageError as error:
-            rows.append(None)
-            reason = str(error)
-            continue
-        costs = layer_costs([head], feature, loss=loss, target=target, counting=counting)
-        rows.append(costs.layers[0].then(costs.layers[1]))
-    return rows, reason
 
 
 def sides(inputs: "list[tuple[Tensor, ...]]") -> tuple[int, ...]:

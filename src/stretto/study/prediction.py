@@ -5,22 +5,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import torch
-from torch import Tensor, nn
-
 from stretto.cost import Cluster, ModelCosts, stage_times
 from stretto.cost.layer_table import LayerCost
+from stretto.cost.predicted_gradients import with_predictions, without
 from stretto.cost.step_prediction import Pricer, silent, turn_seconds
 from stretto.cost.worker_places import Workers
 from stretto.errors import UsageError
-from stretto.heads import LocalLoss
-from stretto.heads.reading import ReadingHead
-from stretto.losses import Loss
 from stretto.measure import layer_costs
 from stretto.report.prediction import MEAN_TIMES, OWN_TIMES, RunPrediction
 from stretto.report.recorded_run import RecordedRun, mean_durations, own_durations
 from stretto.settings.runs import TrainSettings, known
-from stretto.stage.stage import Target, head_loss
+from stretto.study.head_costs import PredictionError, counted_head
 from stretto.study.model_costs import outputs
 from stretto.study.prepare import Prepared, stages_of
 from stretto.tracing import Recording, read_recordings
@@ -118,21 +113,18 @@ def pricer_on(prepared: Prepared, costs: ModelCosts, heads: Sequence[LayerCost |
             f"tensor={settings.tensor}, space={settings.space}: what processes share inside stages is priced by "
             "stretto plan only; leave --cluster out"
         )
+    share = known(settings.batch_size) / schedule.per_turn
+    places = [placement.replicas_of(schedule.worker_of[stage]) for stage in range(schedule.num_stages)]
     times = stage_times(
-        costs, bounds_of(costs), cluster, known(settings.batch_size) / schedule.per_turn,
-        workers=[placement.replicas_of(schedule.worker_of[stage]) for stage in range(schedule.num_stages)],
-        heads=heads, optimizer=settings.optimizer,
+        costs, bounds_of(costs), cluster, share, workers=places,
+        heads=without(heads, trainer.rules.reach.predicted), optimizer=settings.optimizer,
         silent=silent(trainer.rules, schedule.num_stages), cures=trainer.method.step_cures(schedule),
     )  # fmt: skip
-    read = [
-        float(sum(p.numel() * p.element_size() for p in head.copied.parameters()))
-        if isinstance(head, ReadingHead)
-        else 0.0
-        for head in trainer.heads
-    ]
+    times = with_predictions(
+        times, heads, trainer.method, cluster, share, workers=places, dtype=costs.dtype, optimizer=settings.optimizer
+    )
     workers = Workers(cluster, tuple(tuple(placement.replicas_of(worker)) for worker in range(schedule.num_workers)))
-    tied = {(tie.owner, tie.user): read[tie.user] for tie in trainer.rules.ties if not tie.shares}
-    return Pricer(trainer.method, schedule, trainer.rules, workers, times, tied | costs.tied(bounds_of(costs)))
+    return Pricer(trainer.method, schedule, trainer.rules, workers, times, trainer.weight_bytes)
 
 
 def costs_of_stages(prepared: Prepared) -> tuple[ModelCosts, list[LayerCost | None]]:
@@ -143,31 +135,13 @@ def costs_of_stages(prepared: Prepared) -> tuple[ModelCosts, list[LayerCost | No
     features = outputs(stages, x) if any(head is not None for head in heads) else []
     head_costs: list[LayerCost | None] = [None] * len(stages)
     for stage, head in enumerate(heads[: len(stages) - 1]):
-        if isinstance(head, LocalLoss):
-            head_costs[stage] = layer_costs([HeadWithLoss(head, model.loss, x, y)], features[stage]).layers[0]
+        if head is not None and stage in prepared.trainer.rules.reach.predicted:
+            labelled = prepared.trainer.rules.reach.labelled
+            error = PredictionError(head, y if labelled else None)
+            head_costs[stage] = layer_costs([error], features[stage]).layers[0]
         elif head is not None:
-            row, loss = layer_costs([head], features[stage], loss=model.loss, target=y).layers
-            head_costs[stage] = row.then(loss)
+            head_costs[stage] = counted_head(head, features[stage], model.loss, x, y)
     return layer_costs(stages, x, loss=model.loss, target=y), head_costs
-
-
-class HeadWithLoss(nn.Module):
-    """A head that computes its own loss, as one layer, so that its costs can be counted."""
-
-    inputs: Tensor
-    target: Tensor
-
-    def __init__(self, head: LocalLoss, loss: Loss, inputs: Tensor, target: Tensor) -> None:
-        super().__init__()
-        self.head, self.loss = head, loss
-        self.register_buffer("inputs", inputs)
-        self.register_buffer("target", target)
-
-    def forward(self, *features: Tensor) -> Tensor:
-        """The loss of the features' examples; inputs and targets are repeated to as many."""
-        copies = len(features[0]) // len(self.inputs), len(features[0]) // len(self.target)
-        inputs, target = torch.cat([self.inputs] * copies[0]), torch.cat([self.target] * copies[1])
-        return head_loss(self.loss, self.head, features, features, Target(target, inputs=(inputs,)))
 
 
 def bounds_of(costs: ModelCosts) -> tuple[int, ...]:

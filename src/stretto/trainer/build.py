@@ -9,10 +9,9 @@ from torch import Tensor, nn
 
 from stretto.errors import UsageError
 from stretto.heads import LocalLoss
-from stretto.heads import build as build_head
-from stretto.heads.head import Network
+from stretto.heads.head import Network, Site
 from stretto.heads.man import LOW_PRECISION
-from stretto.heads.table import readings
+from stretto.heads.table import build_head_at, is_from_last, readings, sharing
 from stretto.mesh import Placement
 from stretto.nn import deferred, memory_limit, tied_weights
 from stretto.nn.batch import arguments_of, inputs_on
@@ -30,6 +29,7 @@ from stretto.stage.trainer_arguments import (
     StageLike,
     build_stage,
     check_heads,
+    check_prediction,
     check_sharing,
     check_stage,
     check_stepped,
@@ -71,22 +71,25 @@ class Construction:
         workers = backend.workers(workers, num_stages)
         backend.agree(self._description(num_stages), of.device)
         backend.calibrate(of.sync)
+        check_prediction(of, num_stages)
         known = self._build(given, of.method.homes(num_stages, workers))
         self._agreement = of.sync.agreement if of.mesh.data > 1 or of.sync.agreement != "A" else None
         self.merges = self._agreement not in (None, "A")
         self.summed_replicas = of.mesh.data if self.merges else 1
         check_marked(known, of.recompute)
+        self._shared = sharing(of.method.head, of.method.reach(num_stages), heads, known)
         self._ties = self._tied(known)
         self._readings = readings(of.method.head, of.method.reach(num_stages), heads, known)
         self._check_reading(known)
         self._labels = stage_labels(known) if takes_labels(of.optimizer) else {}  # while parameters are whole
         self._all_known = not any(isinstance(stage, RemoteStage) for stage in known)
         self._share_stages()
+        self.weight_bytes = self._weight_bytes(known)
         self.schedule, self.rules = self._plan(of.method.plan, workers)
         self.lag = of.method.lag(num_stages) + of.sync.lag(of.mesh.data)
         self.placement = Placement(of.mesh, self.schedule.num_workers)
         self.heads = self._heads(heads, example, given, known)
-        check_sharing(known, self.heads)
+        check_sharing(known, self.heads, {id(p) for borrowed in (self._shared or {}).values() for p in borrowed})
         self._labels |= head_labels(self.heads) if self._labels else {}
         self._check_losses()
         enable_training(known)
@@ -125,27 +128,52 @@ class Construction:
         return known
 
     def _tied(self, known: Sequence[nn.Module]) -> Sequence[tied_weights.Tied]:
-        ties = tied_weights.find(known)
+        method = self._of.method
+        local = method.reach(len(known)).heads[:-1]
+        ties = tied_weights.find(known, last_owns=bool(local) and is_from_last(method.head), heads=self._shared)
         if ties and (self.merges or self._of.sync.sharding):
             first = ties[0]
+            if self._shared:
+                raise UsageError(
+                    f"method {method}: heads share the weights of stage {first.owner}, which {self._of.sync} does not "
+                    "keep whole, or the same on all replicas: use sync='all-reduce', or another head"
+                )
             raise UsageError(
                 f"stages {first.owner} and {first.users[0]} share {first.name!r} (tied weights), which {self._of.sync} "
                 "does not keep the same on both: use sync='all-reduce', or put both into one stage"
             )
         return ties
 
+    def _weight_bytes(self, known: Sequence[nn.Module]) -> dict[tuple[int, int], float]:
+        # Of the weights that one stage sends another, by (owner, user).
+        sizes: dict[tuple[int, int], float] = {}
+        for tied in self._ties:
+            for user in tied.users:
+                sizes[tied.owner, user] = sizes.get((tied.owner, user), 0.0) + bytes_of([tied.parameter])
+        for owner, reader, _ in self._readings.readers:
+            read = bytes_of(self._readings.lent(owner, known[owner]).values())
+            sizes[owner, reader] = sizes.get((owner, reader), 0.0) + read
+        return sizes
+
     def _check_reading(self, known: Sequence[nn.Module]) -> None:
         reads = self._readings
         if not reads.readers or reads.kind is None:
             return
         owners = {owner: reads.lent(owner, known[owner]) for owner, _, _ in reads.readers}
-        read = {id(parameter) for lent in owners.values() for parameter in lent.values()}
-        first = next((tie for tie in self._ties if tie.owner in owners or id(tie.parameter) in read), None)
-        if first is not None:
-            raise UsageError(
-                f"head {reads.head!r} reads {reads.kind.what}, but stages {first.owner} and {first.users[0]} share "
-                f"{first.name!r} (tied weights), which stage {first.owner} trains: use head='auto'"
-            )
+        read = {id(parameter): owner for owner, lent in owners.items() for parameter in lent.values()}
+        for tied in self._ties:
+            if read.get(id(tied.parameter), tied.owner) != tied.owner:
+                raise UsageError(
+                    f"head {reads.head!r} reads {reads.kind.what}, but stages {tied.owner} and {tied.users[0]} share "
+                    f"{tied.name!r} (tied weights), which stage {tied.owner} trains: use head='auto'"
+                )
+        pairs = tied_weights.pairs(self._ties)
+        for owner, reader, every in reads.readers:
+            if every > 1 and (owner, reader) in pairs:
+                raise UsageError(
+                    f"head {reads.head!r}, every={every}: stages {owner} and {reader} share a weight (tied weights), "
+                    "whose versions come after each update: use every=1"
+                )
         if reads.kind.averages and self._of.precision.converts and reads.options.get("momentum"):
             raise UsageError(f"head {reads.head!r}, precision={self._of.precision.name!r}: {LOW_PRECISION}")
         if self._of.method.recompute:
@@ -176,7 +204,7 @@ class Construction:
     ) -> list[nn.Module | None]:
         reach = self.rules.reach
         heads = check_heads(given, reach)
-        missing = [stage for stage in reach.heads[:-1] if heads[stage] is None]
+        missing = [stage for stage in sorted({*reach.heads[:-1], *reach.predicted}) if heads[stage] is None]
         if missing and example is None:
             example = self._example(stages)
             if example is None:
@@ -191,8 +219,11 @@ class Construction:
                 cpu = torch.device("cpu")  # the same weights on every device
                 with cpu, PreservedGenerator(cpu) as generator:
                     generator.seed(derive(self._of.seed, "head", stage))
-                    head = build_head(self._of.method.head, stage, outputs[stage], outputs[-1][0], network)
-                heads[stage] = head.to(dtype=outputs[stage][0].dtype)
+                    at = Site(stage, outputs[stage], outputs[-1][0], network, reach.labelled)
+                    head = build_head_at(self._of.method.head, at, stage in reach.predicted)
+                if self._shared is None:  # other stages' weights have their dtypes
+                    head = head.to(dtype=outputs[stage][0].dtype)
+                heads[stage] = head
         heads_here = [
             head.to(self._of.device) if head is not None and not isinstance(stage, RemoteStage) else None
             for head, stage in zip(heads, self.stages, strict=True)
@@ -249,7 +280,7 @@ class Construction:
         )
         for replica in self._backend.replicas[1:]:  # only emulated replicas
             parts.append(deferred.deep_copy(parts[0]))
-            builders.append(first_builder.of_replica(replica, tied_weights.find(parts[-1][0])))
+            builders.append(first_builder.of_replica(replica, tied_weights.of_copies(self._ties, parts[-1][0])))
         built: list[BuiltStage] = []
         for index in stages_here:
             reducer = None if self._agreement is None else self._backend.reducer(self._of.sync)
@@ -299,7 +330,12 @@ class Construction:
             own=self._backend.replicas,
             merges=self.merges,
             reads_x=0 in stages_here or head_reads_x,
-            reads_y=any(head in stages_here for head in self.rules.reach.heads),
+            reads_y=any(stage in stages_here for stage in self.rules.reach.reading),
             head_reads_x=head_reads_x,
             arguments=arguments_of(self.stages[0]) if 0 in stages_here else None,
         )
+
+
+def bytes_of(parameters: Iterable[Tensor]) -> float:
+    """The bytes of parameters."""
+    return float(sum(parameter.numel() * parameter.element_size() for parameter in parameters))

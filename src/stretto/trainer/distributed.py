@@ -342,7 +342,7 @@ class SeveralProcesses(Backend):
         """The owner sends its weights, the borrower overwrites its copies."""
         for tie in (tie for tie in rules.ties if tie.shares):
             if tie.owner in stages and tie.user not in stages:
-                self._to(self._ranks[self._home_of[tie.user]]).send(stages[tie.owner].lent())
+                self._to(self._ranks[self._home_of[tie.user]]).send(stages[tie.owner].lent(tie.user))
             elif tie.user in stages and tie.owner not in stages:
                 stages[tie.user].take_over(self._from(self._ranks[self._home_of[tie.owner]], self.cpu).receive().value)
 

@@ -162,6 +162,7 @@ class Trainer:
         self.stages, self.heads = built.stages, built.heads
         self.schedule, self.rules = built.schedule, built.rules
         self.lag, self.placement = built.lag, built.placement
+        self.weight_bytes = built.weight_bytes
         self._replicas = built.replicas
         self._stages = built.replicas[0]
         self._summed_replicas = built.summed_replicas

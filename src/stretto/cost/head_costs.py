@@ -1,0 +1,110 @@
+"""What auxiliary heads of one kind cost, wherever a plan's stages end."""
+
+from bisect import bisect_right
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import reduce
+from typing import NamedTuple
+
+from stretto.cost.layer_table import LayerCost
+from stretto.schedule.even_split import bounds as even_bounds
+
+Copied = Callable[[int, int], Sequence[int]]  # (stage, number of stages) -> the stages that its head copies
+Spares = Callable[[int, int], bool]  # (stage, number of stages) -> whether its head does without a part
+
+
+class StageHeads(NamedTuple):
+    """Heads behind the stages of a cut: the row of each stage's, None without one; what they read of other stages.
+
+    `weights` are bytes by (owner, reader); `ties` are those pairs if the reader trains them, else `reads` says after
+    how many updates they are sent, as `Method.plan` takes them.
+    """
+
+    rows: list[LayerCost | None]
+    weights: dict[tuple[int, int], float] = {}  # noqa: RUF012 (never changed)
+    ties: tuple[tuple[int, int], ...] = ()
+    reads: tuple[tuple[int, int, int], ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadCosts:
+    """The costs of a kind of head behind each layer, its loss included.
+
+    `rows[l]` is that of a head behind layer l, None where there can be none. A head that `spares` a part of itself
+    behind some stages costs `spared_rows[l]` there. One with `copied` consists of copies of whole later stages; then
+    `rows` are those of the layers themselves, the last one with the loss, and adapters between shapes are left out.
+
+    `read` are bytes of weights that heads read of the network's last layers, by layer: of the stage that has it, if
+    that stands above the head's. `following[l]` are those that a head behind layer l reads of the next stage. Both are
+    sent after each `every` updates; if the heads `train` them, as many bytes of gradients go back.
+    """
+
+    rows: tuple[LayerCost | None, ...]
+    spared_rows: tuple[LayerCost | None, ...] = ()
+    spares: Spares | None = None
+    copied: Copied | None = None
+    read: Mapping[int, float] = field(default_factory=dict)
+    following: tuple[float, ...] = ()
+    every: int = 1
+    trains: bool = False
+    _known: dict[Hashable, list[LayerCost | None]] = field(default_factory=dict, repr=False, compare=False)
+
+    def variant(self, stage: int, stages: int) -> Hashable:
+        """What the rows behind a stage depend on, beside its last layer."""
+        if self.copied is not None:
+            return stages - stage, tuple(copied - stage for copied in self.copied(stage, stages))
+        return self.spares is not None and self.spares(stage, stages)
+
+    def behind(self, stage: int, stages: int) -> list[LayerCost | None]:
+        """The costs behind each layer as the last one of a stage. Of copies: with equally long stages above it."""
+        key = self.variant(stage, stages)
+        if key not in self._known:
+            if self.copied is None:
+                self._known[key] = list(self.spared_rows if key else self.rows)
+            else:
+                layers, above = len(self.rows), stages - 1 - stage
+                self._known[key] = [
+                    self._copies(stage, [*[0] * (stage + 1), *equal_stages(end, layers, above)])
+                    if layers - end >= above
+                    else None
+                    for end in range(1, layers + 1)
+                ]
+        return self._known[key]
+
+    def at(self, stage: int, bounds: Sequence[int]) -> LayerCost | None:
+        """The costs behind a stage, where stage s holds the layers from bounds[s] up to bounds[s + 1]."""
+        if self.copied is not None:
+            return self._copies(stage, bounds)
+        return self.behind(stage, len(bounds) - 1)[bounds[stage + 1] - 1]
+
+    def laid_out(self, heads: Sequence[int], bounds: Sequence[int]) -> StageHeads:
+        """The heads behind these stages of a cut, where stage s holds the layers from bounds[s] up to bounds[s + 1]."""
+        rows = [self.at(stage, bounds) if stage in heads else None for stage in range(len(bounds) - 1)]
+        weights = self.weights_read(bounds, heads)
+        if self.trains:
+            return StageHeads(rows, weights, ties=tuple(weights))
+        return StageHeads(rows, weights, reads=tuple((*pair, self.every) for pair in weights))
+
+    def _copies(self, stage: int, bounds: Sequence[int]) -> LayerCost | None:
+        assert self.copied is not None
+        copied = self.copied(stage, len(bounds) - 1)
+        rows = [row for each in copied for row in self.rows[bounds[each] : bounds[each + 1]]]
+        known = [row for row in rows if row is not None]
+        return reduce(LayerCost.then, known) if known else None
+
+    def weights_read(self, bounds: Sequence[int], heads: Sequence[int]) -> dict[tuple[int, int], float]:
+        """Bytes of the weights that one stage sends another, by (owner, reader), for heads behind these stages."""
+        found: dict[tuple[int, int], float] = {}
+        for reader in heads:
+            for layer, num_bytes in self.read.items():
+                owner = bisect_right(bounds, layer) - 1
+                if owner > reader:
+                    found[owner, reader] = found.get((owner, reader), 0.0) + num_bytes
+            if self.following and self.following[bounds[reader + 1] - 1]:
+                found[reader + 1, reader] = self.following[bounds[reader + 1] - 1]
+        return dict(sorted(found.items()))
+
+
+def equal_stages(start: int, stop: int, count: int) -> list[int]:
+    """The bounds of `count` equally long stages of the layers from `start` up to `stop`."""
+    return [*(start + even_bounds(stop - start, part, count)[0] for part in range(count)), stop]
