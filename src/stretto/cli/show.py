@@ -189,7 +189,8 @@ def in_words(layout: Layout, timeline: "Timeline", facts: Mapping[str, Any]) -> 
         each = "2 n^2 numbers more for each rotated side n"
         lines.append(f"bases are refreshed    every {by_stage(facts['refresh_intervals'])} updates; {each}")
     if any(facts["along_step"]):
-        lines.append("weights are predicted  along the optimizer's step, of which muon keeps two bytes a number more")
+        kept = "muon keeps two bytes more for each weight of a matrix"
+        lines.append(f"weights are predicted  along the optimizer's step; {kept}")
     kind = "" if facts["head"] in (None, "auto") else f": {facts['head']}"
     lines.append(f"auxiliary heads after  {by_stage(facts['heads_after']) or 'none'}{kind}")
     if facts.get("predicted_after"):
