@@ -50,8 +50,9 @@ def train(cell: Cell, rate: float, seed: int, steps: int, path: str | None) -> d
             [Chain(*model.layers)] if alone else model.layers, model.loss, _optimizer(cell.optimizer, rate),
             cell.method, example=minibatch(0)[0], device="cpu", workers=1, seed=seed,
         )  # fmt: skip
-    held_out = {"test": first(data.test, HELD_OUT), "validation": first(data.validation, HELD_OUT)}
-    measured = measured_training(trainer, minibatch, steps, EVERY, **held_out)
+    assert data.test is not None, "Fashion-MNIST has a test split"
+    test, validation = first(data.test, HELD_OUT), first(data.validation, HELD_OUT)
+    measured = measured_training(trainer, minibatch, steps, EVERY, test=test, validation=validation)
     memory = {"weight copies": weight_copies(trainer), "optimizer numbers": optimizer_numbers(trainer)}
     return {**measured, "memory": memory, "resolved": str(trainer.method)}
 

@@ -105,6 +105,7 @@ def train(cell: Cell, rate: float, seed: int, steps: int, path: str | None) -> d
     assert path is None, "main.py refuses --data for this study"
     task = TASKS[cell.settings["task"]]
     data, model = dataset(task.data), network(task, seed)
+    assert data.test is not None, "the package's own data sets have a test split"
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*it will overshoot")  # of SpecTrain on digits: the page says so
         trainer = stretto.Trainer(
