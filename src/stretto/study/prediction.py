@@ -7,6 +7,7 @@ from pathlib import Path
 
 from stretto.cost import Cluster, ModelCosts, stage_times
 from stretto.cost.layer_table import LayerCost
+from stretto.cost.shared_weights import borrow, uses_in
 from stretto.cost.step_prediction import Pricer, silent, turn_seconds
 from stretto.cost.worker_places import Workers
 from stretto.errors import UsageError
@@ -112,6 +113,7 @@ def pricer_on(prepared: Prepared, costs: ModelCosts, heads: Sequence[LayerCost |
             f"tensor={settings.tensor}, space={settings.space}: what processes share inside stages is priced by "
             "stretto plan only; leave --cluster out"
         )
+    costs = borrow(costs, uses_in(costs, bounds_of(costs), trainer.rules))
     times = stage_times(
         costs, bounds_of(costs), cluster, known(settings.batch_size) / schedule.per_turn,
         workers=[placement.replicas_of(schedule.worker_of[stage]) for stage in range(schedule.num_stages)],
