@@ -9,6 +9,7 @@ from torch.nn.functional import mse_loss
 
 from stretto import Trainer
 from stretto.cost import Affine, Cluster, Device, Group, Link, Measured, ModelCosts
+from stretto.cost.shared_weights import tied_bytes
 from stretto.cost.step_prediction import forecast
 from stretto.cost.worker_memory import peak_bytes
 from stretto.measure import layer_costs
@@ -131,8 +132,8 @@ def test_tied_weights_travel_to_the_stage_that_borrows_them_and_their_gradients_
     table = layer_costs([model.embedding, model.block, model.readout], torch.zeros(2, 4, dtype=torch.long))
     assert ModelCosts.of(table.to_dict()) == table
     size = 4 * VOCABULARY * WIDTH
-    assert table.tied((0, 1, 3)) == {(0, 1): size}
-    assert table.tied((0, 3)) == {}
+    assert tied_bytes(table, (0, 1, 3)) == {(0, 1): size}
+    assert tied_bytes(table, (0, 3)) == {}
     nothing = Measured(*[Affine()] * 4, update=0.0, accumulate=0.0)  # what is computed takes no time
     free = replace(table, layers=tuple(replace(row, measured=nothing) for row in table.layers))
     link = Link(latency=0.0, bandwidth=1e3)

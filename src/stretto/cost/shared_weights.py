@@ -15,12 +15,12 @@ from stretto.schedule import Rules
 
 
 class Use(NamedTuple):
-    """Layers of one stage that use a weight which another stage owns: `ModelCosts.ties[tie]`.
+    """Layers of one stage that use weights which another stage owns: those that all the layers `shared` have.
 
-    They send gradients to the owner if they `train` it, else they only read it.
+    They send gradients to the owner if they `train` them, else they only read them.
     """
 
-    tie: int
+    shared: tuple[int, ...]
     layers: tuple[int, ...]
     trains: bool
 
@@ -34,14 +34,14 @@ def uses_in(costs: ModelCosts, bounds: Sequence[int], rules: Rules) -> tuple[Use
         return ()
     trains = {(tie.owner, tie.user): tie.trains for tie in rules.ties}
     found = []
-    for index, tie in enumerate(costs.ties):
+    for shared in dict.fromkeys(tie.layers for tie in costs.ties):
         layers_of: dict[int, list[int]] = {}
-        for layer in sorted(tie.layers):
+        for layer in sorted(shared):
             layers_of.setdefault(bisect_right(bounds, layer) - 1, []).append(layer)
         first, last = min(layers_of), max(layers_of)
         owner = last if trains.get((last, first)) else first
         found += [
-            Use(index, tuple(layers), trains[owner, user]) for user, layers in layers_of.items() if user != owner
+            Use(shared, tuple(layers), trains[owner, user]) for user, layers in layers_of.items() if user != owner
         ]
     return tuple(found)
 
@@ -50,26 +50,26 @@ def borrow(costs: ModelCosts, uses: Iterable[Use]) -> ModelCosts:
     """The costs where layers borrow weights: what their rows have of updates, state and sums of gradients is gone.
 
     The gradient that a use sends counts as kept by the forward, as it is there when the backward's memory is at its
-    peak.
+    peak. Costs without weights that those layers share stay as they are.
     """
-    rows, ties, uses = list(costs.layers), list(costs.ties), tuple(uses)
-    if not uses:
-        return costs
-    reading, borrowed = dict(costs.read_rows), set[tuple[int, int]]()
-    for use in uses:
-        tie = costs.ties[use.tie]
-        borrowed |= {(use.tie, layer) for layer in use.layers}
-        ties[use.tie] = replace(ties[use.tie], layers=tuple(x for x in ties[use.tie].layers if x not in use.layers))
-        ties.append(TiedLayers(use.layers, tie.bytes, borrowed=True))
-    for layer in dict.fromkeys(layer for use in uses for layer in use.layers):
-        having = [index for index, tie in enumerate(costs.ties) if layer in tie.layers]
-        own = [use for use in uses if layer in use.layers]
-        only_read = not any(use.trains for use in own) and all((index, layer) in borrowed for index in having)
-        sent = sum(costs.ties[use.tie].bytes for use in own if use.trains and layer == min(use.layers))
-        rows[layer] = not_stepped(
-            rows[layer], sum(costs.ties[use.tie].bytes for use in own), len(own), sent,
-            reading.get(layer) if only_read else None,
-        )  # fmt: skip
+    of_layer: dict[int, list[tuple[Use, TiedLayers]]] = {}
+    rows, reading, ties = list(costs.layers), dict(costs.read_rows), list[TiedLayers]()
+    uses = tuple(uses)
+    for tie in costs.ties:
+        of_tie = [use for use in uses if use.shared == tie.layers]
+        elsewhere = {layer for use in of_tie for layer in use.layers}
+        ties += [TiedLayers(use.layers, tie.bytes, borrowed=True) for use in of_tie]
+        ties.append(replace(tie, layers=tuple(layer for layer in tie.layers if layer not in elsewhere)))
+        for use in of_tie:
+            for layer in use.layers:
+                of_layer.setdefault(layer, []).append((use, tie))
+    for layer, own in of_layer.items():
+        having = sum(layer in tie.layers for tie in costs.ties)
+        only_read = len(own) == having and not any(use.trains for use, _ in own)
+        num_bytes = sum(tie.bytes for _, tie in own)
+        sent = sum(tie.bytes for use, tie in own if use.trains and layer == min(use.layers))
+        read = reading.get(layer) if only_read else None
+        rows[layer] = not_stepped(rows[layer], num_bytes, len(own), sent, read)
     return replace(costs, layers=tuple(rows), ties=tuple(tie for tie in ties if tie.layers))
 
 

@@ -63,7 +63,7 @@ from stretto.cost.attained import AUTOCAST
 from stretto.cost.cluster import Cluster, Link
 from stretto.cost.collective import GRADIENTS, RESHARDING, SHARDING, TENSOR_SUM
 from stretto.cost.cure_costs import PLAIN, feedback_tensors
-from stretto.cost.layer_table import LayerCost, ModelCosts, TiedLayers, keeping_inputs
+from stretto.cost.layer_table import LayerCost, ModelCosts, keeping_inputs
 from stretto.cost.mixed_precision import sum_seconds
 from stretto.cost.shared_weights import Use, borrow
 from stretto.cost.stage_prediction import LayerTimes, Machine, layer_times, with_head
@@ -86,7 +86,7 @@ from stretto.plan.places import (
 from stretto.plan.planned_methods import planned, reach_of
 from stretto.plan.problem import SHARD_OPTIMIZER, Form, Problem, merged
 from stretto.plan.range_tables import Table, range_max, range_sums
-from stretto.plan.search_space import Candidate
+from stretto.plan.search_space import Candidate, flow_of
 from stretto.plan.split_layer_costs import halo_seconds, layer_parts, num_all_reduces_of
 from stretto.plan.step_tables import StepTables
 from stretto.plan.ways import correction
@@ -220,22 +220,26 @@ class Prices:
         """The costs where all layers that share weights only read them: no more than those of any stage's layers."""
         if not any(planned(name).family == "local" for name in self.problem.names):
             return self
-        return self.borrowing(tuple(Use(k, tie.layers, False) for k, tie in enumerate(self.problem.costs.ties)))
+        return self.borrowing(tuple(Use(shared, shared, trains=False) for shared in self.shared))
+
+    @cached_property
+    def shared(self) -> tuple[tuple[int, ...], ...]:
+        """The layers that share weights, each group of them once."""
+        return tuple(dict.fromkeys(tie.layers for tie in self.problem.costs.ties))
 
     def _borrowings(
         self, method: str, stages: int, losses: int, s: int
     ) -> tuple[tuple[tuple[Use, ...], NDArray[np.bool_]], ...]:
         # The uses of borrowed weights by stage s where it holds [i, j), and at which [i, j): later ones count. Whether
         # it trains a weight may depend on the stage that owns it; what its owner may be decides, in favour of training.
-        ties, tried, heads = self.problem.costs.ties, planned(method), self.problem.heads_of(method)
-        if not ties or tried.family != "local" or stages == 1:
+        tried, heads = planned(method), self.problem.heads_of(method)
+        if not self.shared or tried.family != "local" or not flow_of(method, stages, losses).heads:
             return ()
         if heads is not None and heads.from_last:
-            cuts = sorted({max(tie.layers) for tie in ties}, reverse=True)
             return tuple(
-                (tuple(borrowed(k, tie, max(tie.layers), True) for k, tie in enumerate(ties) if max(tie.layers) >= cut),
+                (tuple(borrowed(shared, max(shared), trains=True) for shared in self.shared if max(shared) >= cut),
                  np.broadcast_to(np.arange(len(self.valid)) <= cut, self.valid.shape))
-                for cut in cuts
+                for cut in sorted(set(map(max, self.shared)), reverse=True)
             )  # fmt: skip
         reach = reach_of(tried, stages, losses)
 
@@ -243,10 +247,10 @@ class Prices:
             return any(reach.trains_all_of(stage, s) for stage in range(min(s - 1, owner) + 1))
 
         return tuple(
-            (tuple(borrowed(k, tie, min(tie.layers), trains(min(tie.layers)))
-                   for k, tie in enumerate(ties) if min(tie.layers) <= cut),
+            (tuple(borrowed(shared, min(shared), trains=trains(min(shared)))
+                   for shared in self.shared if min(shared) <= cut),
              np.broadcast_to((np.arange(len(self.valid)) > cut)[:, None], self.valid.shape))
-            for cut in sorted({min(tie.layers) for tie in ties})
+            for cut in sorted(set(map(min, self.shared)))
         )  # fmt: skip
 
     def correction(self, c: Candidate) -> float:
@@ -874,9 +878,9 @@ def busiest(c: Candidate, loads: Sequence[float]) -> tuple[int, float]:
     return worker, means[worker]
 
 
-def borrowed(index: int, tie: TiedLayers, owner: int, trains: bool) -> Use:
-    """The use of a shared weight by all of its layers but the one whose stage owns it."""
-    return Use(index, tuple(layer for layer in tie.layers if layer != owner), trains)
+def borrowed(shared: tuple[int, ...], owner: int, *, trains: bool) -> Use:
+    """The use of shared weights by all layers that have them but the one whose stage owns them."""
+    return Use(shared, tuple(layer for layer in shared if layer != owner), trains)
 
 
 class Head(NamedTuple):
