@@ -16,6 +16,7 @@ from stretto.cost.head_costs import HeadCosts, laid_out
 from stretto.cost.shared_weights import borrow, uses_in
 from stretto.cost.stage_prediction import stage_times
 from stretto.cost.step_prediction import forecast
+from stretto.cost.worker_memory import peak_bytes
 from stretto.errors import UsageError
 from stretto.measure.counting import Counting
 from stretto.measure.layer_flops import layer_costs
@@ -23,6 +24,7 @@ from stretto.methods import method
 from stretto.plan import Problem, search
 from stretto.plan.problem import merged
 from stretto.plan.refine import refined
+from stretto.runtime.process_memory import peak_memory
 from stretto.study.head_costs import UncutModel, costs_of_head
 from stretto.study.model_costs import outputs
 
@@ -108,6 +110,35 @@ def flops_of_step(trainer, x):
         trainer.step(x, words(BATCH, 1))
         trainer.flush()
     return counter.get_total_flops()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("head", ["language", "segprop(layers=1)", "solo"])
+def test_a_forecast_s_memory_is_what_torch_s_allocator_gave(head):
+    def network():
+        embedding, readout = nn.Embedding(3000, 64), nn.Linear(64, 3000, bias=False)
+        readout.weight = embedding.weight
+        return [embedding, *(nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 64)) for _ in "ab"), readout]
+
+    ends, x, y = (0, 2, 4), torch.randint(3000, (8, TOKENS)), torch.randint(3000, (8, TOKENS))
+    layers, counting, made = network(), Counting(), method(f"greedy(head={head})")
+    costs = layer_costs(layers, x[:2], loss=token_loss, target=y[:2], counting=counting)
+    model = UncutModel(
+        layers, outputs(layers, x[:2]), (x[:2],), y[:2], token_loss, merged(costs.layers), counting
+    )  # fmt: skip
+    behind = laid_out(costs_of_head(head, model)[0], made.reach(2), costs, ends)
+    schedule, rules = made.plan(2, 1, ties=behind.ties, reads=behind.reads)
+    (told,) = peak_bytes(
+        made, schedule, rules, borrow(costs, uses_in(costs, ends, rules)), (0, 2, 5), 8, optimizer="adam",
+        heads=behind.rows, weights=behind.weights,
+    )  # fmt: skip
+    with peak_memory() as peak:
+        stages = [nn.Sequential(*each) for each in cut(network(), ends)]
+        adam = partial(torch.optim.Adam, lr=1e-3)
+        trainer = stretto.Trainer(stages, token_loss, adam, str(made), workers=1, device="cpu", example=x)
+        for _ in range(6):
+            trainer.step(x, y)
+    assert told == pytest.approx(peak.bytes, rel=0.02)
 
 
 def cut(layers, ends):
