@@ -138,7 +138,7 @@ def test_a_forecast_s_memory_is_what_torch_s_allocator_gave(head):
         trainer = stretto.Trainer(stages, token_loss, adam, str(made), workers=1, device="cpu", example=x)
         for _ in range(6):
             trainer.step(x, y)
-    assert told == pytest.approx(peak.bytes, rel=0.02)
+    assert told == pytest.approx(peak.bytes, rel=0.05)
 
 
 def cut(layers, ends):
