@@ -247,3 +247,19 @@ def test_message_buffers_hold_shared_weights():
     # update are made before the last ones are read. Their gradients come down, where the owner waits for them.
     assert lower == (2 + 2 + 1) * (size + PREFIX)
     assert upper == (1 + 1 + 2) * (size + PREFIX)
+
+
+@pytest.mark.parametrize(("delay", "again"), [(1, 0), (2, 1)])
+def test_what_predicts_gradients_is_part_of_its_stages(delay, again):
+    """Forward in B; a backward without an input's gradient, and the update, in L; a forward where no graph is kept."""
+    row, rows = costs(1).layers[0], costs(2)
+    name = f"synthetic-gradients(delay={delay})"
+    synthetic = forecast(rows, (0, 1, 2), cluster(), name, 8, workers=2, heads=[row, None])
+    plain = forecast(rows, (0, 1, 2), cluster(), name, 8, workers=2)
+    assert synthetic.actions["F", 0, 0] == pytest.approx(F)
+    assert synthetic.actions["B", 0, 0] == pytest.approx(W + F)
+    assert synthetic.actions["B", 1, 0] == pytest.approx(B)
+    assert synthetic.actions["L", 0, 0] == pytest.approx(W + U + again * F)
+    assert synthetic.seconds == pytest.approx(F + W + F + W + 2 * U + again * F)
+    assert synthetic.bytes[0] >= plain.bytes[0] + row.parameter_bytes
+    assert synthetic.bytes[1] == plain.bytes[1]
