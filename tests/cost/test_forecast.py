@@ -9,12 +9,16 @@ from torch.nn.functional import mse_loss
 
 from stretto import Trainer
 from stretto.cost import Affine, Cluster, Device, Group, Link, Measured, ModelCosts
-from stretto.cost.step_prediction import forecast
-from stretto.cost.worker_memory import peak_bytes
+from stretto.cost.shared_weights import tied_bytes
+from stretto.cost.stage_prediction import stage_times
+from stretto.cost.step_prediction import Pricer, forecast
+from stretto.cost.worker_memory import PREFIX, peak_bytes
+from stretto.cost.worker_places import Workers
 from stretto.measure import layer_costs
 from stretto.methods import method
 from stretto.optim.by_name import make_optimizer
 from stretto.runtime.process_memory import peak_memory
+from stretto.schedule import Action
 
 F, B, W, U, A = 2.0, 4.0, 3.0, 1.0, 0.5  # seconds of a layer, whatever the examples; A for adding gradients
 WIDTH, MEGA = 64, 1e6
@@ -131,8 +135,8 @@ def test_tied_weights_travel_to_the_stage_that_borrows_them_and_their_gradients_
     table = layer_costs([model.embedding, model.block, model.readout], torch.zeros(2, 4, dtype=torch.long))
     assert ModelCosts.of(table.to_dict()) == table
     size = 4 * VOCABULARY * WIDTH
-    assert table.tied((0, 1, 3)) == {(0, 1): size}
-    assert table.tied((0, 3)) == {}
+    assert tied_bytes(table, (0, 1, 3)) == {(0, 1): size}
+    assert tied_bytes(table, (0, 3)) == {}
     nothing = Measured(*[Affine()] * 4, update=0.0, accumulate=0.0)  # what is computed takes no time
     free = replace(table, layers=tuple(replace(row, measured=nothing) for row in table.layers))
     link = Link(latency=0.0, bandwidth=1e3)
@@ -203,6 +207,46 @@ def test_memory_is_what_torch_s_allocator_gave(name, optimizer):
         for _ in range(6):
             trainer.step(x, x)
     assert told == pytest.approx(peak.bytes, rel=0.05)
+
+
+def test_stages_of_one_worker_get_shared_weights_in_one_message():
+    """Stage 0 lends to stages 3 and 5 of worker 1; each of them sends a gradient back."""
+    chosen, size = method("gpipe(microbatches=1)"), 1000.0
+    schedule, rules = chosen.plan(6, 2, ties=((0, 3), (0, 5)))
+    free = replace(costs(6), layers=tuple(replace(row, measured=Measured(*[Affine()] * 4)) for row in costs(6).layers))
+    link = Link(latency=0.0, bandwidth=1e30, send_per_byte=1.0, receive_per_byte=2.0)
+    times = stage_times(free, range(7), cluster(link), 1, workers=[[s % 2] for s in range(6)])
+    workers = Workers.alone(cluster(link), 2)
+    both, alone = (
+        Pricer(chosen, schedule, each, workers, times, {(0, 3): size, (0, 5): more})
+        for each, more in ((rules, size), (chosen.plan(6, 2, ties=((0, 3),))[1], 0.0))
+    )
+
+    def extra(kind, stage):
+        action = Action(kind, stage, 0)
+        return both.message_seconds(action, stage % 2) - alone.message_seconds(action, stage % 2)
+
+    assert alone.message_seconds(Action("U", 0, 0), 0) == size + 2 * size  # weights go, a gradient has come
+    assert extra("U", 0) == 2 * size  # one gradient more, and no message
+    assert extra("F", 5) == 0
+    assert extra("B", 5) == size
+    sent = [edge for edge in rules.makes(Action("U", 0, 0)) if edge.value == "tied-weight"]
+    assert [both.size(edge) for edge in sent] == [size, 0.0]
+
+
+def test_message_buffers_hold_shared_weights():
+    model = LanguageModel()
+    table = layer_costs([model.embedding, model.block, model.readout], torch.zeros(2, 4, dtype=torch.long))
+    told = [
+        forecast(each, (0, 1, 3), cluster(), "backprop", 8, workers=2).bytes
+        for each in (table, replace(table, ties=(), read_rows=()))
+    ]
+    lower, upper = (tied - apart for tied, apart in zip(*told, strict=True))
+    size = 4 * VOCABULARY * WIDTH
+    # A sender has what may wait and two to spare, a receiver one. Weights go up, and two may wait: those of the next
+    # update are made before the last ones are read. Their gradients come down, where the owner waits for them.
+    assert lower == (2 + 2 + 1) * (size + PREFIX)
+    assert upper == (1 + 1 + 2) * (size + PREFIX)
 
 
 @pytest.mark.parametrize(("delay", "again"), [(1, 0), (2, 1)])

@@ -280,6 +280,10 @@ def stage_price(n, way, s, S, i, j):
     of_slabs = [[rank for t, rank in enumerate(group) if t % rows == k] for group in ranks for k in range(rows)]
     layers = list(as_run(n, T, again, sequence, slice(i, j + 1)))
     following, layers = layers[-1], layers[: j - i]
+    has_heads = method in LOCAL and any(has_head(method, each, S, chunks) for each in range(S))
+    if "tied" in n and has_heads and i > 0 and j == len(n["layers"]):
+        layers[-1] = layers[-1] | n["tied"]["read"]  # stage 0 owns the weights: the last one reads them
+        layers[-1]["stepped"] = layers[-1]["weights"] - n["tied"]["bytes"]
     busy = [at(n, process) for process in range(R * W * inside)]
     n = n | {"gamma": n["gamma"] * max(slow_of(n, worker) for worker in busy)}
     bandwidth = Q(n["bandwidth"], max(slow_of(n, worker) for group in ranks for worker in group))
@@ -299,7 +303,7 @@ def stage_price(n, way, s, S, i, j):
         return sum(pace * x["f"] * b / cut(x) for x in layers)
 
     def late(pace):
-        lowest = next((k for k, x in enumerate(layers) if x["weights"]), None)
+        lowest = next((k for k, x in enumerate(layers) if x["w"]), None)
         if lowest is None:
             return Q(0)
         above = sum(pace * x["b"] * b / cut(x) for x in layers[lowest + 1 :])
@@ -318,9 +322,10 @@ def stage_price(n, way, s, S, i, j):
     params = sum(Q(x["weights"]) / D for x in layers)
     if M > 1:
         back += 3 * params / bandwidth
-    update = slowest(lambda pace: sum(n["step"] * 5 * Q(x["weights"]) / D * pace for x in layers))
-    update += n["once"] if params else 0
-    gradients, kept = params, sum(x["kept"] * b / cut(x) for x in layers)
+    stepped = sum(Q(x.get("stepped", x["weights"])) / D for x in layers)
+    update = slowest(lambda pace: n["step"] * 5 * stepped * pace)
+    update += n["once"] if stepped else 0
+    gradients, kept = stepped, sum(x["kept"] * b / cut(x) for x in layers)
     static = versions(method, s, S) * params
     if has_head(method, s, S, chunks):
         head = n["heads"][j - 1]

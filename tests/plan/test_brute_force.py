@@ -1,6 +1,7 @@
 """The planner's best against everything there is, exactly: all numbers are such that floats hold them."""
 
 import random
+from dataclasses import replace
 from fractions import Fraction
 from itertools import combinations, pairwise, product
 
@@ -8,7 +9,7 @@ import pytest
 from brute_force import as_run, best, best_placed, joules, least_cost, money, rows_out, step
 
 from stretto.cost import Cluster, Device, Group, LayerCost, Link, ModelCosts, Rate, Work
-from stretto.cost.layer_table import Affine, ImageWindow
+from stretto.cost.layer_table import Affine, ImageWindow, TiedLayers
 from stretto.parallel.space.geometry import SlidingWindow
 from stretto.plan import Objective, Problem, candidates, search
 from stretto.plan.bound import Bounds
@@ -135,7 +136,8 @@ def problem(n, methods=("all",)):
     )
     return Problem(
         costs=ModelCosts(
-            tuple(row(str(k), x) for k, x in enumerate(n["layers"])), "float32", float(n["start"]), float(n["once"])
+            tuple(row(str(k), x) for k, x in enumerate(n["layers"])), "float32", float(n["start"]), float(n["once"]),
+            **tied_layers(n),
         ), cluster=cluster,
         workers=n["workers"], batch_sizes=(n["batch"],), methods=methods, places_workers=n.get("placed", False),
         heads=tuple(row(f"head{k}", x) for k, x in enumerate(n["heads"])), optimizer="sgd",
@@ -143,6 +145,16 @@ def problem(n, methods=("all",)):
         sides=tuple(x.get("side", 0) for x in n["layers"]) if any("side" in x for x in n["layers"]) else None,
         **limits_of(n),
     )  # fmt: skip
+
+
+def tied_layers(n):
+    """The first and the last layer share weights, where that is so, and the last one's costs if it reads them."""
+    if "tied" not in n:
+        return {}
+    last, size = len(n["layers"]) - 1, n["tied"]["bytes"]
+    read = row(str(last), n["layers"][last] | n["tied"]["read"])
+    stepped = replace(read, gradient_bytes=read.gradient_bytes - size, parameter_tensors=0)
+    return {"ties": (TiedLayers((0, last), float(size)),), "read_rows": ((last, stepped),)}
 
 
 def form_costs(n):
@@ -213,6 +225,23 @@ def test_the_best_of_all(seed):
 @pytest.mark.parametrize("method", ["zb-h2", "zb-v", "dualpipe-v", "looped-bfs", "chunked", "overlapping(delay=0)"])
 def test_the_best_of_one_method(method, seed):
     compare(draw(1000 + seed, workers=3 if method == "chunked" else 2, layers=5), (method,))
+
+
+@pytest.mark.parametrize("seed", seeds(3, 8))
+@pytest.mark.parametrize("method", ["greedy", "chunked", "overlapping", "overlapping(delay=0)"])
+def test_the_best_of_a_local_method_where_the_first_and_the_last_layer_share_weights(method, seed, monkeypatch):
+    from stretto import optimizers
+
+    monkeypatch.setitem(optimizers.OPTIMIZERS, "sgd", optimizers.OPTIMIZERS["sgd"]._replace(states=seed % 3))
+    n = draw(9000 + seed, workers=3 if method == "chunked" else (2, 4, 3)[seed % 3], layers=4)
+    dice, more = random.Random(seed), (0, 64)[seed % 2]  # what the last layer has beside the shared weights
+    n["layers"][0] |= {"weights": 256, "w": 5}
+    x = n["layers"][-1]
+    x |= {"weights": 256 + more, "w": 7}
+    read = {"b": x["i"] + 1, "w": 3 if more else 0, "kept": x["kept"] // 2}
+    plain = {key: value for key, value in n.items() if key != "selective"} | {"sequence": False, "states": seed % 3}
+    tied = plain | {"tied": {"bytes": 256, "read": read}, "memory": dice.choice([1 << 20, 3 << 10])}
+    compare(tied, (method,), empty=True)
 
 
 @pytest.mark.parametrize("seed", seeds(12, 24))

@@ -9,6 +9,7 @@ from torch import nn
 
 import stretto
 from laws.networks import Attention, token_loss
+from stretto.cost import ModelCosts
 from stretto.cost.head_costs import equal_stages
 from stretto.measure.counting import Counting
 from stretto.measure.flops import count
@@ -74,7 +75,7 @@ def test_a_head_costs_the_same_before_the_cut_and_in_real_steps(model, name):
     held, stepped = HEADS[name]
     assert found.at(0, BOUNDS).parameters == numbers(held)
     assert found.at(0, BOUNDS).trained == numbers(stepped)
-    sent = found.weights_read(BOUNDS, (0, 1))
+    sent = found.weights_read(BOUNDS, (0, 1), ModelCosts((), "float32"))
     assert sent == pytest.approx(trainer.weight_bytes)
     assert {(tie.owner, tie.user) for tie in trainer.rules.ties} == {*sent}
 

@@ -2,11 +2,13 @@
 
 from bisect import bisect_right
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import NamedTuple
 
-from stretto.cost.layer_table import LayerCost
+from stretto.cost.layer_table import Affine, LayerCost, ModelCosts
+from stretto.cost.shared_weights import tied_bytes
+from stretto.schedule import Reach
 from stretto.schedule.even_split import bounds as even_bounds
 
 Copied = Callable[[int, int], Sequence[int]]  # (stage, number of stages) -> the stages that its head copies
@@ -14,10 +16,11 @@ Spares = Callable[[int, int], bool]  # (stage, number of stages) -> whether its 
 
 
 class StageHeads(NamedTuple):
-    """Heads behind the stages of a cut: the row of each stage's, None without one; what they read of other stages.
+    """Heads behind the stages of a cut: the row of each stage's, None without one; what stages send each other.
 
-    `weights` are bytes by (owner, reader); `ties` are those pairs if the reader trains them, else `reads` says after
-    how many updates they are sent, as `Method.plan` takes them.
+    `weights` are bytes of weights by (owner, user): those that stages share, and those that heads read. `ties` are the
+    pairs that share some, `reads` says of those that only read them after how many updates they are sent, as
+    `Method.plan` takes both.
     """
 
     rows: list[LayerCost | None]
@@ -77,13 +80,34 @@ class HeadCosts:
             return self._copies(stage, bounds)
         return self.behind(stage, len(bounds) - 1)[bounds[stage + 1] - 1]
 
-    def laid_out(self, heads: Sequence[int], bounds: Sequence[int]) -> StageHeads:
+    @property
+    def from_last(self) -> bool:
+        """Whether weights that stages share belong to the last of them, not to the first (`HeadKind.from_last`)."""
+        return self.trains or bool(self.read)
+
+    def laid_out(self, heads: Sequence[int], costs: ModelCosts, bounds: Sequence[int]) -> StageHeads:
         """The heads behind these stages of a cut, where stage s holds the layers from bounds[s] up to bounds[s + 1]."""
         rows = [self.at(stage, bounds) if stage in heads else None for stage in range(len(bounds) - 1)]
-        weights = self.weights_read(bounds, heads)
+        last_owns, read = self.from_last and bool(heads), self.weights_read(bounds, heads, costs)
+        borrowing = {"read": self.read, "readers": heads} if self.trains else {}
+        tied = tied_bytes(costs, bounds, last_owns=last_owns, **borrowing)
+        weights = {pair: tied.get(pair, 0.0) + read.get(pair, 0.0) for pair in sorted({*tied, *read})}
         if self.trains:
+            rows = [
+                None if row is None else without_twice(row, self.twice(costs, bounds[s], bounds[s + 1]))
+                for s, row in enumerate(rows)
+            ]
             return StageHeads(rows, weights, ties=tuple(weights))
-        return StageHeads(rows, weights, reads=tuple((*pair, self.every) for pair in weights))
+        return StageHeads(rows, weights, tuple(tied), reads=tuple((*pair, self.every) for pair in read))
+
+    def twice(self, costs: ModelCosts, start: int, stop: int) -> float:
+        """Bytes of weights that the layers from `start` up to `stop` share with layers above that their head reads."""
+        return sum(
+            tie.bytes
+            for tie in costs.ties
+            if any(start <= layer < stop for layer in tie.layers)
+            and any(layer >= stop for layer in {*self.read} & {*tie.layers})
+        )
 
     def _copies(self, stage: int, bounds: Sequence[int]) -> LayerCost | None:
         assert self.copied is not None
@@ -92,17 +116,47 @@ class HeadCosts:
         known = [row for row in rows if row is not None]
         return reduce(LayerCost.then, known) if known else None
 
-    def weights_read(self, bounds: Sequence[int], heads: Sequence[int]) -> dict[tuple[int, int], float]:
-        """Bytes of the weights that one stage sends another, by (owner, reader), for heads behind these stages."""
+    def weights_read(
+        self, bounds: Sequence[int], heads: Sequence[int], costs: ModelCosts
+    ) -> dict[tuple[int, int], float]:
+        """Bytes of the weights that heads behind these stages read of other stages, by (owner, reader).
+
+        Weights that heads train and that several layers share are left out: `tied_bytes` has them.
+        """
+        shared = dict.fromkeys(self.read, 0.0)
+        for tie in costs.ties if self.trains else ():
+            for layer in {*self.read} & {*tie.layers}:
+                shared[layer] += tie.bytes
         found: dict[tuple[int, int], float] = {}
         for reader in heads:
             for layer, num_bytes in self.read.items():
                 owner = bisect_right(bounds, layer) - 1
-                if owner > reader:
-                    found[owner, reader] = found.get((owner, reader), 0.0) + num_bytes
+                if owner > reader and num_bytes > shared[layer]:
+                    found[owner, reader] = found.get((owner, reader), 0.0) + num_bytes - shared[layer]
             if self.following and self.following[bounds[reader + 1] - 1]:
                 found[reader + 1, reader] = self.following[bounds[reader + 1] - 1]
         return dict(sorted(found.items()))
+
+
+def laid_out(
+    heads: Sequence[LayerCost | None] | HeadCosts | None, reach: Reach, costs: ModelCosts, bounds: Sequence[int]
+) -> StageHeads:
+    """The heads behind the stages of a cut, and the weights that stages share, where gradients reach so far."""
+    if isinstance(heads, HeadCosts):
+        return heads.laid_out(reach.heads[:-1], costs, bounds)
+    tied = tied_bytes(costs, bounds)
+    return StageHeads([None] * (len(bounds) - 1) if heads is None else list(heads), tied, tuple(tied))
+
+
+def without_twice(row: LayerCost, num_bytes: float) -> LayerCost:
+    """A head without so many bytes of weights that its stage has, too, nor the gradient, which is one."""
+    if not num_bytes:
+        return row
+    numbers = round(num_bytes * row.parameters / row.parameter_bytes)
+    return replace(
+        row, parameters=row.parameters - numbers, parameter_bytes=row.parameter_bytes - num_bytes,
+        activation=row.activation - Affine(num_bytes),
+    )  # fmt: skip
 
 
 def equal_stages(start: int, stop: int, count: int) -> list[int]:

@@ -1,6 +1,5 @@
 """A table of what each layer of a model computes, sends and keeps, for predictions and plans. No torch here."""
 
-from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import reduce
@@ -351,10 +350,14 @@ def measured_together(below: LayerCost, above: LayerCost) -> Measured | None:
 
 @dataclass(frozen=True)
 class TiedLayers:
-    """A parameter that several layers share, by their indices; the bytes are part of each of their rows."""
+    """A parameter that several layers share, by their indices; the bytes are part of each of their rows.
+
+    If it is `borrowed` of another stage, they have its weights alone, no gradients and no state.
+    """
 
     layers: tuple[int, ...]
     bytes: float
+    borrowed: bool = False
 
 
 @dataclass(frozen=True)
@@ -362,7 +365,8 @@ class ModelCosts:
     """A row for each layer, in order; `dtype` is that of the parameters (float32, bfloat16).
 
     Every backward takes `start` seconds, and every step of the optimizer `step` seconds, beside the measured times of
-    its layers. `ties` are the parameters that several layers share.
+    its layers. `ties` are the parameters that several layers share; `read_rows` has (l, the row of layer l if it reads
+    these without training them), for layers that do not have them first, where that was counted.
     """
 
     layers: tuple[LayerCost, ...]
@@ -370,6 +374,7 @@ class ModelCosts:
     start: float = 0.0
     step: float = 0.0
     ties: tuple[TiedLayers, ...] = ()
+    read_rows: tuple[tuple[int, LayerCost], ...] = ()
 
     def stages(self, bounds: Sequence[int]) -> tuple[LayerCost, ...]:
         """A row for each stage: stage s holds the layers from bounds[s] up to bounds[s + 1].
@@ -387,31 +392,30 @@ class ModelCosts:
             )
         rows = [reduce(LayerCost.then, self.layers[start:stop]) for start, stop in pairwise(bounds)]
         repeats = [self.repeated(start, stop) for start, stop in pairwise(bounds)]
+        gradients = [self.repeated(start, stop, gradients=True) for start, stop in pairwise(bounds)]
         return tuple(
             replace(
                 row,
                 parameters=row.parameters - round(more * row.parameters / row.parameter_bytes),
                 parameter_bytes=row.parameter_bytes - more,
-                gradient_bytes=row.gradient_bytes - more,
+                gradient_bytes=row.gradient_bytes - more_gradients,
             )
             if more
             else row
-            for row, more in zip(rows, repeats, strict=True)
+            for row, more, more_gradients in zip(rows, repeats, gradients, strict=True)
         )
 
-    def repeated(self, start: int, stop: int) -> float:
-        """Bytes of shared weights that the rows from `start` up to `stop` count more than once."""
-        uses = ((sum(start <= layer < stop for layer in tie.layers), tie.bytes) for tie in self.ties)
-        return sum((count - 1) * num_bytes for count, num_bytes in uses if count)
+    def repeated(self, start: int, stop: int, *, gradients: bool = False) -> float:
+        """Bytes of shared weights, or of their `gradients`, that rows from `start` up to `stop` count more than once.
 
-    def tied(self, bounds: Sequence[int]) -> dict[tuple[int, int], float]:
-        """Bytes of shared weights by (owner stage, borrowing stage); the first stage that uses a weight owns it."""
-        shared_bytes: dict[tuple[int, int], float] = {}
-        for tie in self.ties:
-            owner, *borrowers = dict.fromkeys(bisect_right(bounds, layer) - 1 for layer in sorted(tie.layers))
-            for borrower in borrowers:
-                shared_bytes[owner, borrower] = shared_bytes.get((owner, borrower), 0.0) + tie.bytes
-        return dict(sorted(shared_bytes.items()))
+        Borrowed weights have no gradients there.
+        """
+        uses = (
+            (sum(start <= layer < stop for layer in tie.layers), tie.bytes)
+            for tie in self.ties
+            if not (gradients and tie.borrowed)
+        )
+        return sum((count - 1) * num_bytes for count, num_bytes in uses if count)
 
     def spread(self, places: Sequence[int]) -> "ModelCosts":
         """The table of a model whose layer i is like layer places[i] of this one, named by its number; a loss behind.
@@ -421,7 +425,9 @@ class ModelCosts:
         rows = [replace(self.layers[place], name=str(index)) for index, place in enumerate(places)]
         rest = self.layers[max(places) + 1 :]
         ties = tuple(replace(tie, layers=tuple(map(places.index, tie.layers))) for tie in self.ties)
-        return replace(self, layers=(*rows, *rest), ties=ties)
+        reading = tuple((index, replace(row, name=str(index))) for place, row in self.read_rows
+                        for index in [places.index(place)])  # fmt: skip
+        return replace(self, layers=(*rows, *rest), ties=ties, read_rows=reading)
 
     @property
     def parameters(self) -> int:
@@ -444,7 +450,8 @@ class ModelCosts:
         """The table that `to_dict` turned into `content`, also after a trip through JSON."""
         rows = tuple(layer_of(layer) for layer in content["layers"])
         ties = tuple(TiedLayers(tuple(tie["layers"]), tie["bytes"]) for tie in content["ties"])
-        return cls(rows, content["dtype"], content["start"], content["step"], ties)
+        reading = tuple((index, layer_of(layer)) for index, layer in content.get("read_rows", ()))
+        return cls(rows, content["dtype"], content["start"], content["step"], ties, reading)
 
 
 def layer_of(content: Mapping[str, Any]) -> LayerCost:

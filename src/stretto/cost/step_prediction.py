@@ -12,9 +12,10 @@ from functools import cached_property
 from typing import NamedTuple
 
 from stretto.cost.cluster import Cluster
-from stretto.cost.head_costs import HeadCosts, StageHeads
+from stretto.cost.head_costs import HeadCosts, laid_out
 from stretto.cost.layer_table import LayerCost, ModelCosts
 from stretto.cost.predicted_gradients import with_predictions, without
+from stretto.cost.shared_weights import borrow, uses_in
 from stretto.cost.stage_prediction import StageTimes, stage_times
 from stretto.cost.worker_memory import SMALL, peak_bytes
 from stretto.cost.worker_places import Workers
@@ -57,12 +58,9 @@ def forecast(
     heads cost wherever stages end. Other arguments and errors are as in `stage_times`.
     """
     chosen = find_method(method)
-    tied = costs.tied(bounds)
-    if isinstance(heads, HeadCosts):
-        behind = heads.laid_out(chosen.reach(len(bounds) - 1).heads[:-1], bounds)
-    else:
-        behind = StageHeads([None] * (len(bounds) - 1) if heads is None else list(heads))
-    schedule, rules = chosen.plan(len(bounds) - 1, workers, ties=(*tied, *behind.ties), reads=behind.reads)
+    behind = laid_out(heads, chosen.reach(len(bounds) - 1), costs, bounds)
+    schedule, rules = chosen.plan(len(bounds) - 1, workers, ties=behind.ties, reads=behind.reads)
+    costs = borrow(costs, uses_in(costs, bounds, rules))
     places = [[schedule.worker_of[s]] for s in range(schedule.num_stages)]
     share = batch / schedule.per_turn
     stages = stage_times(
@@ -79,9 +77,7 @@ def forecast(
     stages = with_predictions(
         stages, behind.rows, chosen, cluster, share, workers=places, dtype=costs.dtype, optimizer=optimizer
     )
-    pricer = Pricer(
-        chosen, schedule, rules, Workers.alone(cluster, schedule.num_workers), stages, {**tied, **behind.weights}
-    )
+    pricer = Pricer(chosen, schedule, rules, Workers.alone(cluster, schedule.num_workers), stages, behind.weights)
     return Forecast(
         seconds=turn_seconds(pricer),
         actions=pricer.actions,
@@ -149,7 +145,7 @@ class ActionSeconds(NamedTuple):
 class Pricer:
     """The seconds of every action of a turn on its worker, and the bytes of its messages.
 
-    `tied` are the bytes of shared weights by (owner stage, borrowing stage).
+    `tied` are the bytes of weights that one stage sends another, by (owner, user).
     """
 
     method: Method
@@ -165,14 +161,35 @@ class Pricer:
 
     def size(self, edge: Edge) -> float:
         """Bytes of the message of an edge."""
-        if edge.value == "tied-weight":
-            return self.tied[edge.source.stage, edge.stage]
-        if edge.value == "tied-gradient":
-            return self.tied[edge.stage, edge.source.stage]
+        if edge.value in ("tied-weight", "tied-gradient"):
+            return self.shared_size(edge)
         if edge.source.stage < 0 or edge.value not in ("activation", "gradient"):
             return SMALL
         stage = self.stages[edge.source.stage]
         return stage.output if edge.value == "activation" else stage.input
+
+    def shared_size(self, edge: Edge) -> float:
+        """Bytes of a message of shared weights or of their gradients.
+
+        What an action sends to several stages of a worker goes there at once, and counts at the first of them.
+        """
+        together = self.sent_together(edge)
+        if edge != together[0]:
+            return 0.0
+        if edge.value == "tied-gradient":  # of different weights: each has one owner
+            return sum(self.tied[each.stage, each.source.stage] for each in together)
+        return max(self.tied[each.source.stage, each.stage] for each in together)
+
+    def sent_together(self, edge: Edge) -> list[Edge]:
+        """The edges whose values go to a worker in one message, this one included."""
+        if edge.value not in ("tied-weight", "tied-gradient"):
+            return [edge]
+        worker_of = self.schedule.worker_of
+        return [
+            other
+            for other in self.rules.makes(edge.source)
+            if other.value == edge.value and worker_of[other.stage] == worker_of[edge.stage]
+        ]
 
     @cached_property
     def actions(self) -> dict[Work, float]:
@@ -241,10 +258,10 @@ class Pricer:
         received = self.rules.needs(action._replace(kind="I")) if action.kind == "W" else ()
         for edge in self.rules.needs(action):
             sender = worker_of.get(edge.source.stage, worker)
-            if sender != worker and edge not in received:
+            if sender != worker and edge not in received and edge == self.sent_together(edge)[0]:
                 seconds += self.workers.link(sender, worker).receiving(self.size(edge))
         for edge in self.rules.makes(action):
             receiver = worker_of.get(edge.stage, worker)  # losses have no receiving stage
-            if receiver != worker:
+            if receiver != worker and edge == self.sent_together(edge)[0]:
                 seconds += self.workers.link(worker, receiver).sending(self.size(edge))
         return seconds

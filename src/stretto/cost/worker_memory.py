@@ -100,13 +100,13 @@ def matrix_scratch(layer: LayerCost, optimizer: Optimizer) -> float:
     return numbers * layer.parameter_bytes / layer.parameters
 
 
-def with_shared_once(stage: StageMemory, repeated: float, optimizer: Optimizer) -> StageMemory:
-    """The memory of a stage without the bytes of weights that its layers share and repeat."""
+def with_shared_once(stage: StageMemory, repeated: float, gradients: float, optimizer: Optimizer) -> StageMemory:
+    """The memory of a stage without the bytes of weights, and of gradients, that its layers share and repeat."""
     return replace(
         stage,
         weights=stage.weights - repeated,
-        gradients=stage.gradients - repeated,
-        state=stage.state - optimizer.states * repeated,
+        gradients=stage.gradients - gradients,
+        state=stage.state - optimizer.states * gradients,
     )
 
 
@@ -151,7 +151,7 @@ def peak_bytes(
 ) -> tuple[float, ...]:
     """The peak bytes of tensors on each worker, without the user's own batches.
 
-    `weights` are bytes of those that heads read of other stages, by (owner, reader).
+    `weights` are bytes of those that one stage sends another, by (owner, user): shared ones, and those that heads read.
     """
     from stretto.cost.predicted_gradients import with_predictor, without
 
@@ -160,7 +160,8 @@ def peak_bytes(
     stages = [
         with_shared_once(
             stage_memory(costs.layers[bounds[s] : bounds[s + 1]], examples, optimizer, stage_heads[s]),
-            costs.repeated(bounds[s], bounds[s + 1]), optimizer_of(optimizer),
+            costs.repeated(bounds[s], bounds[s + 1]), costs.repeated(bounds[s], bounds[s + 1], gradients=True),
+            optimizer_of(optimizer),
         )
         for s in range(schedule.num_stages)
     ]  # fmt: skip
@@ -183,7 +184,8 @@ def peak_bytes(
         permanent = sum(
             stages[s].weights + stages[s].state + (versions[s] - 1) * stages[s].gradients for s in held_stages
         )
-        peaks.append(permanent + buffers[worker] + MemoryWalk(schedule, rules, stages, worker).peak())
+        walk = MemoryWalk(schedule, rules, stages, worker, weights or {})
+        peaks.append(permanent + buffers[worker] + walk.peak())
     return tuple(peaks)
 
 
@@ -216,8 +218,12 @@ def channel_bytes(
 class MemoryWalk:
     """A walk through a worker's actions; `peak` gives the peak bytes above those that are always allocated."""
 
-    def __init__(self, schedule: Schedule, rules: Rules, stages: Sequence[StageMemory], worker: int) -> None:
+    def __init__(
+        self, schedule: Schedule, rules: Rules, stages: Sequence[StageMemory], worker: int,
+        weights: Mapping[tuple[int, int], float],
+    ) -> None:  # fmt: skip
         self._schedule, self._rules, self._stages, self._worker = schedule, rules, stages, worker
+        self._weights = weights
         self._held: dict[Edge | tuple[str, int], float] = {}
 
     def peak(self) -> float:
@@ -264,6 +270,8 @@ class MemoryWalk:
         # The size of a message from another worker. A stage's input is kept as long as its graph and counted with it.
         if edge.value == "gradient" and edge.source.stage >= 0:
             return self._stages[edge.source.stage].input
+        if edge.value == "tied-gradient":  # all of a minibatch, until they are added up
+            return self._weights.get((edge.stage, edge.source.stage), 0.0)
         return 0.0
 
     def _made_bytes(self, edge: Edge) -> float:
@@ -275,6 +283,16 @@ class MemoryWalk:
             return stage.input
         if edge.value == "prediction":
             return stage.prediction
-        if edge.value == "gradient" and worker_of[edge.stage] == self._worker:
+        if edge.value not in ("gradient", "tied-weight", "tied-gradient") or worker_of[edge.stage] != self._worker:
+            return 0.0
+        if edge.value == "gradient":
             return stage.input
-        return 0.0
+        together = [
+            other
+            for other in self._rules.makes(edge.source)
+            if other.value == edge.value and worker_of[other.stage] == self._worker
+        ]
+        if edge != together[0]:  # several stages get the same tensors
+            return 0.0
+        pair = edge.source.stage, edge.stage
+        return self._weights.get(pair if edge.value == "tied-weight" else pair[::-1], 0.0)

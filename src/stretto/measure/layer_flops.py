@@ -1,5 +1,6 @@
 """What each layer of a model costs, read off the operators that torch really runs, on tensors that may be fake."""
 
+import copy
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -56,7 +57,8 @@ def layer_costs(
     depend on its numbers needs `fake=False`. Nothing is trained; modules, statistics and generators stay as they were.
     With `recompute` "selective" or "full" they are the costs of layers that are recomputed so in training; with
     `autocast`, float16 or bfloat16, of layers and loss under torch.autocast on a GPU. Calls with one `counting`
-    run no two layers that are alike.
+    run no two layers that are alike. Layers that share a parameter with an earlier one are counted a second time, as if
+    they read it without training it, on fake tensors only (`ModelCosts.read_rows`).
 
     Raises UsageError for a layer that cannot take what reaches it.
     """
@@ -81,7 +83,33 @@ def layer_costs(
             shared[key] = PassWorks(forward, backward, inputs, weights, tuple(most))
         counted = row(name, module, pair, shared[key])
         rows.append(replace(counted, matrices=work, matrix_shapes=shapes_of))
-    return ModelCosts(tuple(rows), dtype_of(layers), ties=tuple(map(tied, tied_weights.find(layers))))
+    ties = tied_weights.find(layers)
+    found = ModelCosts(tuple(rows), dtype_of(layers), ties=tuple(map(tied, ties)))
+    if not (ties and fake):
+        return found
+    reading = layer_costs(
+        reading_layers(layers, ties), example, names=names, loss=loss, target=target, recompute=recompute,
+        autocast=autocast, counting=counting,
+    ).layers  # fmt: skip
+    readers = sorted({user for tie in ties for user in tie.users})
+    return replace(found, read_rows=tuple((index, reading[index]) for index in readers))
+
+
+def reading_layers(layers: Sequence[nn.Module], ties: Sequence[tied_weights.Tied]) -> list[nn.Module]:
+    """The layers, with stand-ins for those that share a parameter with an earlier one: they do not train it.
+
+    A stand-in has the layer's other parameters themselves.
+    """
+    readers: dict[int, list[nn.Parameter]] = {}
+    for tie in ties:
+        for user in tie.users:
+            readers.setdefault(user, []).append(tie.parameter)
+    found = list(layers)
+    for index, read in readers.items():
+        kept: dict[int, Any] = {id(each): each for each in (*layers[index].parameters(), *layers[index].buffers())}
+        kept |= {id(each): nn.Parameter(each.detach(), requires_grad=False) for each in read}
+        found[index] = copy.deepcopy(layers[index], kept)
+    return found
 
 
 Shapes = tuple[tuple[int, int], ...]

@@ -145,7 +145,7 @@ def published_tensor_costs(
     ]
     cut_rows = [summed_once(row) if sequence else row for row in cut_rows]
     ties = tuple(replace(tie, bytes=tie.bytes / parts) for tie in whole.ties)
-    return replace(counted, layers=(*cut_rows, *counted.layers[len(kept) :]), ties=ties)
+    return replace(counted, layers=(*cut_rows, *counted.layers[len(kept) :]), ties=ties, read_rows=())
 
 
 def summed_once(row: LayerCost) -> LayerCost:
@@ -190,16 +190,16 @@ def with_exchanges(costs: ModelCosts) -> ModelCosts:
         chosen = tuple(work for work in works if (work.operator in EXCHANGES) == sent)
         return known.setdefault((id(works), sent), chosen)
 
-    rows = [
-        replace(
+    def beside(row: LayerCost) -> LayerCost:
+        return replace(
             row,
             **{key: divided(getattr(row, key), sent=False) for key in PASSES},  # type: ignore[arg-type]
             forward_exchanges=divided(row.forward, sent=True),
             backward_exchanges=divided(row.backward, sent=True),
         )
-        for row in costs.layers
-    ]
-    return replace(costs, layers=tuple(rows))
+
+    reading = tuple((index, beside(row)) for index, row in costs.read_rows)
+    return replace(costs, layers=tuple(map(beside, costs.layers)), read_rows=reading)
 
 
 PASSES = ("forward", "backward", "input_gradient", "weight_gradient")

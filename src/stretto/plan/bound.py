@@ -83,7 +83,7 @@ class Bounds:
     """Lower bounds of the candidates of a problem."""
 
     def __init__(self, prices: Prices) -> None:
-        self.prices = prices
+        self.prices = prices = prices.least
         self.axes = lru_cache(maxsize=None)(self._axes)
         self.kinds = lru_cache(maxsize=None)(self._kinds)
         self.least = lru_cache(maxsize=None)(self._least)

@@ -65,6 +65,7 @@ from stretto.cost.collective import GRADIENTS, RESHARDING, SHARDING, TENSOR_SUM
 from stretto.cost.cure_costs import PLAIN, feedback_tensors
 from stretto.cost.layer_table import LayerCost, ModelCosts, keeping_inputs
 from stretto.cost.mixed_precision import sum_seconds
+from stretto.cost.shared_weights import Use, borrow
 from stretto.cost.stage_prediction import LayerTimes, Machine, layer_times, with_head
 from stretto.mesh import Mesh
 from stretto.plan.hidden_exchanges import hidden_exchanges, share_kept_busy
@@ -82,9 +83,10 @@ from stretto.plan.places import (
     scattering,
     sending,
 )
+from stretto.plan.planned_methods import planned, reach_of
 from stretto.plan.problem import SHARD_OPTIMIZER, Form, Problem, merged
 from stretto.plan.range_tables import Table, range_max, range_sums
-from stretto.plan.search_space import Candidate
+from stretto.plan.search_space import Candidate, flow_of
 from stretto.plan.split_layer_costs import halo_seconds, layer_parts, num_all_reduces_of
 from stretto.plan.step_tables import StepTables
 from stretto.plan.ways import correction
@@ -193,10 +195,63 @@ class Prices:
         self.loss_seconds = lru_cache(maxsize=None)(self._loss_seconds)
         self.hides_exchanges = not problem.trained and problem.program.exchanges != "waited"  # of a tensor axis
         self.steps = StepTables(problem, self.dtype, self.distinct)
+        self.borrowing = lru_cache(maxsize=None)(self._borrowing)
+        self.borrowings = lru_cache(maxsize=1024)(self._borrowings)
         self.valid = np.triu(np.ones((len(problem.layers) + 1,) * 2, dtype=bool), 1)
 
     def _places(self, mesh: Mesh, pipeline: int, placement: tuple[int, ...] = ()) -> Places:
         return Places.of(self.problem.cluster, mesh, pipeline, placement)
+
+    def _borrowing(self, uses: tuple[Use, ...]) -> "Prices":
+        # The costs where layers borrow shared weights of another stage.
+        if not uses:
+            return self
+        problem = self.problem
+        return Prices(
+            problem.but(
+                costs=borrow(problem.costs, uses),
+                tensor_costs={key: borrow(costs, uses) for key, costs in problem.tensor_costs.items()},
+                form_costs={key: borrow(costs, uses) for key, costs in problem.form_costs.items()},
+            )
+        )
+
+    @cached_property
+    def least(self) -> "Prices":
+        """The costs where all layers that share weights only read them: no more than those of any stage's layers."""
+        if not any(planned(name).family == "local" for name in self.problem.names):
+            return self
+        return self.borrowing(tuple(Use(shared, shared, trains=False) for shared in self.shared))
+
+    @cached_property
+    def shared(self) -> tuple[tuple[int, ...], ...]:
+        """The layers that share weights, each group of them once."""
+        return tuple(dict.fromkeys(tie.layers for tie in self.problem.costs.ties))
+
+    def _borrowings(
+        self, method: str, stages: int, losses: int, s: int
+    ) -> tuple[tuple[tuple[Use, ...], NDArray[np.bool_]], ...]:
+        # The uses of borrowed weights by stage s where it holds [i, j), and at which [i, j): later ones count. Whether
+        # it trains a weight may depend on the stage that owns it; what its owner may be decides, in favour of training.
+        tried, heads = planned(method), self.problem.heads_of(method)
+        if not self.shared or tried.family != "local" or not flow_of(method, stages, losses).heads:
+            return ()
+        if heads is not None and heads.from_last:
+            return tuple(
+                (tuple(borrowed(shared, max(shared), trains=True) for shared in self.shared if max(shared) >= cut),
+                 np.broadcast_to(np.arange(len(self.valid)) <= cut, self.valid.shape))
+                for cut in sorted(set(map(max, self.shared)), reverse=True)
+            )  # fmt: skip
+        reach = reach_of(tried, stages, losses)
+
+        def trains(owner: int) -> bool:
+            return any(reach.trains_all_of(stage, s) for stage in range(min(s - 1, owner) + 1))
+
+        return tuple(
+            (tuple(borrowed(shared, min(shared), trains=trains(min(shared)))
+                   for shared in self.shared if min(shared) <= cut),
+             np.broadcast_to((np.arange(len(self.valid)) > cut)[:, None], self.valid.shape))
+            for cut in sorted(set(map(min, self.shared)))
+        )  # fmt: skip
 
     def correction(self, c: Candidate) -> float:
         """What the seconds of a candidate's step are multiplied by, as whole steps were measured; 1 if none were."""
@@ -357,21 +412,25 @@ class Prices:
             for x in layers
         ]
         weights, gradients, state, tensors, once = np.array(amounts, dtype=float)[indices].T
-        more, more_tensors = self.repeats(form)
-        more_state = self.problem.state_of_repeated * more
-        tables = zip((weights, gradients, state, tensors), (more, more, more_state, more_tensors), strict=True)
+        more, more_gradients, more_tensors = self.repeats(form)
+        more_of_all = more, more_gradients, self.problem.state_of_repeated * more_gradients, more_tensors
+        tables = zip((weights, gradients, state, tensors), more_of_all, strict=True)
         return (*(range_sums(values) - twice for values, twice in tables), range_sums(once), range_max(weights))
 
-    def repeats(self, form: Form) -> tuple[Table, Table]:
-        """What the rows of the layers [i, j) count more than once: bytes of shared weights, and how many these are."""
+    def repeats(self, form: Form) -> tuple[Table, Table, Table]:
+        """What the rows of the layers [i, j) count more than once: bytes of shared weights, bytes of their gradients,
+        and how many of these there are.
+        """
         counted, layers = self.problem.counted_costs(form), len(self.problem.layers)
         costs, parts = (self.problem.whole_costs(form), form.tensor) if counted is None else (counted, 1)
-        num_bytes, tensors = np.zeros((layers + 1,) * 2), np.zeros((layers + 1,) * 2)
+        num_bytes, gradients, tensors = (np.zeros((layers + 1,) * 2) for _ in range(3))
         for tie in costs.ties:
             uses = range_sums(np.isin(np.arange(layers), tie.layers).astype(float))
             more = np.maximum(0.0, uses - 1)
-            num_bytes, tensors = num_bytes + more * tie.bytes / parts, tensors + more
-        return num_bytes, tensors
+            num_bytes = num_bytes + more * tie.bytes / parts
+            if not tie.borrowed:
+                gradients, tensors = gradients + more * tie.bytes / parts, tensors + more
+        return num_bytes, gradients, tensors
 
     def _sizes(self, form: Form, examples: float) -> Sizes:
         parameters, gradients, state, tensors, summed_once, largest = self.weights(form)
@@ -466,6 +525,14 @@ class Prices:
 
     def stage(self, c: Candidate, s: int) -> StageTable:
         """The costs of stage s for all [i, j)."""
+        stage = self.stage_alone(c, s)
+        for uses, where in self.borrowings(c.method, c.stages, c.losses, s):
+            borrowing = self.borrowing(uses).stage_alone(c, s)
+            stage = StageTable(*(np.where(where, *pair) for pair in zip(borrowing, stage, strict=True)))
+        return stage
+
+    def stage_alone(self, c: Candidate, s: int) -> StageTable:
+        """The costs of stage s for all [i, j), as if it owned all shared weights that it has."""
         worker, places, versions = c.worker_of(s), self.places_of(c), c.planned.versions(c.stage_at(s))
         workers, stages_per_worker = places.workers, c.planning.stages_per_worker
         times, sizes = self.slowest(c, worker), self.sizes(c.form, c.examples)
@@ -475,7 +542,9 @@ class Prices:
         if s in c.gradients.heads:
             head = self.head(c, s)
             times = with_head(times, head.times)
-            static, gradients, held = static + head.static, gradients + head.gradients, held + head.held
+            twice = self.had_twice(c.method)
+            static, gradients = static + head.static - twice, gradients + head.gradients
+            held = held + head.held - twice
         intra = self.intra_stage(
             c.mesh, c.pipeline, c.placement, worker, c.form, c.examples, self.hides_exchanges and not c.planning.split
         )
@@ -656,6 +725,17 @@ class Prices:
         part = (stage.all_reduce + longer) / (3 if again else 2)
         return part, part
 
+    def had_twice(self, method: str) -> Table:
+        """Bytes of weights that both the layers [i, j) and a head behind them that trains later layers have."""
+        heads, found = self.problem.heads_of(method), np.zeros(self.valid.shape)
+        if heads is None or not heads.trains:
+            return found
+        layers = np.arange(len(self.valid) - 1)
+        for tie in self.problem.costs.ties:
+            above = max({*heads.read} & {*tie.layers}, default=-1) >= np.arange(len(self.valid))
+            found += tie.bytes * (range_sums(np.isin(layers, tie.layers).astype(float)) > 0) * above
+        return found
+
     def head(self, c: Candidate, s: int) -> "Head":
         """The costs of stage s's head behind layer j - 1, at [0, j]; infinite memory where there can be none."""
         costs, worker = self.problem.heads_of(c.method), c.worker_of(s)
@@ -692,6 +772,7 @@ class Prices:
                 id(c.link(s - 1, place)), id(c.link(s, place)), c.receives_gradient(s - 1), c.receives_gradient(s),
                 losses[worker], s == 0, s == last, method.versions(stage_at), c.recomputes(s),
                 self.problem.head_variant(c.method, s, c.stages) if s in heads else None, method.step_cure(stage_at),
+                tuple(uses for uses, _ in self.borrowings(c.method, c.stages, c.losses, s)),
             )  # fmt: skip
             if key not in known:
                 stage = self.stage(c, s)
@@ -795,6 +876,11 @@ def busiest(c: Candidate, loads: Sequence[float]) -> tuple[int, float]:
         means[c.worker_of(s)] += load / c.planning.stages_per_worker
     worker = max(range(c.pipeline), key=lambda w: means[w])
     return worker, means[worker]
+
+
+def borrowed(shared: tuple[int, ...], owner: int, *, trains: bool) -> Use:
+    """The use of shared weights by all layers that have them but the one whose stage owns them."""
+    return Use(shared, tuple(layer for layer in shared if layer != owner), trains)
 
 
 class Head(NamedTuple):

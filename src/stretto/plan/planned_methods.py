@@ -13,6 +13,7 @@ from stretto.methods.cure import Place, StepCure
 from stretto.methods.definition import Family
 from stretto.methods.table import FROM_FILES, PHASES
 from stretto.options.parse import parse
+from stretto.schedule import Reach
 
 FAMILIES: tuple[Family, ...] = get_args(Family)
 
@@ -102,10 +103,16 @@ def cure_at(planned: PlannedMethod, at: StageAt) -> StepCure:
 
 
 @cache
+def reach_of(planned: PlannedMethod, stages: int, losses: int) -> Reach:
+    """Where gradients of a method go on `stages` stages; `losses` train a chunk of the stages each."""
+    option = planned.planning.losses
+    return method(planned.written(*([f"{option}={losses}"] if option else []))).reach(stages)
+
+
+@cache
 def gradients(planned: PlannedMethod, stages: int, losses: int) -> GradientFlow:
     """The gradient flow of a method on `stages` stages; `losses` train a chunk of the stages each."""
-    option = planned.planning.losses
-    reach = method(planned.written(*([f"{option}={losses}"] if option else []))).reach(stages)
+    reach = reach_of(planned, stages, losses)
     arrive = tuple(bool(reach.arriving(stage)) for stage in range(stages))
     return GradientFlow(frozenset(reach.heads) - {stages - 1}, arrive, all(arrive[:-1]))
 

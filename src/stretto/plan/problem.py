@@ -191,18 +191,33 @@ class Problem:
     def why_no_local(self, method: str) -> str:
         """Why there are no plans with a local method; empty if there are."""
         head = planned(method).method.head
-        if self.costs.ties:
-            return "layers of this model share weights, and local methods are planned for only where none do"
-        if self.heads_of(method) is None:
+        costs = self.heads_of(method)
+        if costs is None:
             reason = self.no_heads.get(head, "there are no data, which say what it learns")
             return f"they need an auxiliary head behind each stage, and the cost of head={head} is not known: {reason}"
+        return self.why_no_tied(head, costs) if self.costs.ties else ""
+
+    def why_no_tied(self, head: str, costs: HeadCosts) -> str:
+        """Why training refuses a kind of head where layers share weights; empty if it does not."""
+        between = {layer for tie in self.costs.ties for layer in sorted(tie.layers)[1:]} - {len(self.layers) - 1}
+        if costs.following and between:
+            name = self.layers[min(between)].name
+            return (
+                f"head={head} reads the first layers of the next stage, and layer {name} has weights of an earlier "
+                "layer (tied weights), which another stage trains: take another head"
+            )
+        if costs.read and costs.every > 1 and not costs.trains:
+            return (
+                f"head={head} reads weights after every {costs.every} updates, but layers share weights (tied "
+                "weights), whose versions come after each update: take every=1"
+            )
         return ""
 
     @cached_property
     def names(self) -> tuple[str, ...]:
         """The methods to try: those that work with the optimizer.
 
-        Local methods only if the costs of heads are known and no layers share weights.
+        Local methods only if the costs of heads are known, and training takes such heads where layers share weights.
         """
         fitting = (name for name in names_of(self.methods) if planned(name).drives(self.optimizer))
         return tuple(name for name in fitting if planned(name).family != "local" or not self.why_no_local(name))

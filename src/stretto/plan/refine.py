@@ -5,8 +5,9 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import NamedTuple
 
-from stretto.cost.head_costs import StageHeads
+from stretto.cost.head_costs import StageHeads, laid_out
 from stretto.cost.layer_table import ModelCosts
+from stretto.cost.shared_weights import uses_in
 from stretto.cost.stage_prediction import LayerTimes, StageTimes, stage_times
 from stretto.cost.step_prediction import Pricer, silent, turn_seconds
 from stretto.cost.worker_memory import peak_bytes
@@ -66,7 +67,8 @@ def simulated(plan: Plan, prices: Prices) -> Plan:
 class LaidOut(NamedTuple):
     """A plan's method, schedule and rules, and the costs of its layers to each process that shares them.
 
-    `ends` are the stages' bounds, the loss in the last one; `heads` are the heads behind stages.
+    `ends` are the stages' bounds, the loss in the last one; `heads` are the heads behind stages, and the weights that
+    stages send each other.
     """
 
     chosen: Method
@@ -74,7 +76,6 @@ class LaidOut(NamedTuple):
     rules: Rules
     costs: ModelCosts
     ends: Sequence[int]
-    tied: Mapping[tuple[int, int], float]
     heads: StageHeads
 
     @classmethod
@@ -83,13 +84,13 @@ class LaidOut(NamedTuple):
         c, problem = plan.candidate, prices.problem
         chosen, costs = method(str(c)), problem.costs
         ends = [*plan.bounds[:-1], len(costs.layers)]
-        tied, heads = costs.tied(ends), problem.heads_of(c.method)
-        behind = StageHeads([None] * c.stages)
-        if heads is not None:
-            behind = heads.laid_out(chosen.reach(c.stages).heads[:-1], plan.bounds)
-        schedule, rules = chosen.plan(c.stages, c.pipeline, ties=(*tied, *behind.ties), reads=behind.reads)
-        rows = replace(problem.counted_costs(c.form) or costs, layers=prices.rows(c.form))
-        return cls(chosen, schedule, rules, rows, ends, tied, behind)
+        reach = chosen.reach(c.stages)
+        heads = problem.heads_of(c.method) if c.gradients.heads else None
+        behind = laid_out(heads, reach, costs, plan.bounds)
+        schedule, rules = chosen.plan(c.stages, c.pipeline, ties=behind.ties, reads=behind.reads)
+        shared = prices.borrowing(uses_in(costs, plan.bounds, rules))
+        rows = replace(shared.problem.counted_costs(c.form) or shared.problem.costs, layers=shared.rows(c.form))
+        return cls(chosen, schedule, rules, rows, ends, behind)
 
 
 def peaks(plan: Plan, prices: Prices, laid: LaidOut) -> tuple[float, ...]:
@@ -147,7 +148,7 @@ def pricer_of(plan: Plan, prices: Prices, laid: LaidOut) -> Pricer:
             replace(each, compute=with_weight_products(each.compute, added))
             for each, added in zip(stages, sums, strict=True)
         ]
-    return Pricer(laid.chosen, laid.schedule, laid.rules, workers, stages, {**laid.tied, **laid.heads.weights})
+    return Pricer(laid.chosen, laid.schedule, laid.rules, workers, stages, laid.heads.weights)
 
 
 def with_weight_products(times: LayerTimes[float], accumulate: float) -> LayerTimes[float]:

@@ -217,8 +217,8 @@ def counted_forms(
     has_marks = any(marked(layer) for layer in layers)
     if not has_marks:
         reasons["selective"] = NO_MARK
-    for number, plain in whole.items():
-        of_sequence = {False: plain}
+    for number, unchanged in whole.items():
+        of_sequence = {False: unchanged}
         if forms.sequence and number > 1:
             try:
                 of_sequence[True] = found[number, True, "none"] = count(number, True, "none")
@@ -227,7 +227,9 @@ def counted_forms(
         for sequence, costs in of_sequence.items() if forms.selective and has_marks else ():
             again = count(number, sequence, "selective")
             rows = tuple(map(with_recomputed, again.layers, costs.layers))
-            found[number, sequence, "selective"] = replace(costs, layers=rows)
+            plain = dict(costs.read_rows)
+            reading = tuple((i, with_recomputed(row, plain[i])) for i, row in again.read_rows if i in plain)
+            found[number, sequence, "selective"] = replace(costs, layers=rows, read_rows=reading)
     return found, reasons
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from stretto.cost import Cluster, ModelCosts, stage_times
 from stretto.cost.layer_table import LayerCost
 from stretto.cost.predicted_gradients import with_predictions, without
+from stretto.cost.shared_weights import borrow, uses_in
 from stretto.cost.step_prediction import Pricer, silent, turn_seconds
 from stretto.cost.worker_places import Workers
 from stretto.errors import UsageError
@@ -113,6 +114,7 @@ def pricer_on(prepared: Prepared, costs: ModelCosts, heads: Sequence[LayerCost |
             f"tensor={settings.tensor}, space={settings.space}: what processes share inside stages is priced by "
             "stretto plan only; leave --cluster out"
         )
+    costs = borrow(costs, uses_in(costs, bounds_of(costs), trainer.rules))
     share = known(settings.batch_size) / schedule.per_turn
     places = [placement.replicas_of(schedule.worker_of[stage]) for stage in range(schedule.num_stages)]
     times = stage_times(

@@ -162,6 +162,9 @@ class Trainer:
         self.stages, self.heads = built.stages, built.heads
         self.schedule, self.rules = built.schedule, built.rules
         self.lag, self.placement = built.lag, built.placement
+        #: Bytes of the weights that one stage sends another after an update, by (owner, user): those that stages share
+        #: (tied weights, `share_top`), and those that heads read (`solo`, `man`). Shared weights that the user trains
+        #: have as many bytes of gradients on their way back.
         self.weight_bytes = built.weight_bytes
         self._replicas = built.replicas
         self._stages = built.replicas[0]
