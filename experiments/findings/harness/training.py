@@ -6,9 +6,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 
 import stretto
+from stretto.data import Split
 
 Batches = Sequence[tuple[Any, Any]]
 DIVERGED = 4.0  # times its first training loss
@@ -69,6 +71,21 @@ def measured_training(
         "diverged": diverged,
         "seconds a step": {"wall": _number(times.wall / done), "cpu": _number(times.cpu / done)},
     }
+
+
+def shuffled(split: Split, batch: int, seed: int) -> Callable[[int], tuple[Any, Any]]:
+    """A function from n to minibatch n: one order of the examples, which the seed decides, again and again."""
+    order = torch.randperm(len(split), generator=torch.Generator().manual_seed(seed))
+
+    def minibatch(n: int) -> tuple[Any, Any]:
+        return split.read(order[torch.arange(n * batch, (n + 1) * batch) % len(order)])
+
+    return minibatch
+
+
+def first(split: Split, number: int) -> Batches:
+    """The first examples of a split, as one batch."""
+    return [split.read(slice(0, number))]
 
 
 def optimizer_numbers(trainer: stretto.Trainer) -> float:
