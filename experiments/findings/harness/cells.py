@@ -103,6 +103,7 @@ class Study:
     setting: str = ""
     tried: Sequence[str] = ()
     more: Callable[[Mapping[str, Record]], str] | None = None
+    needs_data: bool = True  # whether its command is given a folder, with --data
 
     def __post_init__(self) -> None:
         """Raise ValueError for names that fit no cell, or for more runs than the rules allow."""
