@@ -5,6 +5,16 @@ that this follows are in rules.md.
 """
 
 from harness.cells import Cell, Claim, Run, Study
-from harness.training import measured_training, optimizer_numbers, weight_copies
+from harness.training import first, measured_training, optimizer_numbers, shuffled, weight_copies
 
-__all__ = ["Cell", "Claim", "Run", "Study", "measured_training", "optimizer_numbers", "weight_copies"]
+__all__ = [
+    "Cell",
+    "Claim",
+    "Run",
+    "Study",
+    "first",
+    "measured_training",
+    "optimizer_numbers",
+    "shuffled",
+    "weight_copies",
+]

@@ -52,6 +52,11 @@ class Run:
     steps: int
 
     @property
+    def counts(self) -> bool:
+        """Whether it is the one run of its cell that also counts what the method costs: the first seed of rung 2."""
+        return self.seed == SEEDS[0] and self.steps == self.cell.steps
+
+    @property
     def key(self) -> str:
         """The run's name in the store."""
         return key_of(self.cell.name, self.rate, self.seed, self.steps)
@@ -79,7 +84,8 @@ class Study:
 
     train: (cell, rate, seed, steps, data) -> what `measured_training` returns; `data` is the folder of the data, or
     None. horizon: T of the rules; the cut-off is a reference's test loss at `share` of it, or its test error where
-    `metric` says so. tried: paragraphs on what was tried and dropped. more: further Markdown for the page, made of the
+    `metric` says so. baseline: what references are, and plain: what `uncured` cells are, in
+    words of the page. tried: paragraphs on what was tried and dropped. more: further Markdown for the page, made of the
     finished runs by key.
     """
 
@@ -91,6 +97,8 @@ class Study:
     horizon: int
     share: float = 0.9
     metric: Literal["loss", "error"] = "loss"
+    baseline: str = "no delay"
+    plain: str = "the same delay without the cure"
     claims: tuple[Claim, ...] = ()
     setting: str = ""
     tried: Sequence[str] = ()

@@ -10,8 +10,11 @@ LEFT, RIGHT, ROW, TOP, WIDTH = 250, 30, 22, 34, 760
 INK, LINE, DOT = "#333", "#bbb", "#2a6f97"
 
 
-def figure(results: Sequence[Result], bound: float | None) -> str:
-    """An SVG with a row for each cell that has a ratio, on a logarithmic axis; `bound` is drawn as a line."""
+def figure(results: Sequence[Result], bound: float | None, baseline: str = "no delay") -> str:
+    """An SVG with a row for each cell that has a ratio, on a logarithmic axis; `bound` is drawn as a line.
+
+    `baseline` says what references are.
+    """
     shown = [(each, each.ratio) for each in results if each.ratio is not None]
     ends = [end for _, found in shown for end in (found.low, found.high) if math.isfinite(end)]
     low, high = min([0.9, *ends]) * 0.97, max([1.5, *ends]) * 1.05
@@ -21,7 +24,8 @@ def figure(results: Sequence[Result], bound: float | None) -> str:
         share = math.log(min(max(value, low), high) / low) / math.log(high / low)
         return round(LEFT + share * (WIDTH - LEFT - RIGHT), 1)
 
-    parts = [_text(LEFT, 14, "steps to the loss of no delay at 90 % of training, times those of no delay", "start")]
+    title = f"steps to the loss of {baseline} at 90 % of training, times those of {baseline}"
+    parts = [_text(LEFT, 14, title, "start")]
     for value in _ticks(low, high):
         parts.append(_line(x(value), TOP - 6, x(value), height - 24, LINE))
         parts.append(_text(x(value), height - 8, f"{value:g}", "middle"))

@@ -20,7 +20,7 @@ def write_page(study: Study, finished: Mapping[str, Record], folder: Path) -> st
     """Write the page and its figure into the folder; returns the page's path."""
     bound = next((claim.bound for claim in study.claims if claim.kind == "ratio"), None)
     found = [result(study, finished, cell) for cell in study.cells]
-    write_whole(folder / FIGURE, figure(found, bound))
+    write_whole(folder / FIGURE, figure(found, bound, study.baseline))
     write_whole(folder / PAGE, page(study, finished))
     return str(folder / PAGE)
 
@@ -37,8 +37,8 @@ def page(study: Study, finished: Mapping[str, Record]) -> str:
         f"{study.setting}\n",
         _claims(study, found),
         f"![Ratios of arrivals with their intervals]({FIGURE})\n",
-        _results(found.values()),
-        _verdicts(found),
+        _results(study, found.values()),
+        _verdicts(study, found),
         _cutoffs(study, finished),
         study.more(finished) if study.more else "",
         _rates(study, finished),
@@ -78,17 +78,23 @@ def _shown(value: Interval | None, kind: str) -> str:
     return f"{value}" if kind == "ratio" else f"{value} %"
 
 
-def _results(found: Iterable[Result]) -> str:
+def _results(study: Study, found: Iterable[Result]) -> str:
+    beside = any(cell.beside for cell in study.cells)
     lines = [
         "## Every cell\n",
         "Means of three seeds at the best rate, with the 95 % interval of the rules. *Ratio*: steps to the cut-off "
-        "over those of the same optimizer without delay; *beside*: over those of the optimizer that is not rotated. "
+        f"over those of the same optimizer with {study.baseline}"
+        f"{'; *beside*: over those of the optimizer that is not rotated' if beside else ''}. "
         "Memory in numbers for each parameter: copies of the weights + the optimizer's. ms a step is CPU time in "
         "emulation; ~ marks a machine that was not quiet.\n",
-        "| cell | method | best rate | steps | ratio | beside | last test loss | test error, % | memory | ms |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        f"| cell | method | best rate | steps | ratio |{' beside |' if beside else ''} last test loss | test error, % "
+        "| memory | ms |",
+        f"|---|---|---|---|---|{'---|' if beside else ''}---|---|---|---|",
     ]
-    lines += [f"| {each.cell.name} | `{each.cell.method}` | {' | '.join(_cells(each))} |" for each in found]
+    for each in found:
+        told = _cells(each)
+        told = told if beside else told[:3] + told[4:]
+        lines.append(f"| {each.cell.name} | `{each.cell.method}` | {' | '.join(told)} |")
     return "\n".join(lines) + "\n"
 
 
@@ -128,15 +134,16 @@ def _milliseconds(records: Sequence[Record]) -> str:
     return f"{'' if quiet else '~'}{1000 * statistics.median(taken):.0f}"
 
 
-def _verdicts(found: Mapping[str, Result]) -> str:
+def _verdicts(study: Study, found: Mapping[str, Result]) -> str:
+    cured = any(cell.uncured for cell in study.cells)
     lines = [
         "## Verdicts\n",
         "*Sooner* and *later* only where intervals have no point in common.\n",
-        "| cell | against no delay | against the same delay without the cure |",
-        "|---|---|---|",
+        f"| cell | against {study.baseline} |{f' against {study.plain} |' if cured else ''}",
+        f"|---|---|{'---|' if cured else ''}",
     ]
     lines += [
-        f"| {each.cell.name} | {against_reference(each)} | {against_uncured(each, found)} |"
+        f"| {each.cell.name} | {against_reference(each)} |{f' {against_uncured(each, found)} |' if cured else ''}"
         for each in found.values()
         if each.cell.reference is not None
     ]

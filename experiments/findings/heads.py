@@ -1,0 +1,199 @@
+"""Study 6, heads: which head and how many chunks, for a decoder trained by local losses. See rules.md."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from depth import loss, rate_at
+from harness import Cell, Claim, Run, Study, first, measured_training, optimizer_numbers, shuffled, weight_copies
+from harness.cells import SEEDS, Record
+from harness.counted import compute
+from harness.decoder import BATCH, BLOCKS, CONTEXT, WIDTH, WINDOWS, decoder, text
+from harness.finals import Records, against, finals, shown, sound
+from harness.intervals import Interval, interval, value_at
+from harness.results import curve
+from torch import nn
+
+import stretto
+from stretto.errors import UsageError
+from stretto.heads import HEADS, build
+
+STEPS, EVERY = 350, 25
+EXAMPLES = 2  # of the batch on which compute is counted
+RATES = (0.001, 0.002, 0.004, 0.008)
+CHUNKS = (2, 4, 8)
+FITTING = ("language", "two-layer", "auglocal", "blocks", "infopro", "man", "segprop", "solo")
+PLAIN = "language"
+BACKPROP = "backprop"
+
+
+def train(cell: Cell, rate: float, seed: int, steps: int, path: str | None) -> dict[str, Any]:
+    """One run, and what a step costs."""
+    data = text(path)
+    batch = shuffled(data.train, BATCH, seed)
+    x, y = batch(0)
+    trainer = stretto.Trainer(
+        decoder(data, seed), stretto.mean(loss), _optimizer(rate), cell.method, example=x, device="cpu",
+        seed=seed, scheduler=lambda optimizer: torch.optim.lr_scheduler.LambdaLR(optimizer, rate_at),
+    )  # fmt: skip
+    counted: dict[str, Any] = {"vocabulary": data.num_classes}
+    if Run(cell, rate, seed, steps).counts:
+        counted["compute"] = compute(trainer, x[:EXAMPLES], y[:EXAMPLES])
+    assert data.test is not None
+    held_out = {"test": first(data.test, WINDOWS), "validation": first(data.validation, WINDOWS)}
+    measured = measured_training(trainer, batch, steps, EVERY, **held_out)
+    memory = {"weight copies": weight_copies(trainer), "optimizer numbers": optimizer_numbers(trainer)}
+    return {**measured, "memory": memory, **counted}
+
+
+def _optimizer(rate: float) -> Callable[[list[nn.Parameter]], torch.optim.Optimizer]:
+    return partial(torch.optim.AdamW, lr=rate, betas=(0.9, 0.99), weight_decay=0.01)
+
+
+def name_of(chunks: int, head: str) -> str:
+    """The name of a cell."""
+    return f"{chunks} chunks, {head}"
+
+
+def cells() -> tuple[Cell, ...]:
+    """Backprop, then every head that fits with 2, 4 and 8 chunks."""
+    made = [Cell(BACKPROP, "backprop", "AdamW", RATES, STEPS)]
+    for chunks in CHUNKS:
+        for head in FITTING:
+            option = "share_top=1" if head == "segprop" else f"head={head}"
+            made.append(
+                Cell(
+                    name_of(chunks, head), f"chunked(chunks={chunks}, {option})", "AdamW", RATES, STEPS,
+                    {"chunks": chunks, "head": head}, reference=BACKPROP,
+                    uncured=None if head == PLAIN else name_of(chunks, PLAIN),
+                )
+            )  # fmt: skip
+    return tuple(made)
+
+
+ALL = cells()
+
+
+def more(finished: Mapping[str, Record]) -> str:
+    """The gaps at the end and at equal compute, what heads cost, and the heads that do not fit."""
+    lines = [
+        "## Gaps\n",
+        "*Gap*: the last test loss over backprop's, in %. *Heads*: their forwards and backwards with their losses, in "
+        "% of a step of backprop. *Step*: the whole step, in % of backprop's; a chunk spares the gradient of its "
+        "input. *Gap at equal compute*: both losses where both have spent the total compute of the cheaper one's "
+        "training, interpolated. *Against*: better or worse only where the interval of the gap leaves 0 out; against "
+        "the plain head (`language`) with as many chunks, only where both intervals have no point in common.\n",
+        "| chunks | head | gap, % | heads, % | step, % | gap at equal compute, % | against backprop | against "
+        "`language` |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    found = finals(ALL, finished)
+    reference = found.get(BACKPROP)
+    gaps = {cell.name: gap(found.get(cell.name), reference) for cell in ALL[1:]}
+    for cell in ALL[1:]:
+        mine, chunks, head = found.get(cell.name), cell.settings["chunks"], cell.settings["head"]
+        costs = [f"{share:.1f}" for share in shares(mine, reference)] or ["", ""]
+        own, plain, words = gaps[cell.name], gaps[name_of(chunks, PLAIN)], ("better", "worse")
+        told = [
+            shown(own), *costs, shown(gap_at_equal_compute(mine, reference)), against(own, 0, words),
+            "" if head == PLAIN else against(own, plain, words),
+        ]  # fmt: skip
+        lines.append(f"| {chunks} | `{head}` | {' | '.join(told)} |")
+    return "\n".join([*lines, "", _unfitting(finished)])
+
+
+def gap(mine: Records | None, theirs: Records | None) -> Interval | None:
+    """The last test loss above the reference's, in %, seed by seed; None while one is missing."""
+    if mine is None or theirs is None or not sound(mine, theirs):
+        return None
+    return interval([_percent(curve(mine[seed])[-1][1], curve(theirs[seed])[-1][1]) for seed in SEEDS])
+
+
+def gap_at_equal_compute(mine: Records | None, theirs: Records | None) -> Interval | None:
+    """The same where both have spent as much total compute as the cheaper one of both trainings."""
+    if mine is None or theirs is None or not sound(mine, theirs):
+        return None
+    gaps, costs = [], [records[SEEDS[0]]["compute"]["total"] for records in (mine, theirs)]
+    for seed in SEEDS:
+        pair = mine[seed], theirs[seed]
+        spent = min(record["steps"] * cost for record, cost in zip(pair, costs, strict=True))
+        one, other = (
+            value_at(curve(record), min(spent / cost, record["steps"]))
+            for record, cost in zip(pair, costs, strict=True)
+        )
+        gaps.append(_percent(one, other))
+    return interval(gaps)
+
+
+def shares(mine: Records | None, theirs: Records | None) -> list[float]:
+    """The heads' compute and the whole step's, in % of the reference's step; nothing while one is missing."""
+    if mine is None or theirs is None:
+        return []
+    costs, total = mine[SEEDS[0]]["compute"], theirs[SEEDS[0]]["compute"]["total"]
+    return [100 * costs["heads"] / total, 100 * costs["total"] / total]
+
+
+def _percent(one: float, other: float) -> float:
+    return 100 * (one / other - 1)
+
+
+def _unfitting(finished: Mapping[str, Record]) -> str:
+    """The heads that need another kind of network, each with its message."""
+    vocabulary = next((record["vocabulary"] for record in finished.values()), None)
+    lines = ["## Heads that do not fit\n"]
+    if vocabulary is None:
+        return "\n".join([*lines, "Not known before the first run.\n"])
+    features, output = (torch.empty(BATCH, CONTEXT, size) for size in (WIDTH, vocabulary))
+    lines += [f"- `{head}`: {refusal(head, features, output)}" for head in HEADS if head not in FITTING]
+    return "\n".join(lines) + "\n"
+
+
+def refusal(head: str, features: torch.Tensor, output: torch.Tensor) -> str:
+    """What the head says where it does not fit. Raises AssertionError if it fits."""
+    try:
+        build(head, 0, (features,), output)
+    except UsageError as error:
+        return str(error)
+    raise AssertionError(f"head {head!r} fits, so that it belongs to the study")
+
+
+STUDY = Study(
+    name="heads",
+    title="Heads: which head, which chunk",
+    question=(
+        "How far from backprop does a decoder end that is trained by local losses, by the number of chunks and by the "
+        "head, the head's compute counted?"
+    ),
+    cells=ALL,
+    train=train,
+    horizon=STEPS,
+    baseline="backprop",
+    plain="the same chunks with the plain head",
+    claims=(
+        Claim(
+            "Two chunks: the last test loss at most 3 % (aim 1 %) above backprop's",
+            "gap",
+            tuple(cell.name for cell in ALL if cell.settings.get("chunks") == CHUNKS[0]),
+            3.0,
+            1.0,
+        ),
+    ),
+    more=more,
+    setting=(
+        f"A decoder of {BLOCKS} blocks (the built-in `transformer`, width {WIDTH}, four heads of attention) on the "
+        f"bytes of PostgreSQL's manual, context {CONTEXT}, batches of {BATCH}, AdamW (0.9, 0.99; weight decay 0.01), "
+        f"{STEPS} steps: [rules](../../rules.md), study 6. The data is a folder with `train.txt`, `validation.txt` and "
+        "`test.txt`. Where the rules are silent: a stage and a worker for each block whatever the number of chunks, so "
+        "that all cells begin with the same weights, and heads which read weights of other stages (`man`, `segprop`, "
+        "`solo`) see them as old as a pipeline of eight makes them; a step is a minibatch that has entered; no "
+        f"clipping; evaluated every {EVERY} steps on {WINDOWS} windows of the test text; every head with its default "
+        "options, `segprop` as `share_top=1`."
+    ),
+    tried=(
+        "Pilots measured speed alone, of ten steps each: 0.10 to 0.29 s of CPU time a step. After that, before the "
+        "first run, steps were scaled by 0.7.",
+        "Left out beforehand: other options of heads (depth, every, momentum, weights of reconstruction), `greedy` and "
+        "`overlapping` (study 3), heads given as modules.",
+    ),
+)

@@ -1,0 +1,221 @@
+"""The sections of study 3's page: compute to cut-offs, figures, random labels, the abstract's claims."""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from harness.cells import SEEDS, Cell, Record
+from harness.finals import Records, against, cut_at, finals, last, last_difference, ratio_at, scaled, shown
+from harness.intervals import Interval
+from harness.results import ERROR, TEST
+
+TRAINING = 1  # the place of the training loss in a point of a curve
+METHODS = {
+    "backprop": "backprop", "greedy": "greedy", "overlapping": "overlapping", "2 chunks": "chunked(chunks=2)",
+}  # fmt: skip
+LOCAL = tuple(METHODS)[1:]
+PIPELINES = ("gpipe(microbatches=8)", "1f1b(microbatches=8)")
+SHARE, SHARES = 0.9, (0.5, 0.75, 0.9, 0.97)
+WIDTHS = ("MLP 256", "MLP 1024", "MLP 4096")
+PAPER = ("MLP 4096",)  # by the paper's accounting
+HIGH = "MLP 1024, batches of 1024"
+Finals = Mapping[str, Records]
+Pair = tuple[Interval | None, Interval | None]
+LESS, LOWER, REACHED = ("less", "more"), ("lower", "higher"), ("**reached**", "**missed**")
+
+
+def more(cells: Iterable[Cell], finished: Mapping[str, Record]) -> str:
+    """All sections."""
+    found = finals(cells, finished)
+    parts = (widths, low_cutoffs, resnets, layers_a_chunk, random_labels, claims)
+    return "\n".join(part(found) for part in parts)
+
+
+def compute_ratio(mine: Records, theirs: Records, what: str) -> float:
+    """The compute of a step over the reference's: "serial", "total", or with "paper " before them."""
+    costs = [records[SEEDS[0]]["compute"][what] for records in (mine, theirs)]
+    return float(costs[0] / costs[1])
+
+
+def both(found: Finals, where: str, name: str, place: int, cut: float | None) -> Pair:
+    """Serial and total compute to a cut-off over backprop's."""
+    mine, theirs = found.get(f"{where}, {name}"), found.get(f"{where}, backprop")
+    steps = ratio_at(mine, theirs, place, cut)
+    if mine is None or theirs is None:
+        return None, None
+    before = "paper " if where in PAPER else ""
+    serial, total = (scaled(steps, compute_ratio(mine, theirs, f"{before}{what}")) for what in ("serial", "total"))
+    return serial, total
+
+
+def widths(found: Finals) -> str:
+    """Figures 3 and 8."""
+    lines = [
+        "## Figures 3 and 8: four methods, three widths\n",
+        "The paper: *under no circumstance is backprop the most efficient method for training*. Compute to backprop's "
+        "own test loss at 90 % of its steps, times backprop's; width 1024 stands for figure 3. FLOPs as torch's "
+        "counter has them; for width 4096 as the paper charges them, a backward as two forwards. Backprop is "
+        "*dominated* if some local method needs less of both, the *cheapest* if all of them need more total "
+        "compute, by their whole intervals.\n",
+        "| network | method | serial | total | backprop is |",
+        "|---|---|---|---|---|",
+    ]
+    for where in WIDTHS:
+        cut = cut_at(found.get(f"{where}, backprop"), TEST, SHARE)
+        pairs = [both(found, where, name, TEST, cut) for name in LOCAL]
+        verdict = efficiency(pairs)
+        for name, pair in zip(LOCAL, pairs, strict=True):
+            lines.append(f"| {where} | {name} | {shown(pair[0])} | {shown(pair[1])} | {verdict} |")
+            verdict = ""
+    return "\n".join(lines) + "\n"
+
+
+def efficiency(pairs: Sequence[Pair]) -> str:
+    """Whether backprop is dominated by some method, or the cheapest one, by (serial, total) ratios of all methods."""
+    known = [(serial, total) for serial, total in pairs if serial is not None and total is not None]
+    if any(serial.high < 1 and total.high < 1 for serial, total in known):
+        return "dominated"
+    if len(known) < len(pairs):
+        return "open"
+    return "the cheapest" if all(total.low > 1 for _, total in known) else "undecided"
+
+
+def low_cutoffs(found: Finals) -> str:
+    """Figure 9."""
+    lines = [
+        "## Figure 9: the decoder, cut-off by cut-off\n",
+        "The paper: speed-ups around 4 at high losses, around 2 at lower ones and there by overlapping alone. Compute "
+        "to backprop's own test loss after so much of its steps, times backprop's.\n",
+        "| of backprop's steps | test loss | method | serial | total | serial compute |",
+        "|---|---|---|---|---|---|",
+    ]
+    for share in SHARES:
+        cut = cut_at(found.get("decoder, backprop"), TEST, share)
+        for name in LOCAL:
+            serial, total = both(found, "decoder", name, TEST, cut)
+            told = [_number(cut), name, shown(serial), shown(total), against(serial, 1, LESS)]
+            lines.append(f"| {100 * share:.0f} % | {' | '.join(told)} |")
+    return "\n".join(lines) + "\n"
+
+
+def resnets(found: Finals) -> str:
+    """Figures 5 and 10, apart."""
+    lines = []
+    for figure, what, place in (("5", "training loss", TRAINING), ("10", "test error", ERROR)):
+        cut = cut_at(found.get("ResNet-20, backprop"), place, SHARE)
+        lines += [
+            f"## Figure {figure}: ResNet-20, by {what}\n",
+            f"Compute to backprop's own {what} at 90 % of its steps ({_number(cut) or 'not known yet'}), times "
+            "backprop's, and what it was at the end.\n",
+            f"| method | serial | total | serial compute | last {what} | against backprop |",
+            "|---|---|---|---|---|---|",
+        ]
+        reference = found.get("ResNet-20, backprop")
+        for name in METHODS:
+            serial, total = both(found, "ResNet-20", name, place, cut)
+            mine = found.get(f"ResNet-20, {name}")
+            known = [""] * 3 if name == "backprop" else [shown(serial), shown(total), against(serial, 1, LESS)]
+            verdict = "" if name == "backprop" else against(last_difference(mine, reference, place), 0, LOWER)
+            lines.append(f"| {name} | {' | '.join(known)} | {shown(last(mine, place))} | {verdict} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def layers_a_chunk(found: Finals) -> str:
+    """The MLP of width 256 by the number of its chunks."""
+    lines = [
+        "## Layers a chunk\n",
+        "The MLP of width 256: 1 chunk is backprop, 8 are greedy.\n",
+        "| chunks | layers a chunk | serial | total | last test loss | against backprop |",
+        "|---|---|---|---|---|---|",
+    ]
+    reference = found.get("MLP 256, backprop")
+    cut = cut_at(reference, TEST, SHARE)
+    for chunks, name in ((1, "backprop"), (2, "2 chunks"), (4, "4 chunks"), (8, "greedy")):
+        serial, total = both(found, "MLP 256", name, TEST, cut) if chunks > 1 else (None, None)
+        mine = found.get(f"MLP 256, {name}")
+        verdict = against(last_difference(mine, reference, TEST), 0, LOWER) if chunks > 1 else ""
+        told = [shown(serial), shown(total), shown(last(mine, TEST)), verdict]
+        lines.append(f"| {chunks} | {8 // chunks} | {' | '.join(told)} |")
+    return "\n".join(lines) + "\n"
+
+
+def random_labels(found: Finals) -> str:
+    """The training error at the end."""
+    lines = [
+        "## Random labels\n",
+        "The paper: backprop fits 0.78 of the labels, local updates 0.285. The error of all training images at the "
+        "end, whose labels were drawn anew.\n",
+        "| method | training error, % | against backprop |",
+        "|---|---|---|",
+    ]
+    reference = found.get("random labels, backprop")
+    for name in ("backprop", "greedy", "2 chunks"):
+        mine = found.get(f"random labels, {name}")
+        verdict = "" if name == "backprop" else against(last_difference(mine, reference, ERROR), 0, LOWER)
+        lines.append(f"| {name} | {shown(scaled(last(mine, ERROR), 100))} | {verdict} |")
+    return "\n".join(lines) + "\n"
+
+
+def claims(found: Finals) -> str:
+    """The abstract's three."""
+    return "\n".join(
+        [
+            "## The abstract's claims\n",
+            "Memory and bytes are counted, so that they have no intervals.\n",
+            *counted_claims(found),
+            high_compute(found),
+        ]
+    )
+
+
+def counted_claims(found: Finals) -> list[str]:
+    """The memory of a worker, and the bytes between workers, each against what it is to be compared with."""
+    lines = [
+        f"*Memory*: the largest worker's, activations included, at most that of pipelined backprop with equally large "
+        f"minibatches ({' or '.join(f'`{name}`' for name in PIPELINES)}, the smaller one). *Bytes* between workers in "
+        "a step: at most those of model parallelism, backprop on the same stages.\n",
+        "| network | method | memory, MB | pipelined, MB | verdict | bytes, kB | model parallelism, kB | verdict |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for where in (*WIDTHS, "decoder", "ResNet-20", HIGH):
+        reference = found.get(f"{where}, backprop")
+        for name in LOCAL:
+            mine = found.get(f"{where}, {name}")
+            if mine is None or reference is None:
+                if where != HIGH or name != "overlapping":  # which is no cell
+                    lines.append(f"| {where} | {name} |  |  | open |  |  | open |")
+                continue
+            own, theirs = mine[SEEDS[0]]["worker"], reference[SEEDS[0]]
+            pipelined = min(each["memory"] for each in theirs["pipelined"].values())
+            told = [
+                f"{own['memory'] / 1e6:.2f}", f"{pipelined / 1e6:.2f}", _kept(own["memory"], pipelined),
+                f"{own['sent'] / 1e3:.0f}", f"{theirs['worker']['sent'] / 1e3:.0f}",
+                _kept(own["sent"], theirs["worker"]["sent"]),
+            ]  # fmt: skip
+            lines.append(f"| {where} | {name} | {' | '.join(told)} |")
+    return [*lines, ""]
+
+
+def high_compute(found: Finals) -> str:
+    """Whether serial compute over backprop's falls with the batch."""
+    references = [found.get(f"{where}, backprop") for where in ("MLP 1024", HIGH)]
+    cuts = [cut_at(reference, TEST, SHARE) for reference in references]
+    cut = None if None in cuts else max(each for each in cuts if each is not None)
+    lines = [
+        "*Particularly effective in the high-compute regime*: serial compute to one test loss, times backprop's with "
+        "as large batches, falls from batches of 64 to 1024 (MLP 1024). The loss is the higher one of what backprop "
+        f"has at 90 % of its steps with either batch, so that both get there: {_number(cut) or 'not known yet'}.\n",
+        "| method | batches of 64 | batches of 1024 | verdict |",
+        "|---|---|---|---|",
+    ]
+    for name in ("greedy", "2 chunks"):
+        small, large = (both(found, where, name, TEST, cut)[0] for where in ("MLP 1024", HIGH))
+        lines.append(f"| {name} | {shown(small)} | {shown(large)} | {against(large, small, REACHED)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _kept(value: float, bound: float) -> str:
+    return "**reached**" if value <= bound else "**missed**"
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.4g}"
