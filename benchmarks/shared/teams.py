@@ -6,6 +6,7 @@ the processes which its fork server starts find it, too.
 
 import contextlib
 import ctypes
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -22,6 +23,7 @@ import torch.multiprocessing as mp
 
 NEWNET = 0x40000000  # setns(2)'s CLONE_NEWNET
 PROBES = 8
+LAST = 10.0  # seconds that a process may take to end before it is killed
 Task = Callable[[], tuple[Any, Callable[[Any], Any]]]
 
 
@@ -111,7 +113,11 @@ class Team:
             self._processes.append(context.Process(target=enter, args=(place, task, theirs), daemon=True))
             self._processes[-1].start()
             theirs.close()
-        self.ready = self.hear()
+        try:
+            self.ready = self.hear()
+        except BaseException:
+            self.stop()
+            raise
 
     def ask(self, what: Any) -> list[Any]:
         """Let all do something; what each answers."""
@@ -129,12 +135,13 @@ class Team:
             each.close()
 
     def stop(self) -> None:
-        """End all of them at once, whatever they are at, and wait."""
+        """End all of them, whatever they are at, and wait."""
         self.end()
-        for process in self._processes:
-            process.terminate()
-        for process in self._processes:
-            process.join()
+        for act in (multiprocessing.Process.terminate, multiprocessing.Process.kill):
+            for process in self._processes:
+                act(process)
+            for process in self._processes:
+                process.join(LAST)
 
 
 class _Place(NamedTuple):
