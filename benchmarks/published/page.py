@@ -121,7 +121,7 @@ def main() -> None:
     """Replace what stands between a table's marks."""
     tables = {
         "rows": rows_table("result.json"), "held out": rows_table("held_out.json"),
-        "held out 2": rows_table("held_out_2.json"), "parts": parts(),
+        "held out 2": rows_table("held_out_2.json"), "held out 3": rows_table("held_out_3.json"), "parts": parts(),
         "ablation": ablation(), "commands": commands(),
     }  # fmt: skip
     page = (HERE / "README.md").read_text()

@@ -13,7 +13,7 @@ UNITS = (
     "seconds", "examples_per_second", "examples_per_second_per_gpu", "tokens_per_second", "tokens_per_second_per_gpu",
     "teraflops_per_second_per_gpu",
 )  # fmt: skip
-FILES = ("rows.toml", "held_out.toml", "held_out_2.toml")
+FILES = ("rows.toml", "held_out.toml", "held_out_2.toml", "held_out_3.toml")
 LOOKED_AT = FILES[0]
 
 

@@ -203,3 +203,19 @@ def test_memory_is_what_torch_s_allocator_gave(name, optimizer):
         for _ in range(6):
             trainer.step(x, x)
     assert told == pytest.approx(peak.bytes, rel=0.05)
+
+
+@pytest.mark.parametrize(("delay", "again"), [(1, 0), (2, 1)])
+def test_what_predicts_gradients_is_part_of_its_stages(delay, again):
+    """Forward in B; a backward without an input's gradient, and the update, in L; a forward where no graph is kept."""
+    row, rows = costs(1).layers[0], costs(2)
+    name = f"synthetic-gradients(delay={delay})"
+    synthetic = forecast(rows, (0, 1, 2), cluster(), name, 8, workers=2, heads=[row, None])
+    plain = forecast(rows, (0, 1, 2), cluster(), name, 8, workers=2)
+    assert synthetic.actions["F", 0, 0] == pytest.approx(F)
+    assert synthetic.actions["B", 0, 0] == pytest.approx(W + F)
+    assert synthetic.actions["B", 1, 0] == pytest.approx(B)
+    assert synthetic.actions["L", 0, 0] == pytest.approx(W + U + again * F)
+    assert synthetic.seconds == pytest.approx(F + W + F + W + 2 * U + again * F)
+    assert synthetic.bytes[0] >= plain.bytes[0] + row.parameter_bytes
+    assert synthetic.bytes[1] == plain.bytes[1]

@@ -7,6 +7,11 @@ Pictures of the local methods with F = I = W = 1 and B = 2, as the simulator mus
     1 .F...BB..     2 ..FBBFBBFBB.     2 ..F...BBF...  1 .FI.WFI.WFI.W    1 .FIFIWFIWW.
     0 F......BB     1 .FBBFBBFBB..     1 .FBB...FBB..  0 FI.WFI.WFI.W.    0 FIFIWFIWW..
                     0 FBBFBBFBB...     0 F...BBF...BB
+
+    synthetic gradients, L = 1, which only the stages below the last have
+    2 ..FBBFBB.FBB.
+    1 .FBBFLBBFLBBL
+    0 FBBFLBBFLBB.L
 """
 
 import random
@@ -27,8 +32,9 @@ PICTURES = {
     ("chunked", 4, 2): "3 ...FBB...FBB..\n2 ..F...BBF...BB\n1 .FBB...FBB....\n0 F...BBF...BB..",
     ("overlapping", 3, 3): "2 ..FIW.FIW.FIW\n1 .FI.WFI.WFI.W\n0 FI.WFI.WFI.W.",
     ("overlapping(delay=1)", 3, 3): "2 ..FIFIWFIWW\n1 .FIFIWFIWW.\n0 FIFIWFIWW..",
+    ("synthetic-gradients", 3, 3): "2 ..FBBFBB.FBB.\n1 .FBBFLBBFLBBL\n0 FBBFLBBFLBB.L",
 }
-KINDS = "FBIWU"
+KINDS = "FBIWUL"
 
 
 def plan(name, num_stages, workers=None):
@@ -100,11 +106,24 @@ def test_one_worker_does_everything_in_turn(data, num_stages):
         assert (timeline.makespan, timeline.bubble) == (7 * work, pytest.approx(0))
 
 
+@given(data=st.data(), num_stages=st.integers(2, 6), delay=st.integers(1, 3))
+@settings(max_examples=40)
+def test_nobody_waits_for_a_gradient_to_learn_from(data, num_stages, delay):
+    """The period is the slowest stage's work, whatever the costs; also on any number of workers with the same total."""
+    costs, durations = table(lambda: data.draw(st.integers(0, 9)), num_stages)
+    name = f"synthetic-gradients(delay={delay})"
+    work = [sum(costs[kind, s] for kind in ("FBUL" if s < num_stages - 1 else "FBU")) for s in range(num_stages)]
+    assert period(*plan(name, num_stages), durations) == max(work)
+    assert period(*plan(name, num_stages, 1), durations) == sum(work)
+    timeline = simulate(*plan(name, num_stages, 1), 5, durations)
+    assert (timeline.makespan, timeline.bubble) == (5 * sum(work), pytest.approx(0))
+
+
 @pytest.mark.parametrize("num_stages", range(2, 7))
 def test_unit_costs(num_stages):
-    """F = I = W = 1, B = 2: work 3 a stage. Only delay=1 needs no more time than that; delay=0 waits one hop."""
+    """F = I = W = L = 1, B = 2: work 3 a stage, or 4. Only overlapping's delay=0 waits, one hop."""
     expected = {"backprop": 3 * num_stages, "greedy": 3, "chunked": 3 * -(-num_stages // 2), "overlapping": 4,
-                "overlapping(delay=1)": 3}  # fmt: skip
+                "overlapping(delay=1)": 3, "synthetic-gradients": 4}  # fmt: skip
     assert {name: period(*plan(name, num_stages), unit_costs) for name in expected} == expected
 
 

@@ -154,6 +154,7 @@ FAMILIES = [*METHODS, "pb(predict=velocity, stash=True)", "pb-lwp(horizon=decaye
 
 @pytest.mark.parametrize("method", FAMILIES)
 def test_every_method_trains_nearly_as_in_float32(method):
+    torch.manual_seed(0)
     data = batches(24, n=16)
     optimizer = partial(torch.optim.NAdam, lr=0.03) if method == "nesterov" else partial(SGD, lr=0.05)
     parts = stages() if method not in ("zb-v", "dualpipe-v") else [*stages(), nn.Linear(4, 4)]

@@ -52,8 +52,9 @@ class Command:
 METHODS = (
     "backprop", "greedy", "overlapping", "chunked", "gpipe", "1f1b", "interleaved", "looped-bfs", "zb-h1", "zb-h2",
     "zb-v", "dualpipe-v", "pipedream", "pipedream-2bw", "paci", "pb", "pb-sc", "pb-lwp", "pb-lwpw", "pb-lwp-sc",
-    "spectrain", "pipeoptim", "nesterov", "pipemare",
+    "spectrain", "pipeoptim", "nesterov", "pipemare", "synthetic-gradients",
 )  # fmt: skip
+WITHOUT_REPLICAS = ("synthetic-gradients",)  # refused: what predicts gradients learns in one process
 TWO_WORKERS = ("interleaved", "looped-bfs", "zb-v", "dualpipe-v")  # several stages a worker
 SYNCS = (
     "all-reduce", "all-reduce(algorithm=ring)", "all-reduce(hook=bf16)", "all-reduce(hook=fp16)",
@@ -107,6 +108,10 @@ def with_options() -> list[Run]:
         plain("overlapping(delay=1, share_top=1)", network="transformer"),
         plain("chunked(chunks=3, share_top=1)", network="transformer"),
         plain("greedy(head=sequence)", network="classifier"),
+        plain("synthetic-gradients(head=mlp, labels=True, rate=2)"),
+        plain("synthetic-gradients(delay=3)"),
+        plain("synthetic-gradients(head=conv(hidden=2, width=5), labels=True)", network="cnn"),
+        plain("synthetic-gradients(labels=True)", network="transformer"),
     ]
 
 
@@ -156,7 +161,7 @@ def with_replicas() -> list[Run]:
         "parameter-server": ("1f1b", "pipedream", "greedy"),
     }
     return [
-        *(plain(method, data=2) for method in METHODS if method not in several["all-reduce"]),
+        *(plain(method, data=2) for method in METHODS if method not in (*several["all-reduce"], *WITHOUT_REPLICAS)),
         *(
             plain(method, data=2, sync=sync)
             for sync in SYNCS
@@ -183,6 +188,7 @@ def with_checkpoints() -> list[Run]:
         plain("pb-lwp-sc", stops="reload", options={"precision": "bf16"}),
         plain("1f1b", stops="reload", network="tied", optimizer="lamb", options={"clip": 0.05}),
         plain("greedy(head=infopro)", stops="reload", network="cnn", optimizer="groups"),
+        plain("synthetic-gradients(head=mlp, delay=2)", stops="reload", optimizer="adam", scheduler="cosine"),
         *(plain("1f1b", stops="reload", data=2, sync=sync) for sync in replicas),
         plain("pipedream", stops="reload", data=2, sync="parameter-server(staleness=3)"),
     ]

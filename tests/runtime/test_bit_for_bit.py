@@ -10,7 +10,8 @@ from runtime.scripts import same
 
 SYNCHRONOUS = ["interleaved", "backprop", "zb-v", "gpipe", "looped-bfs", "1f1b(microbatches=6)", "zb-h1", "zb-h2",
                "dualpipe-v"]  # fmt: skip
-LOCAL = ["greedy", "overlapping", "overlapping(delay=1)", "chunked", "chunked(chunks=4)"]
+LOCAL = ["greedy", "overlapping", "overlapping(delay=1)", "chunked", "chunked(chunks=4)", "synthetic-gradients",
+         "synthetic-gradients(labels=True, delay=2)"]  # fmt: skip
 ASYNCHRONOUS = [
     "pipedream", "pipedream-2bw", "paci(every=2)", "pb", "pb-sc", "pb-lwp-sc", "pb(stash=True)", "pb(predict=step)",
     "spectrain", "pipemare", "pipemare(warmup=3)", "pipeoptim", "nesterov",
@@ -22,7 +23,7 @@ OPTIONS = [
     ("zb-h1", {"recompute": "full"}), ("pipedream", {"recompute": "full", "precision": "bf16"}),
     ("pb(predict=weight)", {"optimizer": "muon"}), ("gpipe", {"optimizer": "muon", "precision": "bf16"}),
     ("pipedream", {"optimizer": "soap"}), ("pipeoptim", {"optimizer": "muon"}), ("pb", {"optimizer": "lion"}),
-    ("greedy", {"optimizer": "muon"}),
+    ("greedy", {"optimizer": "muon"}), ("synthetic-gradients(head=mlp, rate=2)", {"precision": "bf16"}),
     ("pipedream(rotate=one-sided, feedback=delay)", {}), ("pb(feedback=2)", {}), ("paci(feedback=1, warmup=3)", {}),
     ("pipedream-2bw(rotate=True, refresh=2, feedback=1)", {"precision": "bf16"}),
     ("pb(predict=step, spike=True)", {"optimizer": "muon"}), ("pb-lwp-sc", {"optimizer": "nadam"}),
@@ -68,7 +69,9 @@ def test_every_method(processes, jitter):
         assert same(told[0][number][1], weights), method
 
 
-@pytest.mark.parametrize(("method", "clip"), [("1f1b", 0.05), ("pb", None), ("greedy(head=linear)", None)])
+@pytest.mark.parametrize(
+    ("method", "clip"), [("1f1b", 0.05), ("pb", None), ("greedy(head=linear)", None), ("synthetic-gradients", 1.0)]
+)
 def test_tied_weights_travel(method, clip):
     told = launch(3, "runtime.scripts:tied", method, clip)
     *wanted, weights = scripts.tied(method, clip, workers=3)

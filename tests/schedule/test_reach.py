@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 import stretto
 from stretto.errors import ScheduleError
-from stretto.schedule import Action, Delays, Reach, Rules
+from stretto.schedule import Action, Delays, Reach, Rules, Schedule
 from stretto.schedule.library import backprop_and_local
 
 
@@ -44,6 +44,36 @@ def test_the_table_of_the_papers_methods():
     assert [Reach((None, None, 2)).carried(s) for s in range(3)] == [(), (0,), (0,)]
     assert [Reach((None, 1, None, 1)).carried(s) for s in range(4)] == [(), (0,), (), (2,)]
     assert [Reach((None, 1, 1)).one_sweep(s) for s in range(3)] == [True, False, True]
+
+
+def test_predicted_gradients():
+    """Each begins at its stage and ends at the one above the next predicted stage, which learns from it."""
+    reach = Reach((None, None, None, None, 1), frozenset({0, 2}), labelled=True)
+    assert [reach.carried(s) for s in range(5)] == [(), (1,), (1,), (3,), (3,)]
+    assert [reach.arriving(s) for s in range(5)] == [(1,), (1,), (3,), (3,), ()]
+    assert [reach.losses(s) for s in range(5)] == [(0,), (2,), (2,), (4,), (4,)]
+    assert all(reach.one_sweep(s) for s in range(5))
+    assert reach.reading == (0, 2, 4)
+    assert not reach.trains_all_of(0, 4)
+
+
+@pytest.mark.parametrize(("hops", "predicted", "message"), [
+    ((None, 0), frozenset({1}), "give a frozenset of stages from 0 to 0; the last stage has the loss itself"),
+    ((None, 0), {0}, "give a frozenset"),
+    ((None, None, 2), frozenset({0}), "the gradient of the head of stage 2 would pass stage 0"),
+    ((0, 0), frozenset({0}), "the gradient of the head of stage 0 would pass stage 0"),
+    ((None, None, 0), frozenset({0}), "no head's gradient reaches stage 1"),
+])  # fmt: skip
+def test_refused_predictions(hops, predicted, message):
+    with pytest.raises(ScheduleError, match=message):
+        Reach(hops, predicted)
+
+
+def test_a_predicted_stage_goes_backward_in_one_sweep():
+    reach = Reach((None, 0), frozenset({0}))
+    body = tuple(Action(kind, stage, 0) for stage in (0, 1) for kind in ("FIWU" if stage == 0 else "FBU"))
+    with pytest.raises(ScheduleError, match="stage 0 has a predicted gradient: its backward is B, not I and W"):
+        Rules.of(Schedule((body,)), reach)
 
 
 @pytest.mark.parametrize(("hops", "message"), [

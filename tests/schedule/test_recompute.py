@@ -13,7 +13,8 @@ from stretto.schedule.write_csv_file import to_csv
 from stretto.simulate import period, simulate, unit_costs
 
 SAME = {"pb-sc", "pb-lwp", "pb-lwpw", "pb-lwp-sc", "pipemare", "nesterov", "spectrain"}  # pb's schedule, or pipedream's
-LOCAL = ("backprop", "greedy", "chunked")  # one micro-batch at a time: nothing is kept where a worker has one stage
+# One micro-batch at a time: nothing is kept where a worker has one stage.
+LOCAL = ("backprop", "greedy", "chunked", "synthetic-gradients")
 ENDLESS = ["pb", "pipedream", "pipedream-2bw", "pipedream-2bw(microbatches=11)", "paci(every=3)", "spectrain"]
 PICTURES = {
     ("gpipe(microbatches=2)", True, 2, 1): """

@@ -139,6 +139,7 @@ def facts_of(layout: Layout, timeline: "Timeline") -> dict[str, Any]:
         "refresh_intervals": [cure.interval for cure in cures if cure.interval is not None],
         "along_step": [cure.along_step for cure in cures],
         "heads_after": list(rules.reach.heads[:-1]),
+        **({"predicted_after": sorted(rules.reach.predicted)} if rules.reach.predicted else {}),
         "head": method.head if rules.reach.heads[:-1] else None,
         "head_weights_behind": list(minibatches_behind(method, schedule)),
     }
@@ -188,9 +189,12 @@ def in_words(layout: Layout, timeline: "Timeline", facts: Mapping[str, Any]) -> 
         each = "2 n^2 numbers more for each rotated side n"
         lines.append(f"bases are refreshed    every {by_stage(facts['refresh_intervals'])} updates; {each}")
     if any(facts["along_step"]):
-        lines.append("weights are predicted  along the optimizer's step, of which muon keeps two bytes a number more")
+        kept = "muon keeps two bytes more for each weight of a matrix"
+        lines.append(f"weights are predicted  along the optimizer's step; {kept}")
     kind = "" if facts["head"] in (None, "auto") else f": {facts['head']}"
     lines.append(f"auxiliary heads after  {by_stage(facts['heads_after']) or 'none'}{kind}")
+    if facts.get("predicted_after"):
+        lines.append(f"gradients predicted    after {by_stage(facts['predicted_after'])}; L learns from the true ones")
     if facts["head_weights_behind"]:
         lines.append(f"the weights they read  {by_stage(facts['head_weights_behind'])} minibatches behind")
     if facts.get("model"):

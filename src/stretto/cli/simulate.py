@@ -60,6 +60,8 @@ class Times:
     """The time of the second half; the rest of the backward unless said otherwise."""
     update: Annotated[tuple[float, ...] | None, NUMBERS] = None
     """Time of an update; 0 unless said otherwise."""
+    learn: Annotated[tuple[float, ...] | None, NUMBERS] = None
+    """Where gradients are predicted, the time of learning to; that of the forward unless said otherwise."""
     latency: Annotated[float, NUMBER] = 0.0
     """Time that a value needs from one worker to another. Nobody computes less meanwhile."""
 

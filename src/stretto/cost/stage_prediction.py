@@ -243,6 +243,7 @@ class StageTimes:
     the stage before; 0 without such a stage, or if it is on the same worker. `all_reduce` are those of the replicas'
     all-reduce of gradients. `input` and `output` are the bytes of messages, `held` the bytes kept of each micro-batch
     between its forward and its backward; `parameters`, `gradients` and the optimizer's `state` are always kept.
+    `learn` are the seconds of learning to predict a gradient.
     """
 
     compute: LayerTimes[float]
@@ -255,12 +256,13 @@ class StageTimes:
     parameters: float
     gradients: float
     state: float
+    learn: float = 0.0
 
     def seconds(self, kind: str) -> float:
         """Seconds of a kind of action; a recompute takes as long as a forward."""
         forward, backward, inputs, weights, update, _ = self.compute
         times = {"F": forward, "C": forward, "B": backward, "I": inputs, "W": weights, "U": update}
-        return {**times, "A": self.all_reduce}.get(kind, 0.0)
+        return {**times, "A": self.all_reduce, "L": self.learn}.get(kind, 0.0)
 
 
 def stage_times(

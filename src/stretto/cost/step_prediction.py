@@ -14,6 +14,7 @@ from typing import NamedTuple
 from stretto.cost.cluster import Cluster
 from stretto.cost.head_costs import HeadCosts, StageHeads
 from stretto.cost.layer_table import LayerCost, ModelCosts
+from stretto.cost.predicted_gradients import with_predictions, without
 from stretto.cost.stage_prediction import StageTimes, stage_times
 from stretto.cost.worker_memory import SMALL, peak_bytes
 from stretto.cost.worker_places import Workers
@@ -52,8 +53,8 @@ def forecast(
     """The forecast of training by a method on the first workers of a cluster, for minibatches of `batch` examples.
 
     Stage s holds the layers from bounds[s] up to bounds[s + 1]; `workers` is the length of the pipeline, `heads`
-    has the rows of the heads that the method puts behind stages, or is what such heads cost wherever stages end. Other
-    arguments and errors are as in `stage_times`.
+    has the rows of the heads that the method puts behind stages, or of what predicts gradients there, or is what such
+    heads cost wherever stages end. Other arguments and errors are as in `stage_times`.
     """
     chosen = find_method(method)
     tied = costs.tied(bounds)
@@ -70,10 +71,13 @@ def forecast(
         cluster,
         share,
         workers=places,
-        heads=behind.rows,
+        heads=without(behind.rows, rules.reach.predicted),
         optimizer=optimizer,
         silent=silent(rules, schedule.num_stages),
         cures=chosen.step_cures(schedule),
+    )
+    stages = with_predictions(
+        stages, behind.rows, chosen, cluster, share, workers=places, dtype=costs.dtype, optimizer=optimizer
     )
     pricer = Pricer(
         chosen, schedule, rules, Workers.alone(cluster, schedule.num_workers), stages, {**tied, **behind.weights}

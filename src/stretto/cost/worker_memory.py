@@ -31,6 +31,7 @@ class StageMemory:
     `kept` is what a forward keeps for its backward, `forward` the peak of a forward, both without the stage's input. A
     backward frees the kept tensors as it goes: `first_backward` and `later_backward` are its peaks above them, without
     and with existing gradients to add to; `input_gradient` is the peak of I, `update` of an update.
+    `prediction` is what a predicted gradient keeps until L, `learn` the peak of L.
     """
 
     weights: float
@@ -44,6 +45,8 @@ class StageMemory:
     later_backward: float
     input_gradient: float
     update: float
+    prediction: float = 0.0
+    learn: float = 0.0
 
 
 def stage_memory(rows: Sequence[LayerCost], examples: float, optimizer: str, head: LayerCost | None) -> StageMemory:
@@ -150,7 +153,10 @@ def peak_bytes(
 
     `weights` are bytes of those that heads read of other stages, by (owner, reader).
     """
-    stage_heads = heads or [None] * schedule.num_stages
+    from stretto.cost.predicted_gradients import with_predictor, without
+
+    predicted = rules.reach.predicted
+    stage_heads = without(heads, predicted) or [None] * schedule.num_stages
     stages = [
         with_shared_once(
             stage_memory(costs.layers[bounds[s] : bounds[s + 1]], examples, optimizer, stage_heads[s]),
@@ -163,6 +169,13 @@ def peak_bytes(
         with_step_cure(stage, cure, costs.layers[bounds[s] : bounds[s + 1]], stage_heads[s], optimizer)
         for s, (stage, cure) in enumerate(zip(stages, cures, strict=True))
     ]
+    if heads is not None and method.prediction is not None:
+        chosen, keeps = optimizer_of(optimizer), method.prediction.keeps_graph
+        stages = [
+            stage if head is None or s not in predicted
+            else with_predictor(stage, head, examples, chosen, keeps_graph=keeps)
+            for s, (stage, head) in enumerate(zip(stages, heads, strict=True))
+        ]  # fmt: skip
     buffers = channel_bytes(method, schedule, rules, stages, weights or {})
     peaks = []
     for worker in range(schedule.num_workers):
@@ -236,7 +249,13 @@ class MemoryWalk:
     def _extra_bytes(self, action: Action) -> float:
         stage = self._stages[action.stage]
         has_gradients = ("gradients", action.stage) in self._held
-        return {"F": stage.forward, "C": stage.forward, "I": stage.input_gradient, "U": stage.update}.get(
+        return {
+            "F": stage.forward,
+            "C": stage.forward,
+            "I": stage.input_gradient,
+            "U": stage.update,
+            "L": stage.learn,
+        }.get(
             action.kind,
             (stage.later_backward if has_gradients else stage.first_backward) if action.kind in "BW" else 0.0,
         )
@@ -254,6 +273,8 @@ class MemoryWalk:
             return stage.kept + (stage.input if worker_below not in (None, self._worker) else 0.0)
         if edge.value == "input":
             return stage.input
+        if edge.value == "prediction":
+            return stage.prediction
         if edge.value == "gradient" and worker_of[edge.stage] == self._worker:
             return stage.input
         return 0.0

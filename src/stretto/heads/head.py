@@ -27,12 +27,16 @@ class Network:
 
 @dataclass(frozen=True, eq=False)
 class Site:
-    """The place of a head: behind `stage`, with the stage's `features` and the model's `output` for one batch."""
+    """The place of a head: behind `stage`, with the stage's `features` and the model's `output` for one batch.
+
+    `labelled`: the head predicts the features' gradient and gets the targets for it.
+    """
 
     stage: int
     features: Tensors
     output: Tensor
     network: Network | None = None
+    labelled: bool = False
 
     @property
     def shape(self) -> torch.Size:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from stretto.errors import UsageError, nearest
 from stretto.heads import man, plain, segprop, solo
 from stretto.heads.auglocal import auglocal
+from stretto.heads.gradients import GRADIENT_HEADS
 from stretto.heads.head import REMEDY, First, HeadKind, Network, Site
 from stretto.heads.infopro import infopro
 from stretto.heads.last_blocks import blocks
@@ -147,6 +148,18 @@ def build(
     the `network`. Raises UsageError for an unknown name or option, for a head that does not fit, and for "auto" unless
     exactly one plain head fits.
     """
+    check_site(name, stage, features, output)
+    return build_at(name, Site(stage, features, output, network), HEADS)
+
+
+def build_head_at(name: str, at: Site, predicts: bool) -> nn.Module:
+    """Build the head `name` for a place; with `predicts` one of `GRADIENT_HEADS`. Errors as in `build`."""
+    check_site(name, at.stage, at.features, at.output)
+    return build_at(name, at, GRADIENT_HEADS if predicts else HEADS)
+
+
+def check_site(name: str, stage: int, features: tuple[Tensor, ...], output: Tensor) -> None:
+    """Raise UsageError for arguments of `build` that are of another kind."""
     of_kind("head", name, str, f"the name of a head, one of {', '.join(HEADS)}, auto")
     whole("stage", stage)
     for what, tensors in (("features", features), ("output", (output,))):
@@ -158,21 +171,27 @@ def build(
             refuse(what, tensors, "tensors: the outputs of the stage and the model for one batch")
         if not all(tensor.dim() for tensor in tensors):
             refuse(what, tensors, "tensors whose first dimension counts the examples")
+
+
+def build_at(name: str, at: Site, kinds: Mapping[str, HeadKind]) -> nn.Module:
+    """Build the head `name`, one of `kinds`, "auto" or a user's function, for a place."""
     bare, options = parse(name, "head")
     imported = imported_head(bare) if ":" in bare else None
-    if imported is None and bare != "auto" and bare not in HEADS:
-        raise UsageError(f"unknown head {bare!r}: {nearest(bare, [*HEADS, 'auto'])}")
-    at = Site(stage, features, output, network)
+    if imported is not None and kinds is GRADIENT_HEADS:
+        imported = replace(imported, several=True)
+    if imported is None and bare != "auto" and bare not in kinds:
+        raise UsageError(f"unknown head {bare!r}: {nearest(bare, [*kinds, 'auto'])}")
+    features, output = at.features, at.output
     first = features[0]
-    fitting = [kind for kind in HEADS.values() if kind.plain and kind.dims(first.dim(), output.dim())]
+    fitting = [kind for kind in kinds.values() if kind.plain and kind.dims(first.dim(), output.dim())]
     if bare != "auto":
-        chosen = imported or HEADS[bare]
+        chosen = imported or kinds[bare]
         if not chosen.dims(first.dim(), output.dim()):
             raise UsageError(f"head {bare!r} goes {chosen.takes}, but {at.shapes}; {REMEDY}")
     elif len(fitting) == 1 and first.is_floating_point():
         chosen = fitting[0]
     else:
-        names = " or ".join(f"head={key} ({kind.takes})" for key, kind in HEADS.items() if kind in fitting)
+        names = " or ".join(f"head={key} ({kind.takes})" for key, kind in kinds.items() if kind in fitting)
         why = f"write one of them behind the method, as in 'greedy(head=...)': {names}" if fitting else UNFIT
         raise UsageError(f"cannot choose a head: {at.shapes}; {why}. {REMEDY}")
     given = resolve(f"head {bare!r}", chosen.build, options)

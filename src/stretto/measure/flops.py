@@ -5,13 +5,15 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import nn
 
 from stretto.emulate import Emulator
 from stretto.nn import deferred
 from stretto.nn.batch import inputs_on, target_on
 from stretto.nn.flop_counter import counting
-from stretto.nn.seeding import PreservedGenerator
+from stretto.nn.seeding import ForwardSeeds, PreservedGenerator
 from stretto.schedule import Action, Rules
+from stretto.stage.gradient_predictor import GradientPredictor
 from stretto.stage.stage import PhaseSettings, Stage, StageParts, Target
 from stretto.stage.trainer_specification import Specification
 from stretto.trainer.trainer import Trainer
@@ -34,7 +36,7 @@ def count(trainer: Trainer, x: Any, y: Any) -> Flops:
     alone = replace(trainer.rules, per_update=1)
     for index, (module, head) in enumerate(deferred.deep_copy(list(zip(trainer.stages, trainer.heads, strict=True)))):
         phase = PhaseSettings(WEIGHTS[COUNTED_AS[of.method.weights]](module), None)
-        stages.append(Counted(StageParts(index=index, module=module, head=head), of, alone, phase))
+        stages.append(Counted(parts_of(trainer, index, module, head), of, alone, phase))
     rules = replace(trainer.rules, ties=())  # the copies share weights among them as the originals do
     emulator = Emulator(trainer.schedule, rules, dict(enumerate(stages)), trainer.method.delays(trainer.schedule))
     inputs, target = trainer.precision.inputs(inputs_on(x, trainer.device)), target_on(y, trainer.device)
@@ -47,6 +49,22 @@ def count(trainer: Trainer, x: Any, y: Any) -> Flops:
         for stage in stages
         for kind, flops in stage.flops.items()
     }
+
+
+def parts_of(trainer: Trainer, index: int, module: nn.Module, head: nn.Module | None) -> StageParts:
+    """A stage with its head, or with what predicts its gradient; nothing is stepped."""
+    reach, of = trainer.rules.reach, trainer.specification
+    if head is None or index not in reach.predicted:
+        return StageParts(index=index, module=module, head=head)
+    prediction = of.method.prediction
+    assert prediction is not None, "the method says how predictions learn"
+    predictor = GradientPredictor(
+        module=head,
+        seeds=ForwardSeeds(trainer.device, of.seed, index),
+        labelled=reach.labelled,
+        keeps_graph=prediction.keeps_graph,
+    )
+    return StageParts(index=index, module=module, predictor=predictor)
 
 
 class Counted(Stage):
@@ -69,10 +87,13 @@ class Counted(Stage):
 def paper(counted: Flops) -> Flops:
     """Charge what Laskin, Metz et al. 2020 charge: a backward is two forwards, whatever a method spares.
 
-    A recompute is a forward (ours).
+    A recompute is a forward, and what learns to predict a gradient costs what was counted (ours).
     """
     factor = {"F": 1, "C": 1, "B": 2, "I": 1, "W": 1, "A": 0, "R": 0, "U": 0, "M": 0}
-    return {(kind, stage): factor[kind] * counted["F", stage] for kind, stage in counted}
+    return {
+        (kind, stage): count if kind == "L" else factor[kind] * counted["F", stage]
+        for (kind, stage), count in counted.items()
+    }
 
 
 def durations(flops: Flops) -> Callable[[Action], float]:

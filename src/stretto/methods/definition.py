@@ -6,6 +6,7 @@ from typing import Literal, get_args
 
 from stretto.errors import UsageError
 from stretto.methods.cure import Cure, Place, StepCure
+from stretto.methods.gradient_prediction import GradientPrediction
 from stretto.methods.phases import Phases
 from stretto.methods.planning import Planning
 from stretto.options.checks import MOST_STAGES, flag, is_whole, of_kind, one_of, sequence, shown, whole
@@ -38,7 +39,8 @@ class Method:
     before the next one enters; another may do so in some `phases`. `reach(num_stages)` says where heads stand and how
     far their gradients travel: one head at the top that trains all stages, unless it is given. `weights` names a policy
     of `stretto.weights`, `cure` what is done about delay. `combine` says whether several losses that train the same
-    stage are summed or averaged. `head` names how auxiliary heads are built (`stretto.heads`). `recompute` says that
+    stage are summed or averaged. `head` names how auxiliary heads are built (`stretto.heads`), or, where the reach says
+    that gradients are predicted, what predicts them; `prediction` says how that learns. `recompute` says that
     forwards are run again for their backward, in segments of so many stages, or (True) of as many as suit the schedule
     (`schedule/recompute.py`). `workers(num_stages)` is the number of workers by default. `planning` is what
     `stretto plan` needs beside all this (`methods/planning.py`).
@@ -53,6 +55,7 @@ class Method:
     cure: Cure = field(default_factory=Cure)
     combine: Literal["sum", "mean"] = "sum"
     head: str = "auto"
+    prediction: GradientPrediction | None = None
     recompute: int | bool = False
     workers: Callable[[int], int] = one_each
     phases: Phases = field(default_factory=Phases)

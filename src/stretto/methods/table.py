@@ -30,6 +30,7 @@ from stretto.methods.synchronous_pipelines import (
     zb_h2,
     zb_v,
 )
+from stretto.methods.synthetic_gradients import synthetic_gradients
 from stretto.methods.user_method import own_method
 from stretto.options.checks import shown
 from stretto.options.parse import parse
@@ -40,6 +41,7 @@ METHODS: dict[str, Callable[..., Method]] = {
     "greedy": greedy,
     "overlapping": overlapping,
     "chunked": chunked,
+    "synthetic-gradients": synthetic_gradients,
     "gpipe": gpipe,
     "1f1b": one_f_one_b,
     "interleaved": interleaved,

@@ -12,6 +12,7 @@ KINDS = {
     "R": "reduce",
     "U": "update",
     "M": "merge replicas",
+    "L": "learn the gradient",
 }
 
 
@@ -20,7 +21,8 @@ class Action(NamedTuple):
 
     B is the whole backward in one sweep; I and W are its two halves, where a schedule keeps them apart. C is a second
     forward, for the backward, where the first one keeps no graph. Replicas of a pipeline add up their gradients (A)
-    before an update, or merge their weights (M) after it.
+    before an update, or merge their weights (M) after it. L is for a stage whose B took a predicted gradient: what
+    predicts it learns from the one that the stage above has sent.
     Written as torch.distributed.pipelining writes it: stage, kind, micro-batch, "3F5".
     """
 

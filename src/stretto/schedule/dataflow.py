@@ -18,13 +18,14 @@ class Edge(NamedTuple):
 
     ========================  ==================================================================================
     activation                a stage's output, for the stage above; what the loader (stage -1) gives to stage 0
-    target                    what the loader gives to every stage with a head
+    target                    what the loader gives to every stage with a head, or with a prediction that reads it
     graph                     what a forward (or its recompute) keeps for its backward
     input                     what a forward keeps instead of a graph, where a segment begins: for its recompute
     version                   which weights a forward without a graph saw: for its recompute
     recomputed                a stage's output once more, for the recompute of the stage above
     gradient                  what a backward sends to the stage below: one gradient for each stop it carries
     cotangent                 what I keeps for W
+    prediction                what a backward with a predicted gradient keeps for L
     weight-gradient           what U consumes, or R, or A, where there is one
     summed                    a mark that the replicas' gradients have been added up: for R, or U
     norm                      the norms of a stage's gradients: what R sends to every stage's U
@@ -137,6 +138,8 @@ class Rules:
         kinds = {(action.kind, action.stage) for actions in schedule.body for action in actions}
         recompute, keep = segments_of(schedule)
         split = frozenset(stage for kind, stage in kinds if kind == "I")
+        if both := sorted(split & reach.predicted):
+            raise ScheduleError(f"stage {both[0]} has a predicted gradient: its backward is B, not I and W")
         return cls(
             reach,
             split=split,
@@ -169,6 +172,7 @@ class Rules:
         """The kinds of a stage's actions for one micro-batch, of which some are the last of an update."""
         ends = "A" * self.sums + "R" * self.reduces + "U" + "M" * self.merges
         runs = ("FC" if stage in self.recompute else "F") + ("IW" if self.splits(stage, microbatch) else "B")
+        runs += "L" * (stage in self.reach.predicted)
         return runs + ends * ((microbatch + 1) % self.per_update == 0)
 
     @property
@@ -221,7 +225,11 @@ class Rules:
             below = Edge("recomputed", Action("C", stage - 1, microbatch), stage)
             given = Edge("input", forward, stage) if stage in self.keep else below
             return (given, Edge("version", forward, stage), *self._target(stage, microbatch))
+        if kind == "L":
+            return (Edge("prediction", Action("B", stage, microbatch), stage), *self._arriving(stage, microbatch))
         graph = Edge("graph", forward._replace(kind="C") if stage in self.recompute else forward, stage)
+        if kind == "B" and stage in self.reach.predicted:
+            return (graph, *[Edge("target", loaded(microbatch), stage)] * self.reach.labelled)
         if kind == "B":
             return (graph, *self._arriving(stage, microbatch))
         if kind == "I":
@@ -266,6 +274,8 @@ class Rules:
             made.append(Edge("gradient", action, stage - 1))
         if kind == "I":
             made.append(Edge("cotangent", action, stage))
+        if kind == "B" and stage in self.reach.predicted:
+            made.append(Edge("prediction", action, stage))
         if kind in "BW":
             made.append(Edge("weight-gradient", action, stage))
             made += [Edge("tied-gradient", action, tie.owner) for tie in self.ties if tie.user == stage and tie.trains]
@@ -286,7 +296,7 @@ class Rules:
     def loads(self, microbatch: int) -> tuple[Edge, ...]:
         """The values that the loader makes when a micro-batch enters."""
         source = new(Action, ("F", -1, microbatch))
-        return (new(Edge, ("activation", source, 0)), *[Edge("target", source, stage) for stage in self.reach.heads])
+        return (new(Edge, ("activation", source, 0)), *[Edge("target", source, stage) for stage in self.reach.reading])
 
     def loss(self, microbatch: int) -> Edge:
         """The output head's loss of a micro-batch."""

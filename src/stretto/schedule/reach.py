@@ -1,4 +1,4 @@
-"""Where heads stand and how far down each head's gradient travels: what tells backprop and the local methods apart."""
+"""Where heads stand and how far down each gradient travels: what tells backprop and the local methods apart."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,23 +22,55 @@ class Reach:
 
     (Laskin, Metz et al. 2020, figure 2.) A gradient that ends at stage e carries the label e, its *stop*: gradients
     of several heads that end at the same stage travel as one tensor, those that end at different stages cannot.
+
+    Behind a `predicted` stage a module predicts the gradient of the stage's output (synthetic gradients, Jaderberg et
+    al. 2017). Such a stage trains on the prediction; the gradient from above ends there, and the module learns from it.
+    The prediction reaches all stages down to the next predicted one, and no head's gradient passes a predicted stage:
+
+        predicted {0, 1, 2}    (None, None, None, 0)     every stage below the last has a prediction of its own
+
+    With `labelled` the modules also read the target.
     """
 
     hops: tuple[int | None, ...]
+    predicted: frozenset[int] = frozenset()
+    labelled: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.hops, tuple) or not all(hop is None or is_whole(hop) for hop in self.hops):
             raise ScheduleError(f"reach {shown(self.hops)}: give None or a whole number for each stage, (None, 1)")
         if not self.hops or self.hops[-1] is None:
             raise ScheduleError(f"reach {self.hops}: the last stage must have a head, it is the model's output")
-        stops = [len(self.hops) if hops is None else stage - hops for stage, hops in enumerate(self.hops)]
+        self._check_predicted()
+        stops = [len(self.hops)] * len(self.hops)
+        for stage, stop in self._checked_stops():
+            stops[stage] = stop
         lowest = [*accumulate(reversed(stops), min)][::-1]  # stop of the heads of a stage and those above it
+        for stage, stop in enumerate(lowest):
+            if stop > stage:
+                raise ScheduleError(f"reach {self.hops}: no head's gradient reaches stage {stage}, it would not train")
+
+    def _check_predicted(self) -> None:
+        wrong = [stage for stage in self.predicted if not is_whole(stage) or not 0 <= stage < len(self.hops) - 1]
+        if wrong or not isinstance(self.predicted, frozenset):
+            raise ScheduleError(
+                f"reach: predicted={shown(self.predicted)}: give a frozenset of stages from 0 to {len(self.hops) - 2}; "
+                "the last stage has the loss itself"
+            )
+
+    def _checked_stops(self) -> Iterator[tuple[int, int]]:
         for stage, hops in enumerate(self.hops):
             if hops is not None and not 0 <= hops <= stage:
                 raise ScheduleError(f"reach {self.hops}: the head of stage {stage} reaches {hops} stages down; "
                                     f"between 0 and {stage} exist")  # fmt: skip
-            if lowest[stage] > stage:
-                raise ScheduleError(f"reach {self.hops}: no head's gradient reaches stage {stage}, it would not train")
+        for stage, stop in self._stops():
+            passed = [other for other in self.predicted if stop <= other < stage or other == stage]
+            if self.hops[stage] is not None and passed:
+                raise ScheduleError(
+                    f"reach {self.hops}: the gradient of the head of stage {stage} would pass stage {max(passed)}, "
+                    "behind which a gradient is predicted: let it end above"
+                )
+            yield stage, stop
 
     @property
     def num_stages(self) -> int:
@@ -50,8 +82,16 @@ class Reach:
         """The stages that have a head, the last one (the model's own output) included."""
         return tuple(stage for stage, hops in enumerate(self.hops) if hops is not None)
 
+    @cached_property
+    def reading(self) -> tuple[int, ...]:
+        """The stages that read the target, for their head's loss or for their prediction."""
+        return tuple(sorted({*self.heads, *(self.predicted if self.labelled else ())}))
+
     def _stops(self) -> Iterator[tuple[int, int]]:
+        # The stages at which gradients begin, of heads or predicted, each with its stop.
         for stage, hops in enumerate(self.hops):
+            if stage in self.predicted:
+                yield stage, 1 + max((other for other in self.predicted if other < stage), default=-1)
             if hops is not None:
                 yield stage, stage - hops
 
@@ -69,7 +109,7 @@ class Reach:
         return tuple(map(tuple, heads))
 
     def losses(self, stage: int) -> tuple[int, ...]:
-        """The stages whose heads train `stage`."""
+        """The stages whose heads, or predictions, train `stage`."""
         return self._losses[stage]
 
     def trains_all_of(self, owner: int, user: int) -> bool:
@@ -80,7 +120,8 @@ class Reach:
     def _carried(self) -> tuple[tuple[int, ...], ...]:
         stops: list[set[int]] = [set() for _ in self.hops]
         for head, stop in self._stops():
-            for stage in range(stop + 1, head + 1):
+            lowest = stop if stop - 1 in self.predicted else stop + 1  # a predicted stage below learns from it
+            for stage in range(lowest, head + 1):
                 stops[stage].add(stop)
         return tuple(tuple(sorted(carried)) for carried in stops)
 
@@ -103,6 +144,7 @@ class Reach:
         stages send less than they use: their backward needs two sweeps, I and W.
         """
         carried = self.carried(stage)
-        stop = self.stop(stage)
-        present = set(self.arriving(stage)) | (set() if stop is None else {stop})
+        present = {stop for root, stop in self._stops() if root == stage}
+        if stage not in self.predicted:
+            present |= set(self.arriving(stage))
         return not carried or (len(carried) == 1 and present == set(carried))

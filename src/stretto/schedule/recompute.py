@@ -31,6 +31,8 @@ from stretto.errors import UsageError
 from stretto.schedule.action import Action
 from stretto.schedule.schedule import Schedule
 
+BESIDE = "L"  # needs no graph of the stage: what its micro-batch keeps for it does not matter here
+
 
 def with_recompute(schedule: Schedule, size: int | None = None) -> Schedule:
     """The schedule with a C before each backward of the stages that need fewer graphs with it.
@@ -39,7 +41,8 @@ def with_recompute(schedule: Schedule, size: int | None = None) -> Schedule:
     every minibatch drains, else sqrt(S), rounded. Stages that would not gain are left as they are: the schedule
     may come back unchanged. Raises UsageError for longer segments where every minibatch drains.
     """
-    num_stages, drains = schedule.num_stages, schedule.drain == 0
+    num_stages = schedule.num_stages
+    drains = all(action.microbatch >= 0 for body in schedule.body for action in body if action.kind != BESIDE)
     if drains and size is not None and size > 1 and num_stages > 1:
         raise UsageError(f"recompute={size}: in a pipeline that drains with every minibatch the stages of a segment "
                          "would wait for each other; use recompute=True, each stage on its own")  # fmt: skip
@@ -58,7 +61,7 @@ def with_recompute(schedule: Schedule, size: int | None = None) -> Schedule:
 
 def waits(order: Sequence[Action]) -> Iterator[int]:
     """The stages with another action between a forward and its backward in `order`: they have to keep its graph."""
-    following = dict(pairwise(order))
+    following = dict(pairwise(action for action in order if action.kind != BESIDE))
     for action in order:
         if action.kind == "F":
             after = following.get(action)

@@ -17,8 +17,9 @@ def action_durations(
     input_gradient: Times = None,
     weight_gradient: Times = None,
     update: Times = None,
+    learn: Times = None,
 ) -> Durations:
-    """The durations of actions for `simulate`: by default F 1, B twice the F, its halves I and W equal, U 0.
+    """The durations of actions for `simulate`: by default F 1, B twice the F, its halves I and W equal, U 0, L as F.
 
     Where only one half is given, the other is the rest of the backward; where only both halves are given, the backward
     is their sum. C (recompute) takes as long as F; any other kind of action takes no time. Raises UsageError for a
@@ -42,6 +43,7 @@ def action_durations(
     if w is None:
         w = rest(b, "input-gradient", i)
     times = {"F": f, "B": b, "I": i, "W": w, "U": read("update", update) or [0.0] * num_stages, "C": f}
+    times["L"] = read("learn", learn) or f
     return lambda action: times[action.kind][action.stage] if action.kind in times else 0.0
 
 

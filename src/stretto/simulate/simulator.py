@@ -18,8 +18,11 @@ Durations = Callable[[Action], float]
 
 
 def unit_costs(action: Action) -> float:
-    """An action's duration in units: 1 for F, C, I and W, 2 for B (both halves of the backward), 0 for the others."""
-    return {"F": 1, "C": 1, "B": 2, "I": 1, "W": 1, "A": 0, "R": 0, "U": 0, "M": 0}[action.kind]
+    """An action's duration in units: 1 for F, C, I, W and L, 2 for B (both halves of the backward), else 0.
+
+    L is what a module as large as its stage takes at most: smaller ones take less.
+    """
+    return {"F": 1, "C": 1, "B": 2, "I": 1, "W": 1, "A": 0, "R": 0, "U": 0, "M": 0, "L": 1}[action.kind]
 
 
 def simulate(

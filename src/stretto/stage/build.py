@@ -13,9 +13,10 @@ from stretto.errors import UsageError
 from stretto.heads.reading import HeadReadings
 from stretto.methods.cure import Place
 from stretto.nn import tied_weights
-from stretto.nn.seeding import ForwardSeeds
+from stretto.nn.seeding import ForwardSeeds, derive
 from stretto.nn.sharded_modules import is_sharded
 from stretto.nn.tied_weights import Lender
+from stretto.optim import Masters
 from stretto.optim.elementwise import is_elementwise
 from stretto.optim.momentum import momenta_of
 from stretto.optim.named import NamedOptimizer
@@ -28,6 +29,7 @@ from stretto.replicas.parameter_server.client import ServedAgreement
 from stretto.replicas.parameter_server.servers import Servers
 from stretto.replicas.reducer import ReplicaReducer
 from stretto.schedule import Delays, Rules
+from stretto.stage.gradient_predictor import GradientPredictor
 from stretto.stage.intra_stage import StageSharing
 from stretto.stage.phase_settings import build_phases, check_served, places_by_group
 from stretto.stage.stage import PhaseSettings, Stage, StageParts
@@ -98,6 +100,8 @@ class StageBuilder:
     def _parts(self, index: int, module: nn.Module, head: nn.Module | None) -> StageParts:
         # All but agreement and scheduler, which depend on the stage's settings.
         specification = self.specification
+        predicted = head if index in self.rules.reach.predicted else None
+        head = None if predicted is not None else head
         trained = {tie.owner for tie in self.rules.ties if tie.user == index and tie.trains}
         modules = [part for part in (module, head) if part is not None]
         parts = StageParts(
@@ -107,21 +111,53 @@ class StageBuilder:
             lends=self._lends(index, module),
             borrows=tied_weights.borrower_of(self.ties, index, modules, trained),
             seeds=ForwardSeeds(specification.device, specification.seed, index, self.replica),
+            predictor=None if predicted is None else self._predictor(index, predicted),
         )
         parameters = trainable(parts)
         parts.masters = specification.precision.masters(modules, parameters)
         parts.norms = self.sharing.norms(modules, parts.masters)
         if parameters:
-            make, names = specification.optimizer, names_of(parts, parameters)
-            if isinstance(make, NamedOptimizer):
-                make = make.named(names)
-            parts.labels = [self.labels[name] for name in names] if takes_labels(make) else []
-            make = labelled(make, parts.labels)
-            parts.optimizer = build_optimizer(make, [parts.masters.copies.get(p, p) for p in parameters])
-            parts.masters.check(parts.optimizer)
+            prefixes = ((f"{index}.", parts.module), (f"heads.{index}.", parts.head))
+            parts.optimizer, parts.labels = self._optimizer(parameters, names_of(prefixes, parameters), parts.masters)
             self.sharing.check(parts.optimizer, index)
             check_shares(parts.optimizer, index)
         return parts
+
+    def _optimizer(
+        self, parameters: Sequence[nn.Parameter], names: Sequence[str], masters: Masters
+    ) -> tuple[torch.optim.Optimizer, Sequence[Label]]:
+        # The optimizer that the user's function makes, and the labels that it was given.
+        make = self.specification.optimizer
+        if isinstance(make, NamedOptimizer):
+            make = make.named(names)
+        labels = [self.labels[name] for name in names] if takes_labels(make) else []
+        optimizer = build_optimizer(labelled(make, labels), [masters.copies.get(p, p) for p in parameters])
+        masters.check(optimizer)
+        return optimizer, labels
+
+    def _predictor(self, index: int, module: nn.Module) -> GradientPredictor:
+        specification, reach = self.specification, self.rules.reach
+        prediction = specification.method.prediction
+        assert prediction is not None, "the method says how predictions learn"
+        parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        masters = specification.precision.masters([module], parameters)
+        optimizer, scheduler = None, None
+        if parameters:
+            names = names_of(((f"heads.{index}.", module),), parameters)
+            optimizer, _ = self._optimizer(parameters, names, masters)
+            for group in optimizer.param_groups:
+                group["lr"] = group["lr"] * prediction.rate
+            if specification.scheduler is not None:
+                scheduler = build_scheduler(specification.scheduler, optimizer)
+        return GradientPredictor(
+            module=module,
+            optimizer=optimizer,
+            scheduler=scheduler,
+            masters=masters,
+            seeds=ForwardSeeds(specification.device, derive(specification.seed, "prediction"), index, self.replica),
+            labelled=reach.labelled,
+            keeps_graph=prediction.keeps_graph,
+        )
 
     def _lends(self, index: int, module: nn.Module) -> Lender | None:
         read, tied = self.readings.lent(index, module), tied_weights.lender_of(self.ties, index)
@@ -184,9 +220,8 @@ def trainable(parts: StageParts) -> list[nn.Parameter]:
     return parameters if parts.borrows is None else parts.borrows.not_borrowed(parameters)
 
 
-def names_of(parts: StageParts, parameters: Sequence[nn.Parameter]) -> list[str]:
-    """The names of a stage's parameters as `Trainer.gather` has them."""
-    prefixes = ((f"{parts.index}.", parts.module), (f"heads.{parts.index}.", parts.head))
+def names_of(prefixes: Sequence[tuple[str, nn.Module | None]], parameters: Sequence[nn.Parameter]) -> list[str]:
+    """The names of parameters of modules with these prefixes, as `Trainer.gather` has them."""
     names: dict[int, str] = {}
     for prefix, module in prefixes:
         for name, parameter in () if module is None else module.named_parameters():

@@ -35,6 +35,7 @@ from stretto.options.checks import shown
 from stretto.replicas.agreement import Agreement
 from stretto.replicas.optimizer_share import MasterShare, OptimizerShare
 from stretto.schedule import KINDS, Reach, Rules
+from stretto.stage.gradient_predictor import GradientPredictor
 from stretto.stage.trainer_specification import Specification
 from stretto.weights import Weights
 
@@ -81,6 +82,7 @@ class Graph:
     head_gradients: list[Tensor | None] = field(default_factory=list)
     recomputed: int | None = None
     divisor: Tensor | None = None
+    microbatch: int = 0
 
 
 @dataclass(slots=True)
@@ -116,7 +118,8 @@ class StageParts:
     `agreement` keeps its copies in all replicas together; None without replicas. `share` is this replica's share of the
     optimizer, where it steps no more. `norms` takes the gradients' norms where a process holds only parts of them.
     `seeds` seed the generator before each forward: dropout depends on the seed, stage, replica and micro-batch alone.
-    `feedback` is how much of it its method's own steps have.
+    `feedback` is how much of it its method's own steps have. `predictor` is what predicts the gradient of its output,
+    where its method has that; then it has no `head`.
     """
 
     index: int
@@ -133,6 +136,7 @@ class StageParts:
     norms: Norms | None = None
     seeds: ForwardSeeds | None = None
     feedback: float = 0.0
+    predictor: GradientPredictor | None = None
 
 
 class Stage:
@@ -188,6 +192,7 @@ class Stage:
         self._scale = 1 / len(reach.losses(index)) if mean else 1.0
         self._seeds = parts.seeds
         self._feedback = parts.feedback
+        self._predictor = parts.predictor
         self._num_arriving, self._outgoing = len(reach.arriving(index)), outgoing(reach, index)
         self._run: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
             "B": self._backward,
@@ -197,6 +202,7 @@ class Stage:
             "R": self._reduce,
             "U": self._update,
             "M": self._merge,
+            "L": self._learn,
         }
 
     def run(
@@ -277,7 +283,7 @@ class Stage:
                 raise UsageError(f"{origin}: stage {self.index} has {has} {name} here and had {had} {name} there")
             if part is not None:
                 with explaining_misfits(f"{origin} does not fit the {name} of stage {self.index}"):
-                    checks = isinstance(part, Agreement | OptimizerShare | MasterShare)
+                    checks = isinstance(part, Agreement | OptimizerShare | MasterShare | GradientPredictor)
                     part.check(state[name]) if checks else check_part(state[name], part)
                     share = local_state(state[name], part)
                     load(part, share) if isinstance(part, torch.optim.Optimizer) else part.load_state_dict(share)
@@ -298,6 +304,7 @@ class Stage:
             ("optimizer", self.optimizer if share is None else share),
             ("scheduler", self.scheduler),
             ("agreement", self.agreement if self.agreement is not None and self.agreement.remembers else None),
+            ("predictor", self._predictor),
         )
 
     def _first_forward(self, microbatch: int, operands: Mapping[str, Any], updates: int) -> dict[str, Any]:
@@ -339,7 +346,7 @@ class Stage:
         if not (self._is_last and not self._split) and not all(isinstance(tensor, Tensor) for tensor in outputs):
             kinds = ", ".join(type(tensor).__name__ for tensor in outputs)
             raise UsageError(f"stage {self.index} returned {kinds}: a stage returns a tensor or a tuple of tensors")
-        graph = Graph(inputs, outputs, None, version, updates, tied)
+        graph = Graph(inputs, outputs, None, version, updates, tied, microbatch=microbatch)
         results: dict[str, Any] = {"graph": graph}
         if self._has_loss:
             target: Target = operands["target"]
@@ -430,7 +437,13 @@ class Stage:
         if self._split:  # sharded weights expect an I, which leaves them without gradients
             self.weights.leaves(graph.version)
         arrived, divisors = self._arrived(operands)
-        if arrived:
+        kept = None
+        if self._predictor is not None:
+            target = operands["target"].value if "target" in operands else None
+            with self.context():
+                predicted, kept = self._predictor.predict(graph.outputs, target, graph.microbatch)
+            roots, gradients = differentiable(graph.outputs, predicted)
+        elif arrived:
             roots, gradients = differentiable(graph.outputs, arrived[0] if len(arrived) == 1 else add(arrived))
         if graph.loss is not None and graph.loss.requires_grad:
             roots.append(graph.loss)
@@ -447,7 +460,15 @@ class Stage:
             "gradient": sent,
             "weight-gradient": None,
             "tied-gradient": {} if self._borrows is None else self._borrows.take_gradients(graph.tied),
+            "prediction": kept,
         }
+
+    def _learn(self, operands: Mapping[str, Any]) -> dict[str, Any]:
+        assert self._predictor is not None, f"stage {self.index}: nothing predicts its gradient"
+        arrived, divisors = self._arrived(operands)
+        if not divisors or any(float(divisor) for divisor in divisors):  # else nothing of the minibatch counts
+            self._predictor.learn(operands["prediction"], arrived[0], self.context())
+        return {}
 
     def _arrived(self, operands: Mapping[str, Any]) -> tuple[Sequence[Gradient], Sequence[Tensor]]:
         # The gradients from above, by stop; and their shares of the update's divisor, if losses give sums.

@@ -17,6 +17,7 @@ from stretto.options.checks import is_number, one_of, refuse, shown
 from stretto.options.user_errors import called
 from stretto.replicas import Sync
 from stretto.schedule import Reach
+from stretto.stage.trainer_specification import Specification
 
 StageLike = nn.Module | Callable[[], nn.Module]
 
@@ -53,6 +54,19 @@ def check_mesh(mesh: Mesh, sync: Sync) -> None:
             "tensor=1, or sync='all-reduce'"
         )
     sync.check_replicas(mesh.data)
+
+
+def check_prediction(specification: Specification, num_stages: int) -> None:
+    """Raise UsageError where several processes would have to agree on what predicts a stage's gradient."""
+    mesh, sync, method = specification.mesh, specification.sync, specification.method
+    if not method.reach(num_stages).predicted:
+        return
+    if mesh.data > 1 or mesh.inside > 1 or sync.sharding is not None or sync.agreement != "A":
+        raise UsageError(
+            f"method {method} on {mesh} with {sync}: what predicts a stage's gradient learns in one process, and here "
+            "several share a stage, or train replicas of it: use data=1, tensor=1, space=(1, 1) and "
+            "sync='all-reduce', or another local method, such as greedy"
+        )
 
 
 def check_recompute(recompute: Any, mesh: Mesh) -> None:
@@ -177,7 +191,7 @@ def check_heads(given: Sequence[nn.Module | None] | None, reach: Reach) -> list[
             raise UsageError(
                 f"heads[{stage}]: the last stage's output is the model's output; put the head into the stage"
             )
-        if head is not None and reach.hops[stage] is None:
+        if head is not None and reach.hops[stage] is None and stage not in reach.predicted:
             raise UsageError(f"heads[{stage}] is given, but the method has no loss there; heads go after {reach.heads}")
     return list(given)
 

@@ -20,8 +20,10 @@ from stretto.heads.reading import ReadingHead
 from stretto.heads.segprop import SharedTop, top_layers
 from stretto.heads.table import HEADS
 from stretto.measure.layer_flops import layer_costs
+from stretto.nn.batch import as_tuple
 from stretto.options.named import resolve
 from stretto.options.parse import parse
+from stretto.stage.gradient_predictor import squared_error
 from stretto.stage.stage import Target, head_loss
 
 if TYPE_CHECKING:
@@ -78,6 +80,25 @@ class Trained(nn.Module):
         """The features."""
         values = tuple(x + self.shift.to(x.dtype) if x.is_floating_point() else x for x in features)
         return values if len(values) > 1 else values[0]
+
+
+class PredictionError(nn.Module):
+    """What predicts a gradient, with its squared error, as one layer, so that its costs can be counted.
+
+    `target` is given to it, unless it is None.
+    """
+
+    def __init__(self, head: nn.Module, target: Tensor | None) -> None:
+        super().__init__()
+        self.head = head
+        self.register_buffer("target", target)
+
+    def forward(self, *features: Tensor) -> Tensor:
+        """The error of the features' examples, where all gradients are zero; targets are repeated to as many."""
+        target = self.get_buffer("target") if "target" in dict(self.named_buffers()) else None
+        given = {} if target is None else {"target": torch.cat([target] * (len(features[0]) // len(target)))}
+        predicted = [part for part in as_tuple(self.head(*features, **given)) if part is not None]
+        return torch.stack([squared_error(part, part, None) for part in predicted]).sum()
 
 
 class HeadWithLoss(nn.Module):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from stretto.cost import Cluster, ModelCosts, stage_times
 from stretto.cost.layer_table import LayerCost
+from stretto.cost.predicted_gradients import with_predictions, without
 from stretto.cost.step_prediction import Pricer, silent, turn_seconds
 from stretto.cost.worker_places import Workers
 from stretto.errors import UsageError
@@ -14,7 +15,7 @@ from stretto.measure import layer_costs
 from stretto.report.prediction import MEAN_TIMES, OWN_TIMES, RunPrediction
 from stretto.report.recorded_run import RecordedRun, mean_durations, own_durations
 from stretto.settings.runs import TrainSettings, known
-from stretto.study.head_costs import counted_head
+from stretto.study.head_costs import PredictionError, counted_head
 from stretto.study.model_costs import outputs
 from stretto.study.prepare import Prepared, stages_of
 from stretto.tracing import Recording, read_recordings
@@ -112,12 +113,16 @@ def pricer_on(prepared: Prepared, costs: ModelCosts, heads: Sequence[LayerCost |
             f"tensor={settings.tensor}, space={settings.space}: what processes share inside stages is priced by "
             "stretto plan only; leave --cluster out"
         )
+    share = known(settings.batch_size) / schedule.per_turn
+    places = [placement.replicas_of(schedule.worker_of[stage]) for stage in range(schedule.num_stages)]
     times = stage_times(
-        costs, bounds_of(costs), cluster, known(settings.batch_size) / schedule.per_turn,
-        workers=[placement.replicas_of(schedule.worker_of[stage]) for stage in range(schedule.num_stages)],
-        heads=heads, optimizer=settings.optimizer,
+        costs, bounds_of(costs), cluster, share, workers=places,
+        heads=without(heads, trainer.rules.reach.predicted), optimizer=settings.optimizer,
         silent=silent(trainer.rules, schedule.num_stages), cures=trainer.method.step_cures(schedule),
     )  # fmt: skip
+    times = with_predictions(
+        times, heads, trainer.method, cluster, share, workers=places, dtype=costs.dtype, optimizer=settings.optimizer
+    )
     workers = Workers(cluster, tuple(tuple(placement.replicas_of(worker)) for worker in range(schedule.num_workers)))
     return Pricer(trainer.method, schedule, trainer.rules, workers, times, trainer.weight_bytes)
 
@@ -130,7 +135,11 @@ def costs_of_stages(prepared: Prepared) -> tuple[ModelCosts, list[LayerCost | No
     features = outputs(stages, x) if any(head is not None for head in heads) else []
     head_costs: list[LayerCost | None] = [None] * len(stages)
     for stage, head in enumerate(heads[: len(stages) - 1]):
-        if head is not None:
+        if head is not None and stage in prepared.trainer.rules.reach.predicted:
+            labelled = prepared.trainer.rules.reach.labelled
+            error = PredictionError(head, y if labelled else None)
+            head_costs[stage] = layer_costs([error], features[stage]).layers[0]
+        elif head is not None:
             head_costs[stage] = counted_head(head, features[stage], model.loss, x, y)
     return layer_costs(stages, x, loss=model.loss, target=y), head_costs
 

@@ -9,10 +9,9 @@ from torch import Tensor, nn
 
 from stretto.errors import UsageError
 from stretto.heads import LocalLoss
-from stretto.heads import build as build_head
-from stretto.heads.head import Network
+from stretto.heads.head import Network, Site
 from stretto.heads.man import LOW_PRECISION
-from stretto.heads.table import is_from_last, readings, sharing
+from stretto.heads.table import build_head_at, is_from_last, readings, sharing
 from stretto.mesh import Placement
 from stretto.nn import deferred, memory_limit, tied_weights
 from stretto.nn.batch import arguments_of, inputs_on
@@ -30,6 +29,7 @@ from stretto.stage.trainer_arguments import (
     StageLike,
     build_stage,
     check_heads,
+    check_prediction,
     check_sharing,
     check_stage,
     check_stepped,
@@ -71,6 +71,7 @@ class Construction:
         workers = backend.workers(workers, num_stages)
         backend.agree(self._description(num_stages), of.device)
         backend.calibrate(of.sync)
+        check_prediction(of, num_stages)
         known = self._build(given, of.method.homes(num_stages, workers))
         self._agreement = of.sync.agreement if of.mesh.data > 1 or of.sync.agreement != "A" else None
         self.merges = self._agreement not in (None, "A")
@@ -203,7 +204,7 @@ class Construction:
     ) -> list[nn.Module | None]:
         reach = self.rules.reach
         heads = check_heads(given, reach)
-        missing = [stage for stage in reach.heads[:-1] if heads[stage] is None]
+        missing = [stage for stage in sorted({*reach.heads[:-1], *reach.predicted}) if heads[stage] is None]
         if missing and example is None:
             example = self._example(stages)
             if example is None:
@@ -218,7 +219,8 @@ class Construction:
                 cpu = torch.device("cpu")  # the same weights on every device
                 with cpu, PreservedGenerator(cpu) as generator:
                     generator.seed(derive(self._of.seed, "head", stage))
-                    head = build_head(self._of.method.head, stage, outputs[stage], outputs[-1][0], network)
+                    at = Site(stage, outputs[stage], outputs[-1][0], network, reach.labelled)
+                    head = build_head_at(self._of.method.head, at, stage in reach.predicted)
                 if self._shared is None:  # other stages' weights have their dtypes
                     head = head.to(dtype=outputs[stage][0].dtype)
                 heads[stage] = head
@@ -328,7 +330,7 @@ class Construction:
             own=self._backend.replicas,
             merges=self.merges,
             reads_x=0 in stages_here or head_reads_x,
-            reads_y=any(head in stages_here for head in self.rules.reach.heads),
+            reads_y=any(stage in stages_here for stage in self.rules.reach.reading),
             head_reads_x=head_reads_x,
             arguments=arguments_of(self.stages[0]) if 0 in stages_here else None,
         )

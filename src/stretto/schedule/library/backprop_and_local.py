@@ -1,4 +1,4 @@
-"""Backprop and the local methods: one list for those whose backward is one sweep, one for overlapping.
+"""Backprop and the local methods: a list for those whose backward is one sweep, for overlapping, for DNI.
 
 Time runs to the right, one worker a stage, unit costs (F = I = W = 1, B = 2; updates take no time):
 
@@ -59,5 +59,31 @@ def split_backward(num_stages: int, num_workers: int, delay: int = 0) -> Schedul
         for stage in stages:
             yield Action("W", stage, -delay)
             yield Action("U", stage, -delay)
+
+    return Schedule(tuple(tuple(body(stages)) for stages in assign(num_stages, num_workers)))
+
+
+def predicted_gradients(num_stages: int, num_workers: int, delay: int = 1) -> Schedule:
+    """Synthetic gradients: F(n) L(n-delay) B(n) U(n), where B takes a predicted gradient and waits for nobody.
+
+    L learns from the gradient that the stage above has sent for an earlier micro-batch; with a delay of 1 that has
+    arrived when stages and links are alike, as here with L = 1. The last stage has the loss itself, and no L:
+
+        2 ..FBBFBB.FBB.
+        1 .FBBFLBBFLBBL
+        0 FBBFLBBFLBB.L
+
+    L(n-1) before F(n) would be the same arithmetic and would wait, as would L(n) after U(n).
+    """
+
+    def body(stages: range) -> Iterator[Action]:
+        for stage in stages:
+            yield Action("F", stage, 0)
+        for stage in stages:
+            if stage < num_stages - 1:
+                yield Action("L", stage, -delay)
+        for stage in stages:
+            yield Action("B", stage, 0)
+            yield Action("U", stage, 0)
 
     return Schedule(tuple(tuple(body(stages)) for stages in assign(num_stages, num_workers)))

@@ -1,0 +1,82 @@
+"""What it costs to predict the gradient of a stage's output, and to learn to: part of B, and L.
+
+The predicting module runs forward in B. L has its backward, whose input needs no gradient, and its update; where other
+learning steps came between, it runs forward once more.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+
+from stretto.cost.cluster import Cluster
+from stretto.cost.layer_table import LayerCost, ModelCosts
+from stretto.cost.stage_prediction import LayerTimes, StageTimes, speeds_of
+from stretto.cost.worker_memory import StageMemory
+from stretto.methods import Method
+from stretto.optimizers import Optimizer, optimizer_of
+
+Heads = Sequence[LayerCost | None]
+
+
+def without(heads: Heads | None, predicted: Collection[int]) -> Heads | None:
+    """The heads without those that predict gradients."""
+    return heads and [None if stage in predicted else head for stage, head in enumerate(heads)]
+
+
+def with_predictions(
+    stages: Sequence[StageTimes],
+    heads: Heads | None,
+    method: Method,
+    cluster: Cluster,
+    examples: float,
+    *,
+    workers: Sequence[Sequence[int]],
+    dtype: str,
+    optimizer: str = "sgd",
+) -> tuple[StageTimes, ...]:
+    """Stages, priced without heads, with what predicts their gradients; `heads` has the rows of those modules.
+
+    Other arguments are those of `stage_times`.
+    """
+    predicted = method.reach(len(stages)).predicted
+    if heads is None or method.prediction is None:
+        return tuple(stages)
+    chosen, kept = optimizer_of(optimizer), method.prediction.keeps_graph
+    priced = []
+    for index, (stage, head, places) in enumerate(zip(stages, heads, workers, strict=True)):
+        if head is None or index not in predicted:
+            priced.append(stage)
+            continue
+        speeds = speeds_of(ModelCosts((head,), dtype), cluster, [places], examples / len(places), dtype, optimizer)
+        times = LayerTimes(*map(max, zip(*(speeds[worker][0] for worker in places), strict=True)))
+        forward = times.forward
+        compute = stage.compute._replace(backward=stage.compute.backward + forward)
+        priced.append(
+            replace(
+                stage,
+                compute=compute,
+                learn=times.weight_gradient + times.update + (0.0 if kept else forward),
+                parameters=stage.parameters + head.parameter_bytes,
+                state=stage.state + head.state_bytes(chosen),
+            )
+        )
+    return tuple(priced)
+
+
+def with_predictor(
+    stage: StageMemory, head: LayerCost, examples: float, optimizer: Optimizer, *, keeps_graph: bool
+) -> StageMemory:
+    """The memory of a stage with what predicts its gradient.
+
+    From B to L it keeps the stage's output, and the module's graph if that `keeps_graph`.
+    """
+    graph = (head.activation - (head.input - head.loose_input)).at(examples)
+    prediction = stage.output  # of the size of what it predicts the gradient of
+    return replace(
+        stage,
+        weights=stage.weights + head.parameter_bytes,
+        state=stage.state + head.state_bytes(optimizer),
+        first_backward=stage.first_backward + graph + prediction,
+        later_backward=stage.later_backward + graph + prediction,
+        prediction=stage.output + (graph if keeps_graph else 0.0),
+        learn=head.gradient_bytes + prediction + (0.0 if keeps_graph else graph),
+    )
