@@ -62,6 +62,8 @@ STUDY = Study(
     launches=LAUNCHES,
     clock=clock,
     tried=(
+        "A pilot before the first run: three steps of most launches, and of each cell, on a loaded machine. It showed "
+        "that they run; its times and losses are not kept.",
         "Rules left open, and read so: SGD has no momentum (study 3 names it where it has); batches of 64 are those of "
         "both replicas together; runs go on to 600 steps, so that ratios are known up to 1.67; the spatial batch is 16 "
         "and its network AlexNet with 1000 classes, four processes as 2 x 2 since its last images have two rows; the "

@@ -154,7 +154,7 @@ class Counter(TorchDispatchMode):
             return
         if name in ("allreduce_", "all_reduce", "allreduce_coalesced_"):
             sent = 2 * share * _bytes(args[0])
-        elif name == "allgather_":
+        elif name in ("allgather_", "_allgather_base_"):
             sent = share * _bytes(args[0])  # of what all gave, which has room in the first argument
         elif name == "all_gather_into_tensor":
             sent = (self.processes - 1) * _bytes(args[0])
