@@ -25,7 +25,8 @@ def harness(monkeypatch):
     monkeypatch.syspath_prepend(FINDINGS)
     names = ("cells", "halving", "intervals", "store", "work", "results", "page", "again", "training")
     yield type("Harness", (), {name: importlib.import_module(f"harness.{name}") for name in names})
-    for name in [name for name in sys.modules if name.split(".")[0] in ("harness", "depth", "main")]:
+    own = {"harness", *(path.stem for path in FINDINGS.glob("*.py"))}
+    for name in [name for name in sys.modules if name.split(".")[0] in own]:
         del sys.modules[name]
 
 
@@ -314,6 +315,133 @@ def test_the_runs_of_study_one_are_those_of_its_rules(harness):
     assert (study.base_runs, study.horizon, len(study.cells)) == (182, 300, 26)
     for cell in study.cells:
         stretto.method(cell.method)
+
+
+def test_the_runs_of_study_two_and_of_the_final_trial_are_those_of_the_rules(harness):
+    slides, trial = importlib.import_module("slides"), importlib.import_module("final_trial")
+    assert (slides.STUDY.base_runs, len(slides.ALL), trial.STUDY.base_runs) == (175, 8 + 9 + 8, 70)
+    for cell in slides.ALL:
+        stretto.method(cell.method)
+    assert slides.pipemare_settings(400) == [(100, 0, 1), (100, 50, 1), (100, 50, 4), (400, 50, 1), (400, 100, 1)]
+    assert slides.STUDY.cell("number words, PipeMare 3").method == "pipemare(reschedule=100, warmup=50, microbatches=4)"
+    uncured = {cell.name.split(", ", 1)[1]: cell.uncured for cell in slides.ALL if cell.settings["task"] == "digits"}
+    assert (uncured["SpecTrain"], uncured["PipeMare 1"], uncured["PB"]) == ("digits, PipeDream", "digits, PB", None)
+    assert trial.STUDY.cell("AdamW, local").uncured == "AdamW, greedy"
+    assert trial.STUDY.cells[0].method == "async"  # without the advice no run of the trial is made
+
+
+def made_up(harness, study, error):
+    """All runs of a study whose best rate is each grid's second one; `error(cell, seed)` ends each curve."""
+    finished = {}
+    while runs := harness.halving.next_runs(study, finished):
+        for run in runs:
+            last, loss = error(run.cell, run.seed), abs(math.log(run.rate / run.cell.rates[1]))
+            curve = [[0, None, 4.0, 0.9], [run.steps, 1.0, 1 + last, last]]
+            finished[run.key] = {
+                "key": run.key, "cell": run.cell.name, "steps": run.steps, "curve": curve, "diverged": None,
+                "validation": loss + last, "seconds a step": {"wall": 1, "cpu": 1}, "noisy": False, "load": [1, 1],
+                "resolved": {"async": "pipedream(feedback=delay)", "local": "greedy"}.get(run.cell.method, "-"),
+                "machine": {"processor": "none", "cores": 1, "threads": 1},
+                "versions": {"python": "3", "torch": "2", "stretto": "0", "commit": "0"},
+            }  # fmt: skip
+    return finished
+
+
+def test_the_slides_are_answered_by_their_verdicts(harness):
+    """SpecTrain better than PipeMare, SC + LWP not to be told from SpecTrain, PipeMare 4 the best and as no delay."""
+    slides = importlib.import_module("slides")
+    ends = {"no delay": 0.1, "PB": 0.8, "PipeDream": 0.6, "SpecTrain": 0.2, "SC + LWP": 0.201, "PipeMare 4": 0.3}
+
+    def error(cell, seed):
+        if cell.name == "number words, PipeMare 4":
+            return 0.1 + 0.001 * seed
+        return ends.get(cell.name.split(", ", 1)[1], 0.5) + 0.001 * seed
+
+    finished = made_up(harness, slides.STUDY, error)
+    assert len(finished) == 175
+    page = " ".join(harness.page.page(slides.STUDY, finished).split())
+    assert 'better than Pipe. Mare": so it is here; in batches of 8 SpecTrain ends at a test error of 20.1 ±' in page
+    assert "(`pipemare(reschedule=400, warmup=50, microbatches=1)`) at 30.1 ± 0.2 %." in page
+    assert "with updates of one example no improvement can be told: SC + LWP ends at 20.2" in page
+    # the cures are SC, both forms of LWP, SC + LWP, SpecTrain twice, PipeMare twice
+    assert "of the 8 cures here, against their clock without them, better: all, worse: none; against no" in page
+    assert "delay, better: none, worse: 7 (one example, SC; " in page
+    assert "not to be told by three seeds: 1 (number words, PipeMare 4)." in page
+    assert "against PB better, against no delay undecided." in page
+    assert "| digits, PipeMare 4 | 400 | 50 | 1 | 0.3010 | 30.1 ± 0.2 | stands for PipeMare |" in page
+    assert "| digits, SpecTrain | 20.1 ± 0.2 | +10.0 [+10.0, +10.0] | worse | better than digits, PipeDream |" in page
+    assert "main.py slides --jobs 2" in page
+    lost = next(key for key in finished if key.startswith("digits, SpecTrain") and "seed 2" in key)
+    assert "Not answered yet" in slides.sections({key: run for key, run in finished.items() if key != lost})
+    wild = {**finished, lost: {**finished[lost], "diverged": 3, "validation": None}}
+    assert "three seeds cannot tell; in batches of 8 SpecTrain ends at a test error of 1 of 3 diverged" in (
+        slides.closing(wild)
+    )
+
+
+def test_the_final_trial_reports_what_the_advice_was(harness):
+    trial = importlib.import_module("final_trial")
+    ends = {"no delay": 0.1, "async": 0.1, "local": 0.3, "pipedream": 0.2, "greedy": 0.3}
+    finished = made_up(harness, trial.STUDY, lambda cell, seed: ends[cell.name.split(", ")[1]] + 0.001 * seed)
+    page = " ".join(harness.page.page(trial.STUDY, finished).split())
+    assert "| SGD, async | `pipedream(feedback=delay)` |" in page
+    assert "ends at a test error of 10.1 ± 0.2 %; backprop at 10.1 ± 0.2 %, verdict undecided; `pipedream`" in page
+    assert "at 20.1 ± 0.2 %, verdict better." in page
+    assert "AdamW, local (`greedy`) ends at a test error of 30.1 ± 0.2 %;" in page
+    assert "backprop at 10.1 ± 0.2 %, verdict worse; `greedy` at 30.1 ± 0.2 %, verdict undecided." in page
+    assert "SGD, local: runs are missing." in trial.sections({})
+
+
+def test_updates_of_one_example_are_plain_sgd_with_scaled_momentum(harness, monkeypatch):
+    """Two steps without delay against a loop of its own; and the stages are those layers, however they are cut."""
+    import torch
+
+    slides = importlib.import_module("slides")
+    monkeypatch.setattr(slides, "HELD_OUT", 4)
+    task, cell = slides.TASKS["one example"], slides.STUDY.cell("one example, no delay")
+    found = slides.train(cell, 0.4, 1, 2, None)
+    data, model = slides.dataset("digits"), torch.nn.Sequential(*slides.stages_of(task, slides.network(task, 1), 1))
+    momentum = 0.9 ** (1 / 128)
+    rate, velocity = 0.4 / 128 * (1 - momentum) / 0.1, [torch.zeros_like(p) for p in model.parameters()]
+    for n in range(2):
+        x, y = harness.training.shuffled(data.train, 1, 1)(n)
+        for p, v, g in zip(model.parameters(), velocity, torch.autograd.grad(
+            torch.nn.functional.cross_entropy(model(x), y), list(model.parameters())), strict=True):  # fmt: skip
+            v.mul_(momentum).add_(g)
+            p.data -= rate * v
+    loss = torch.nn.functional.cross_entropy(model(data.test.x[:4]), data.test.y[:4])
+    assert found["curve"][-1][2] == pytest.approx(loss.item(), rel=1e-4)
+    assert found["curve"][-1][2] != found["curve"][0][2]
+    words = slides.TASKS["number words"]
+    x, _ = slides.dataset(words.data).train.first(2)
+    whole, cut = (slides.stages_of(words, slides.network(words, 3), number) for number in (1, words.stages))
+    assert (len(cut), len(slides.network(task, 1).layers)) == (32, 34)
+    assert torch.equal(slides.Chain(*cut)(x), whole[0](x))
+
+
+def test_a_run_of_the_final_trial_keeps_the_method_it_was_made_with(harness, monkeypatch):
+    trial = importlib.import_module("final_trial")
+    monkeypatch.setattr(trial, "clothes", lambda path: stretto.data.load("digits"))
+    monkeypatch.setattr(trial, "BATCH", 2)
+    monkeypatch.setattr(trial, "HELD_OUT", 4)
+    cell = dataclasses.replace(trial.STUDY.cell("AdamW, local"), method="greedy()")
+    found = trial.train(cell, 0.001, 0, 1, None)
+    assert (found["resolved"], found["diverged"]) == ("greedy", None)
+
+
+def test_a_window_of_losses_diverges_by_its_mean(harness):
+    single, window = harness.training._Losses(1), harness.training._Losses(2)
+    assert [single.diverge(loss) for loss in (2.0, 8.0, 8.1)] == [False, False, True]
+    assert [window.diverge(loss) for loss in (1.0, 3.0, 13.0, 3.0, 13.1, math.nan)] == [
+        False, False, False, False, True, True,
+    ]  # fmt: skip
+
+
+def test_a_study_that_makes_its_data_takes_no_folder(harness, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["main.py", "slides", "--data", "here", "--list"])
+    with pytest.raises(SystemExit):
+        importlib.import_module("main").main()
+    assert "--data here: study slides makes its own data; leave --data out" in capsys.readouterr().err
 
 
 def test_the_rules_are_older_than_the_results():

@@ -64,6 +64,8 @@ def main() -> None:
     if chosen.jobs < 1:
         parser.error(f"--jobs {chosen.jobs}: at least 1")
     study = study_called(chosen.study)
+    if chosen.data is not None and not study.needs_data:
+        parser.error(f"--data {chosen.data}: study {study.name} makes its own data; leave --data out")
     folder = chosen.out or PAGES / study.name
     store, launches = Store(folder / "runs.jsonl"), Store(folder / "launches.jsonl")
     if chosen.again:

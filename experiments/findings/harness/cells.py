@@ -101,6 +101,7 @@ class Study:
     more: Callable[[Mapping[str, Record]], str] | None = None
     launches: Sequence["Launch"] = ()
     clock: Callable[[Mapping[str, Record], Mapping[str, Record]], str] | None = None
+    needs_data: bool = True  # whether its command is given a folder, with --data
 
     def __post_init__(self) -> None:
         """Raise ValueError for names that fit no cell, or for more runs than the rules allow."""

@@ -183,15 +183,15 @@ def _validation(record: Record) -> str:
 
 
 def _commands(study: Study, finished: Mapping[str, Record]) -> str:
-    cell = study.cells[-1].name
+    cell, data = study.cells[-1].name, " --data FOLDER" if study.needs_data else ""
     lines = [
         "## Commands and machine\n",
         "```text",
         "export OMP_NUM_THREADS=1; cd experiments/findings",
-        f"python main.py {study.name} --data FOLDER --jobs 2   # goes on where it was",
+        f"python main.py {study.name}{data} --jobs 2   # goes on where it was",
         *([f"python main.py {study.name} --launch   # times, on a quiet machine; as root"] if study.launches else []),
         f"python main.py {study.name} --page   # this page alone",
-        f'python main.py {study.name} --data FOLDER --again "{cell}"   # one cell anew',
+        f'python main.py {study.name}{data} --again "{cell}"   # one cell anew',
         "```\n",
     ]
     for what, words in (("machine", _places(finished)), ("versions", _versions(finished))):

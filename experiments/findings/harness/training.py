@@ -1,14 +1,18 @@
 """One run: train step by step, evaluate now and then, and keep what the rules ask for."""
 
 import math
+import statistics
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 
 import stretto
+from stretto.data import Split
 
 Batches = Sequence[tuple[Any, Any]]
 DIVERGED = 4.0  # times its first training loss
@@ -31,6 +35,21 @@ class _Times:
         self.cpu += time.process_time() - self.began[1]
 
 
+class _Losses:
+    """The first and the last `window` training losses: do they diverge?"""
+
+    def __init__(self, window: int) -> None:
+        self.first: list[float] = []
+        self.last: deque[float] = deque(maxlen=window)
+
+    def diverge(self, loss: float) -> bool:
+        """Whether this loss, the next one, is no number, or the last ones' mean is above four times the first ones'."""
+        self.last.append(loss)
+        if len(self.first) < (self.last.maxlen or 1):
+            self.first.append(loss)
+        return not math.isfinite(loss) or statistics.fmean(self.last) > DIVERGED * statistics.fmean(self.first)
+
+
 def measured_training(
     trainer: stretto.Trainer,
     batches: Callable[[int], tuple[Any, Any]],
@@ -39,23 +58,24 @@ def measured_training(
     *,
     test: Batches,
     validation: Batches,
+    window: int = 1,
 ) -> dict[str, Any]:
     """Train for so many steps and evaluate before the first one and after every `every`.
 
     `batches(n)` is minibatch n. Returns the curve, a list of [step, mean training loss since the last evaluation, test
     loss, test error]; the validation loss at the end, None for a run that diverged; `diverged`, the step at which it
     was stopped, or None; and the seconds a step, wall and CPU. Training losses of asynchronous methods are told `lag`
-    steps late; each counts where it is told. Numbers that are none are None.
+    steps late; each counts where it is told. Numbers that are none are None. `window` is of how many training losses
+    rule 15 takes the mean, of the first ones and of the last.
     """
-    times, first, diverged, told = _Times(), None, None, []
+    times, losses, diverged, told = _Times(), _Losses(window), None, []
     curve = [[0, None, *_evaluated(trainer, test)]]
     for n in range(steps):
         with times:
             loss = trainer.step(*batches(n))
         if loss is not None:
-            first = loss if first is None else first
             told.append(loss)
-            if not math.isfinite(loss) or loss > DIVERGED * first:
+            if losses.diverge(loss):
                 diverged = n + 1
                 break
         if (n + 1) % every == 0 or n + 1 == steps:
@@ -69,6 +89,21 @@ def measured_training(
         "diverged": diverged,
         "seconds a step": {"wall": _number(times.wall / done), "cpu": _number(times.cpu / done)},
     }
+
+
+def shuffled(split: Split, batch: int, seed: int) -> Callable[[int], tuple[Any, Any]]:
+    """A function from n to minibatch n: one order of the examples, which the seed decides, again and again."""
+    order = torch.randperm(len(split), generator=torch.Generator().manual_seed(seed))
+
+    def minibatch(n: int) -> tuple[Any, Any]:
+        return split.read(order[torch.arange(n * batch, (n + 1) * batch) % len(order)])
+
+    return minibatch
+
+
+def first(split: Split, number: int) -> Batches:
+    """The first examples of a split, as one batch."""
+    return [split.read(slice(0, number))]
 
 
 def optimizer_numbers(trainer: stretto.Trainer) -> float:

@@ -1,0 +1,317 @@
+"""Study 2, the slides' tables: cures of pipelined backpropagation side by side, one example or a few an update.
+
+The settings are in rules.md; the slides are those that set Pipelined Backpropagation (Kosson et al. 2021) beside
+PipeMare (Yang et al. 2021) and SpecTrain (Chen et al. 2018).
+"""
+
+import functools
+import statistics
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from harness import Cell, Study, measured_training, optimizer_numbers, weight_copies
+from harness.cells import Record
+from harness.error_table import by_error, error_table, percent, points_above
+from harness.halving import final_records, value
+from harness.results import Result, result
+from harness.training import first, shuffled
+from torch import nn
+
+import stretto
+from stretto.data import Dataset, load
+from stretto.models import Model, build
+from stretto.nn.chain import Chain
+
+ONE, DIGITS, WORDS = "one example", "digits", "number words"
+MOMENTUM, SCALED_FROM = 0.9, 128  # SGD's, and the batch whose momentum and rate updates of one example are scaled from
+WINDOW = 20  # losses of single examples whose mean rule 15 looks at
+HELD_OUT = 500  # test and validation examples at most: all there are
+NO_DELAY, PB, PIPEDREAM, SPECTRAIN, SC_LWP = "no delay", "PB", "PipeDream", "SpecTrain", "SC + LWP"
+
+
+@dataclass(frozen=True)
+class Task:
+    """One of the three: its network and data, how it is cut and trained."""
+
+    network: str
+    data: str
+    options: Mapping[str, Any]
+    stages: int
+    batch: int
+    optimizer: str
+    rates: tuple[float, ...]
+    steps: int
+
+
+RESNET = partial(Task, "cifar-resnet", "digits", {"depth": 20, "norm": "group"}, 34)
+TASKS = {
+    ONE: RESNET(1, "SGD", (0.05, 0.1, 0.2, 0.4), 1400),
+    DIGITS: RESNET(8, "SGD", (0.01, 0.03, 0.1, 0.3), 400),
+    WORDS: Task(
+        "encoder-decoder", "number-words", {"depth": 6, "width": 32, "cut": "layers"}, 32, 32, "AdamW",
+        (0.0005, 0.001, 0.002, 0.004), 400,
+    ),
+}  # fmt: skip
+CURES = {
+    PB: "pb", "SC": "pb-sc", "LWP": "pb-lwp", "LWP, weight form": "pb-lwpw", SC_LWP: "pb-lwp-sc",
+    SPECTRAIN: "spectrain", PIPEDREAM: "pipedream",
+}  # fmt: skip
+
+
+def pipemare_settings(steps: int) -> list[tuple[int, int, int]]:
+    """PipeMare's (K, warm-up, N), the first two in updates, for so many steps T."""
+    quarter, eighth = steps // 4, steps // 8
+    return [(quarter, 0, 1), (quarter, eighth, 1), (quarter, eighth, 4), (steps, eighth, 1), (steps, quarter, 1)]
+
+
+@functools.cache
+def dataset(name: str) -> Dataset:
+    """The data of a task, which the package makes."""
+    return load(name)
+
+
+def network(task: Task, seed: int) -> Model:
+    """Its layers; the weights depend on the seed alone."""
+    return build(task.network, dataset(task.data), seed=seed, **task.options)
+
+
+def stages_of(task: Task, model: Model, number: int) -> list[nn.Module]:
+    """The layers in so many stages: all in one, one a stage, or groups of about equal FLOPs."""
+    if number == 1:
+        return [Chain(*model.layers)]
+    if number == len(model.layers):
+        return model.layers
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*its fair share")  # 1.35 times: whole layers allow no less
+        return list(stretto.split(model.layers, number, example=dataset(task.data).train.x[: task.batch]))
+
+
+def optimizer(task: Task, rate: float) -> Callable[[list[nn.Parameter]], torch.optim.Optimizer]:
+    """SGD with momentum, scaled where an update has one example; AdamW as torch has it, but without weight decay."""
+    if task.optimizer == "AdamW":
+        return partial(torch.optim.AdamW, lr=rate, weight_decay=0.0)
+    momentum = MOMENTUM
+    if task.batch == 1:
+        rate, momentum = stretto.scale_for_batch(rate, momentum, SCALED_FROM, to=1)
+    return partial(torch.optim.SGD, lr=rate, momentum=momentum)
+
+
+def train(cell: Cell, rate: float, seed: int, steps: int, path: str | None) -> dict[str, Any]:
+    """One run of a cell; there is no folder of data. Evaluated ten times in the cell's steps."""
+    assert path is None, "main.py refuses --data for this study"
+    task = TASKS[cell.settings["task"]]
+    data, model = dataset(task.data), network(task, seed)
+    assert data.test is not None, "the package's own data sets have a test split"
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*it will overshoot")  # of SpecTrain on digits: the page says so
+        trainer = stretto.Trainer(
+            stages_of(task, model, cell.settings["stages"]), model.loss, optimizer(task, rate), cell.method,
+            device="cpu", workers=1, seed=seed,
+        )  # fmt: skip
+    measured = measured_training(
+        trainer, shuffled(data.train, task.batch, seed), steps, task.steps // 10, test=first(data.test, HELD_OUT),
+        validation=first(data.validation, HELD_OUT), window=WINDOW if task.batch == 1 else 1,
+    )  # fmt: skip
+    memory = {"weight copies": weight_copies(trainer), "optimizer numbers": optimizer_numbers(trainer)}
+    return {**measured, "memory": memory}
+
+
+def cells() -> tuple[Cell, ...]:
+    """All of them, in the order of rules.md: part a, then both tasks of part b."""
+    found = [_cell(ONE, name, method) for name, method in {NO_DELAY: "backprop", **CURES}.items()]
+    for task in (DIGITS, WORDS):
+        found += [_cell(task, NO_DELAY, "backprop"), _cell(task, PIPEDREAM, "pipedream"), _cell(task, PB, "pb")]
+        if task == DIGITS:
+            found.append(_cell(task, SPECTRAIN, "spectrain"))
+        for number, (until, warmup, microbatches) in enumerate(pipemare_settings(TASKS[task].steps), 1):
+            chosen = {"reschedule": until, "warmup": warmup, "microbatches": microbatches}
+            shown = ", ".join(f"{key}={amount}" for key, amount in chosen.items())
+            found.append(_cell(task, f"PipeMare {number}", f"pipemare({shown})"))
+    return tuple(found)
+
+
+def _cell(task: str, name: str, method: str) -> Cell:
+    alone = name == NO_DELAY
+    clock = {SPECTRAIN: PIPEDREAM, PIPEDREAM: None, PB: None, NO_DELAY: None}.get(name, PB)
+    return Cell(
+        name=f"{task}, {name}",
+        method=method,
+        optimizer=TASKS[task].optimizer,
+        rates=TASKS[task].rates,
+        steps=TASKS[task].steps,
+        settings={"task": task, "stages": 1 if alone else TASKS[task].stages},
+        reference=None if alone else f"{task}, {NO_DELAY}",
+        uncured=None if clock is None else f"{task}, {clock}",
+        horizon=TASKS[task].steps,
+    )
+
+
+def pipemare_cells(task: str) -> list[Cell]:
+    """PipeMare's settings of a task."""
+    return [cell for cell in ALL if cell.settings["task"] == task and cell.method.startswith("pipemare")]
+
+
+def best_pipemare(finished: Mapping[str, Record], task: str) -> Cell | None:
+    """The setting with the smallest mean validation loss over the seeds; None while a seed of any is missing.
+
+    A diverged seed makes the mean infinite; of several equal ones the first counts.
+    """
+    losses = [(validation_loss(finished, cell), cell) for cell in pipemare_cells(task)]
+    if any(loss is None for loss, _ in losses):
+        return None
+    return min(losses, key=lambda each: each[0] or 0.0)[1]
+
+
+def validation_loss(finished: Mapping[str, Record], cell: Cell) -> float | None:
+    """The mean over the seeds of the validation loss at the end; None while a seed is missing."""
+    records = final_records(cell, finished)
+    return statistics.fmean(map(value, records.values())) if len(records) == 3 else None
+
+
+def sections(finished: Mapping[str, Record]) -> str:
+    """The tables of verdicts by test error, PipeMare's settings, and the slides' closing question."""
+    parts = [
+        "## Verdicts by test error at the end\n",
+        "*Better* and *worse* only where both intervals of the test error have no point in common (rule 9); points "
+        "above no delay are formed seed by seed. Without a cure: of PB's cures and PipeMare PB itself, of SpecTrain "
+        "PipeDream, which has its clock and stashes weights. Of PipeMare's settings the one that stands for it.\n",
+    ]
+    for task in TASKS:
+        shown = [cell for cell in ALL if cell.settings["task"] == task and cell not in pipemare_cells(task)]
+        best = best_pipemare(finished, task) if task != ONE else None
+        parts += [f"### {HEADINGS[task]}\n", error_table(STUDY, finished, [*shown, *filter(None, [best])])]
+        if task != ONE:
+            parts.append(pipemare_table(finished, task))
+    return "\n".join([*parts, "## The slides' closing question\n", closing(finished), ""])
+
+
+def pipemare_table(finished: Mapping[str, Record], task: str) -> str:
+    """PipeMare's settings with what chooses among them."""
+    lines = ["| PipeMare | K | warm-up | N | validation loss | test error, % | |", "|---|---|---|---|---|---|---|"]
+    best = best_pipemare(finished, task)
+    for cell, setting in zip(pipemare_cells(task), pipemare_settings(TASKS[task].steps), strict=True):
+        loss, found = validation_loss(finished, cell), result(STUDY, finished, cell)
+        shown = "" if loss is None else f"{loss:.4f}"
+        counts = " | ".join(map(str, setting))
+        mark = "stands for PipeMare" if cell == best else ""
+        lines.append(f"| {cell.name} | {counts} | {shown} | {percent(found, sign=False)} | {mark} |")
+    return "\n".join(lines) + "\n"
+
+
+def closing(finished: Mapping[str, Record]) -> str:
+    """One paragraph: what the slides conclude and ask, answered by the verdicts above and nothing else."""
+    best = {task: best_pipemare(finished, task) for task in (DIGITS, WORDS)}
+    found = {cell.name: result(STUDY, finished, cell) for cell in ALL}
+    if not all(each.complete for each in found.values()) or None in best.values():
+        return "Not answered yet: runs are missing."
+    pipemare = {task: found[cell.name] for task, cell in best.items() if cell is not None}
+    return " ".join([
+        _spectrain_or_pipemare(found[f"{DIGITS}, {SPECTRAIN}"], pipemare[DIGITS]),
+        _improvement(found[f"{ONE}, {SC_LWP}"], found[f"{ONE}, {SPECTRAIN}"]),
+        _other_ways(found, pipemare),
+        _with_adam(found, pipemare[WORDS]),
+    ])  # fmt: skip
+
+
+def _spectrain_or_pipemare(spectrain: Result, pipemare: Result) -> str:
+    answer = {
+        "better": "so it is here",
+        "worse": "here it is the other way round",
+        "undecided": "here the intervals meet, and three seeds cannot tell",
+    }[by_error(spectrain, pipemare)]
+    return (
+        f'"Spec. Train seems to work better than Pipe. Mare": {answer}; in batches of 8 SpecTrain ends at a test error '
+        f"of {percent(spectrain)}, PipeMare at its best setting (`{pipemare.cell.method}`) at {percent(pipemare)}."
+    )
+
+
+def _improvement(cerebras: Result, spectrain: Result) -> str:
+    less = points_above(spectrain, cerebras)
+    amount = "" if less is None else f", {abs(less.mean):.1f} points"
+    answer = {
+        "better": f"it is an improvement{amount}",
+        "worse": f"it is worse{amount}",
+        "undecided": "no improvement can be told",
+    }[by_error(cerebras, spectrain)]
+    return (
+        f'"Compare to Spec. Train, Cerebras has limited improvement": with updates of one example {answer}: SC + LWP '
+        f"ends at {percent(cerebras)}, SpecTrain at {percent(spectrain)}."
+    )
+
+
+def _other_ways(found: Mapping[str, Result], pipemare: Mapping[str, Result]) -> str:
+    cures = [each for each in found.values() if each.cell.uncured and "PipeMare" not in each.cell.name]
+    cures += list(pipemare.values())
+
+    def named(wanted: str, *, uncured: bool) -> str:
+        against = [each.cell.uncured if uncured else each.cell.reference for each in cures]
+        names = [
+            each.cell.name
+            for each, other in zip(cures, against, strict=True)
+            if other is not None and by_error(each, found[other]) == wanted
+        ]
+        if len(names) in (0, len(cures)):
+            return "all" if names else "none"
+        return f"{len(names)} ({'; '.join(names)})"
+
+    return (
+        f'"Other ways to mitigate inconsistency and staleness": of the {len(cures)} cures here, against their clock '
+        f"without them, better: {named('better', uncured=True)}, worse: {named('worse', uncured=True)}; against no "
+        f"delay, better: {named('better', uncured=False)}, worse: {named('worse', uncured=False)}, not to be told "
+        f"by three seeds: {named('undecided', uncured=False)}."
+    )
+
+
+def _with_adam(found: Mapping[str, Result], pipemare: Result) -> str:
+    none, plain = found[f"{WORDS}, {NO_DELAY}"], found[f"{WORDS}, {PB}"]
+    return (
+        '"Better combination with complicated SGD variants like ADAM": on number words with AdamW PipeMare '
+        f"(`{pipemare.cell.method}`) ends at {percent(pipemare)}, PB at {percent(plain)} and no delay at "
+        f"{percent(none)}: against PB {by_error(pipemare, plain)}, against no delay {by_error(pipemare, none)}. "
+        "Predictions along AdamW's own step, feedback and rotation are study 1's."
+    )
+
+
+HEADINGS = {
+    ONE: "a. ResNet-20 in 34 stages, updates of one example",
+    DIGITS: "b. ResNet-20 in 34 stages, batches of 8",
+    WORDS: "b. Number words in 32 stages, batches of 32",
+}
+ALL = cells()
+STUDY = Study(
+    name="slides",
+    title="The slides' tables: cures of pipelined backpropagation side by side",
+    question=(
+        "Which cure of old gradients ends at the smallest test error, with a stage for each layer: spike compensation "
+        "and weight prediction (Cerebras), SpecTrain, or PipeMare with its K, warm-up and N tuned?"
+    ),
+    cells=ALL,
+    train=train,
+    horizon=400,
+    more=sections,
+    needs_data=False,
+    setting=(
+        "ResNet-20 with group norm in 34 stages on digits, updates of one example (1400 steps) and batches of 8 (400 "
+        "steps), SGD; an encoder and a decoder of six layers each in 32 stages on number words, batches of 32, AdamW, "
+        "400 steps: [rules](../../rules.md), study 2. Data are made by the package. The cut-off is the reference's "
+        "loss at 90 % of the steps.\n\n"
+        "What the rules leave open is read so: rates are constant, there is no clipping and no weight decay; SGD has "
+        "momentum 0.9 (of updates of one example 0.9 and the rate are those at batches of 128, scaled), AdamW betas of "
+        "0.9 and 0.999, as `experiments/studies` has it. No delay is the network in one stage. Evaluated ten times, on "
+        "all test images or sentences; the error on number words is that of tokens, given the right ones before. K and "
+        "the warm-up count updates from the first one, so that T1 acts for K less warm-up. SpecTrain's clock is that "
+        "of PipeDream, PipeMare's that of PB. All steps count alike: a warm-up's synchronous ones do not fill the "
+        "pipeline, and take longer on workers. Memory leaves out what a prediction or T2 keeps beside: one copy."
+    ),
+    tried=(
+        "Pilots measured speed alone: the first steps of ten cells, up to a full pipeline. Nothing was scaled.",
+        "On digits the Trainer warns that SpecTrain predicts up to 33 updates ahead where momentum 0.9 is gone after "
+        "10, and will overshoot. It is left as its authors have it.",
+        "Left out beforehand: PipeMare without T2, its tasks ImageNet and WMT17, and SpecTrain on number words, since "
+        "the prediction along SGD's velocity refuses AdamW.",
+    ),
+)
