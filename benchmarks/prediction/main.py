@@ -24,7 +24,6 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from layers import Gauge
 from networks import NETWORKS
-from pairs import Pair, Wire, laid, probe, spread
 
 import stretto.runtime
 from stretto.cost import Cluster, LayerCost, ModelCosts
@@ -44,6 +43,10 @@ from stretto.measure.overhead import Overhead, measure_overhead
 from stretto.methods import definition as find_method
 from stretto.runtime.process_memory import peak_memory
 from stretto.schedule.even_split import part_sizes
+
+SHARED = Path(__file__).parent.parent / "shared"
+sys.path.insert(0, str(SHARED))
+from teams import Team, Wire, laid, probe, spread  # noqa: E402
 
 WARM, STEPS, LASTING = 2, (5, 12), 0.4  # steps before the clock starts; at least, at most, and seconds of those after
 SAMPLES = 2  # of a configuration in each round
@@ -229,13 +232,13 @@ def measure(mine: Sequence[Configuration], rounds: int) -> Iterator[Measurement]
     for c in mine:
         say(f"memory: {c}")
         if c.wire is None:
-            pair = Pair(partial(remember, c))
+            pair = Team(partial(remember, c))
             found.bytes[c] = pair.ready
             pair.end()
     say("starting")
-    meter = Pair(gauge)
-    pairs = {c: Pair(partial(train, c), c.wire) for c in mine}
-    transports = {wire: Pair(calibrate, wire) for wire in {None, *(c.wire for c in mine)}}
+    meter = Team(gauge)
+    pairs = {c: Team(partial(train, c), c.wire) for c in mine}
+    transports = {wire: Team(calibrate, wire) for wire in {None, *(c.wire for c in mine)}}
     say("calibrating")
     found.machine.append(transports[None].ask("machine")[0])
     for turn in range(rounds):
@@ -250,7 +253,7 @@ def measure(mine: Sequence[Configuration], rounds: int) -> Iterator[Measurement]
         yield found
 
 
-def sampled(meter: Pair, pair: Pair, c: Configuration, known: Sequence[Sample]) -> list[Sample]:
+def sampled(meter: Team, pair: Team, c: Configuration, known: Sequence[Sample]) -> list[Sample]:
     """Layers, some steps, the layers again, while neither core changes its speed: the steadiest of some attempts."""
     seconds = min((each.seconds for each in known), default=LASTING)
     number = max(STEPS[0], min(STEPS[1], round(LASTING / seconds)))
@@ -441,9 +444,10 @@ def main() -> None:
     parser.add_argument("--only", default="")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "result.json")
     chosen = parser.parse_args()
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    ours = (str(Path(__file__).parent), str(SHARED), os.environ.get("PYTHONPATH", ""))
+    os.environ["PYTHONPATH"] = os.pathsep.join(ours)
     mp.set_forkserver_preload(
-        ["torch", "stretto.trainer.distributed", "stretto.measure.machine_calibration", "layers", "pairs"]
+        ["torch", "stretto.trainer.distributed", "stretto.measure.machine_calibration", "layers", "teams"]
     )
     begin, load = time.perf_counter(), os.getloadavg()[0]
     mine = [c for c in CONFIGURATIONS if chosen.only in str(c)]

@@ -10,6 +10,7 @@ import os
 import platform
 import signal
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -22,6 +23,9 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import stretto
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "shared"))
+from teams import busy
 
 CHANNELS, KERNEL = 64, 3
 BATCHES = {128: 32, 256: 8, 512: 2}  # examples, by height and width: 134 MB an image of 64 channels, at each size
@@ -110,10 +114,9 @@ def check(plain: nn.Module, spatial: nn.Module, image: Tensor, mesh: DeviceMesh)
 
 def disturbance() -> float:
     """CPU seconds that went to other programs of this machine, up to now (Linux)."""
-    jiffies = [int(each) for each in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
     own = torch.tensor(time.process_time())
     dist.all_reduce(own)
-    return (sum(jiffies) - jiffies[3] - jiffies[4]) / os.sysconf("SC_CLK_TCK") - own.item()
+    return busy() - own.item()
 
 
 def of(name: str) -> Callable[[tuple[float, float]], float]:

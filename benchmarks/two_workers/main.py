@@ -23,6 +23,9 @@ import torch.multiprocessing as mp
 from torch import nn
 from variants import AXES, BEST, CASES, ONE, PIPELINES, TWO, Variant, batch, blocks, loop
 
+sys.path.insert(0, str(Path(__file__).parent.parent / "shared"))
+from teams import busy
+
 BUDGET = 240.0  # seconds, after which no round begins: on a busy machine fewer are measured
 CHECKED, WARM = 2, 2  # steps compared with plain training; steps of each round before its clock starts
 BARRED = ("pb", "pipedream", "greedy")  # what must be 1.6 times torch's best pipeline and 0.85 of twice one worker
@@ -136,12 +139,6 @@ def measure(names: list[str], num_rounds: int, num_steps: int) -> tuple[Times, f
             times[name].append(taken)
             own += used
     return times, (busy() - before - own) / (time.perf_counter() - begin)
-
-
-def busy() -> float:
-    """CPU seconds used on this machine, or by machines that share its cores, up to now (Linux)."""
-    jiffies = [int(each) for each in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
-    return (sum(jiffies) - jiffies[3] - jiffies[4]) / os.sysconf("SC_CLK_TCK")  # neither idle nor waiting for a disk
 
 
 def best_of_torchs(times: Times) -> str:

@@ -1,6 +1,7 @@
 """Make the runs of a study and write its page: see README.md in this folder.
 
 OMP_NUM_THREADS=1 python experiments/findings/main.py depth --data FOLDER [--jobs 2]
+OMP_NUM_THREADS=1 python experiments/findings/main.py lecture --launch
 """
 
 import argparse
@@ -16,6 +17,7 @@ sys.path.insert(0, str(HERE))  # also in the processes that this one starts
 from harness.again import train_again  # noqa: E402
 from harness.cells import Study  # noqa: E402
 from harness.halving import next_runs, runs_left  # noqa: E402
+from harness.launches import launches_left, make_launches  # noqa: E402
 from harness.page import write_page  # noqa: E402
 from harness.store import Store  # noqa: E402
 from harness.work import in_processes, work  # noqa: E402
@@ -48,9 +50,14 @@ def main() -> None:
     parser.add_argument("--data", help="the folder with the study's data; its own default unless given")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time, a process of one thread each")
     parser.add_argument("--out", type=Path, help="the folder of runs.jsonl and the page; pages/STUDY unless given")
-    parser.add_argument("--only", default="", metavar="TEXT", help="make the runs of cells with TEXT in their name")
+    parser.add_argument(
+        "--only", default="", metavar="TEXT", help="make the runs, or launches, with TEXT in their name"
+    )
     parser.add_argument("--page", action="store_true", help="write the page from what there is, make no runs")
     parser.add_argument("--list", action="store_true", help="say which runs could be made now, make none")
+    parser.add_argument("--launch", action="store_true", help="make the timed launches instead of runs")
+    parser.add_argument("--noisy", action="store_true", help="with --launch: wait for no quiet machine, mark the times")
+    parser.add_argument("--steps", type=int, help="with --launch: so many timed steps; for a smoke run, with --out")
     parser.add_argument("--again", metavar="CELL", help="train a cell's best rate again: is it in its interval?")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="of --again")
     chosen = parser.parse_args()
@@ -60,16 +67,35 @@ def main() -> None:
     if chosen.data is not None and not study.needs_data:
         parser.error(f"--data {chosen.data}: study {study.name} makes its own data; leave --data out")
     folder = chosen.out or PAGES / study.name
-    store = Store(folder / "runs.jsonl")
+    store, launches = Store(folder / "runs.jsonl"), Store(folder / "launches.jsonl")
     if chosen.again:
         sys.exit(train_again(study, store, chosen.again, chosen.seeds, chosen.data))
     if chosen.list:
         print(*(run.key for run in next_runs(study, store.read())), sep="\n")
         print(f"{len(store.read())} runs finished, {len(runs_left(study, store.read()))} left")
+        if study.launches:
+            left = launches_left(study.launches, launches.read())
+            print(f"{len(study.launches) - len(left)} launches finished on a quiet machine, {len(left)} left")
         return
-    if not chosen.page:
+    if chosen.launch:
+        _launch(study, launches, chosen)
+    elif not chosen.page:
         _make_runs(study, store, chosen)
-    print(write_page(study, store.read(), folder))
+    print(write_page(study, store.read(), folder, launches.read()))
+
+
+def _launch(study: Study, store: Store, chosen: argparse.Namespace) -> None:
+    if not study.launches:
+        raise SystemExit(f"study {study.name} has no timed launches: leave --launch out")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    wanted = [each for each in study.launches if chosen.only in each.key]
+    try:
+        make_launches(wanted, store, noisy=chosen.noisy, steps=chosen.steps)
+    except KeyboardInterrupt:
+        print(
+            f"interrupted: {len(store.read())} launches are in {store.path}; the same command goes on", file=sys.stderr
+        )
+        sys.exit(130)
 
 
 def _make_runs(study: Study, store: Store, chosen: argparse.Namespace) -> None:

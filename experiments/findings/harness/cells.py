@@ -2,7 +2,10 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from harness.launches import Launch
 
 SEEDS = (0, 1, 2)
 MOST_RUNS = 200  # of a study
@@ -86,7 +89,8 @@ class Study:
     None. horizon: T of the rules; the cut-off is a reference's test loss at `share` of it, or its test error where
     `metric` says so. baseline: what references are, and plain: what `uncured` cells are, in
     words of the page. tried: paragraphs on what was tried and dropped. more: further Markdown for the page, made of the
-    finished runs by key.
+    finished runs by key. launches: what is timed in processes; clock: the Markdown made of the finished runs and of the
+    finished launches, by key.
     """
 
     name: str
@@ -103,6 +107,8 @@ class Study:
     setting: str = ""
     tried: Sequence[str] = ()
     more: Callable[[Mapping[str, Record]], str] | None = None
+    launches: Sequence["Launch"] = ()
+    clock: Callable[[Mapping[str, Record], Mapping[str, Record]], str] | None = None
     needs_data: bool = True  # whether its command is given a folder, with --data
 
     def __post_init__(self) -> None:

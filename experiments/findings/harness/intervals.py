@@ -55,6 +55,23 @@ def interval(values: Sequence[float]) -> Interval:
     return Interval(mean, mean - half, mean + half)
 
 
+def geometric(values: Sequence[float]) -> Interval:
+    """The geometric mean of two to six positive values, with the interval of its logarithm."""
+    return Interval(*map(math.exp, interval([math.log(value) for value in values])))
+
+
+def product(one: Interval, other: Interval) -> Interval:
+    """The product of two means that vary independently: half widths of logarithms add up as their squares do.
+
+    Where one has no upper end, neither has the product, which begins at the product of the lower ends.
+    """
+    if math.isinf(one.high) or math.isinf(other.high):
+        return Interval(math.inf, one.low * other.low, math.inf)
+    half = math.hypot(*(math.log(each.high / each.low) / 2 for each in (one, other)))
+    mean = one.mean * other.mean
+    return Interval(mean, mean * math.exp(-half), mean * math.exp(half))
+
+
 def ratio(
     arrivals: Mapping[int, float | None], reference: Mapping[int, float | None], ends: Mapping[int, float]
 ) -> Interval | None:

@@ -16,20 +16,22 @@ from stretto.files.whole_files import write_whole
 PAGE, FIGURE = "README.md", "figure.svg"
 
 
-def write_page(study: Study, finished: Mapping[str, Record], folder: Path) -> str:
+def write_page(
+    study: Study, finished: Mapping[str, Record], folder: Path, launches: Mapping[str, Record] | None = None
+) -> str:
     """Write the page and its figure into the folder; returns the page's path."""
     bound = next((claim.bound for claim in study.claims if claim.kind == "ratio"), None)
     found = [result(study, finished, cell) for cell in study.cells]
     write_whole(folder / FIGURE, figure(found, bound, study.baseline))
-    write_whole(folder / PAGE, page(study, finished))
+    write_whole(folder / PAGE, page(study, finished, launches))
     return str(folder / PAGE)
 
 
-def page(study: Study, finished: Mapping[str, Record]) -> str:
-    """The Markdown of a study's page."""
+def page(study: Study, finished: Mapping[str, Record], launches: Mapping[str, Record] | None = None) -> str:
+    """The Markdown of a study's page, made of its finished runs and launches."""
     found = {cell.name: result(study, finished, cell) for cell in study.cells}
-    left = len(runs_left(study, finished))
-    state = "" if not left else f"**Not finished: {left} runs are missing. Nothing below is final.**\n"
+    left = [f"{len(missing)} {what}" for what, missing in _missing(study, finished, launches or {}).items() if missing]
+    state = "" if not left else f"**Not finished: {' and '.join(left)} are missing. Nothing below is final.**\n"
     parts = [
         f"# {study.title}\n",
         f"{study.question}\n",
@@ -41,6 +43,7 @@ def page(study: Study, finished: Mapping[str, Record]) -> str:
         _verdicts(study, found),
         _cutoffs(study, finished),
         study.more(finished) if study.more else "",
+        study.clock(finished, launches or {}) if study.clock else "",
         _rates(study, finished),
         "## Tried and dropped\n",
         *(f"- {paragraph}" for paragraph in study.tried),
@@ -48,6 +51,13 @@ def page(study: Study, finished: Mapping[str, Record]) -> str:
         _commands(study, finished),
     ]
     return wrapped("\n".join(parts)).rstrip("\n") + "\n"
+
+
+def _missing(
+    study: Study, finished: Mapping[str, Record], launches: Mapping[str, Record]
+) -> dict[str, Sequence[object]]:
+    made = [key for key, record in launches.items() if not record["noisy"]]
+    return {"runs": runs_left(study, finished), "launches": [each for each in study.launches if each.key not in made]}
 
 
 def wrapped(text: str) -> str:
@@ -186,6 +196,7 @@ def _commands(study: Study, finished: Mapping[str, Record]) -> str:
         "```text",
         "export OMP_NUM_THREADS=1; cd experiments/findings",
         f"python main.py {study.name}{data} --jobs 2   # goes on where it was",
+        *([f"python main.py {study.name} --launch   # times, on a quiet machine; as root"] if study.launches else []),
         f"python main.py {study.name} --page   # this page alone",
         f'python main.py {study.name}{data} --again "{cell}"   # one cell anew',
         "```\n",

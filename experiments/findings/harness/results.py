@@ -67,7 +67,7 @@ def result(study: Study, finished: Mapping[str, Record], cell: Cell) -> Result:
     sound = len(records) == len(SEEDS) and not any(record["diverged"] for record in records.values())
     reference = study.cell(cell.reference or cell.name)
     cut = cutoff(study, finished, reference)
-    arrivals = {} if cut is None else _arrivals(study, records, cut)
+    arrivals = {} if cut is None else arrivals_of(study, records, cut)
     known = [steps for steps in arrivals.values() if steps is not None]
     return Result(
         cell=cell,
@@ -92,13 +92,14 @@ def ratio_to(
         return None
     theirs = final_records(reference, finished)
     return ratio(
-        _arrivals(study, mine, cut),
-        _arrivals(study, theirs, cut),
+        arrivals_of(study, mine, cut),
+        arrivals_of(study, theirs, cut),
         {seed: float(cell.steps) for seed in mine},
     )
 
 
-def _arrivals(study: Study, records: Mapping[int, Record], cut: float) -> dict[int, float | None]:
+def arrivals_of(study: Study, records: Mapping[int, Record], cut: float) -> dict[int, float | None]:
+    """The arrival of each seed at a cut-off of the study's metric; None for one that never arrives."""
     place = PLACES[study.metric]
     return {seed: arrival(curve(record, place), cut) for seed, record in records.items()}
 

@@ -5,7 +5,7 @@ import json
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from hashlib import sha256
 from pathlib import Path
 
@@ -41,6 +41,10 @@ class Store:
         """Whether this process may make the run: no other one is at it. It is free again at the block's end."""
         with self._locked(run.key, wait=False) as mine:
             yield mine and run.key not in self.read()
+
+    def launching(self) -> AbstractContextManager[bool]:
+        """Whether this process may make launches: no other one is at them."""
+        return self._locked("launches", wait=False)
 
     @contextmanager
     def _locked(self, name: str, *, wait: bool) -> Iterator[bool]:

@@ -1,0 +1,98 @@
+"""Study 5, by the clock: which way reaches the same test error soonest on two and four processes. See rules.md.
+
+What is timed, and the page's part, are in clock_parts/.
+"""
+
+from typing import Any
+
+from clock_parts.launches import launches
+from clock_parts.methods import chosen
+from clock_parts.page import clock
+from clock_parts.settings import PROCESSES, SETTINGS, Chosen, trainer_of
+from harness import Cell, Study, measured_training, optimizer_numbers, weight_copies
+from harness.examples import in_batches, in_order
+
+STEPS, HORIZON, EVERY = 600, 400, 25
+
+
+def train(cell: Cell, rate: float, seed: int, steps: int, path: str | None) -> dict[str, Any]:
+    """One run, emulated on as many stages as there will be processes."""
+    setting = SETTINGS[cell.settings["setting"]]
+    data = setting.data(path)
+    minibatch = in_order(data, setting.batch, seed)
+    trainer = trainer_of(setting, cell.method, cell.settings["stages"], data, rate=rate, seed=seed)
+    held_out = {
+        name: in_batches(split, setting.tested, setting.evaluated)
+        for name, split in (("test", data.test), ("validation", data.validation))
+    }
+    measured = measured_training(trainer, minibatch, steps, EVERY, **held_out)
+    memory = {"weight copies": weight_copies(trainer), "optimizer numbers": optimizer_numbers(trainer)}
+    return {**measured, "memory": memory}
+
+
+def cells(methods: Chosen) -> tuple[Cell, ...]:
+    """Of each setting: one stage without delay, which stands for every synchronous way, and the chosen methods."""
+    found = []
+    for letter, setting in SETTINGS.items():
+        first = f"{letter}, synchronous"
+        found.append(
+            Cell(
+                first, "backprop", setting.optimizer, setting.rates("backprop"), STEPS, {"setting": letter, "stages": 1}
+            )
+        )
+        for kind, by_setting in methods.items():
+            for processes in PROCESSES:
+                method = by_setting[letter].format(processes=processes)
+                found.append(
+                    Cell(
+                        f"{letter}, {kind}, {processes} stages",
+                        method,
+                        setting.optimizer,
+                        setting.rates(method),
+                        STEPS,
+                        {"setting": letter, "stages": processes},
+                        reference=first,
+                    )
+                )
+    return tuple(found)
+
+
+def study(methods: Chosen) -> Study:
+    """The study with these asynchronous and local methods."""
+    return Study(
+        name="by_the_clock",
+        title="By the clock: the same test error on two and four processes",
+        question=(
+            "Which way to train reaches the test error of one process at 90 % of its training soonest, on two and four "
+            "processes, over loopback and over links of 100 and 400 Mbit/s?"
+        ),
+        cells=cells(methods),
+        train=train,
+        horizon=HORIZON,
+        metric="error",
+        setting=(
+            "A: the MLP of 8 layers of 1024 on the first 10,000 training images of MNIST, SGD with momentum 0.9 at a "
+            "constant rate, batches of 64, tested on 2,000 images. B: this package's decoder of 8 blocks of width 128 "
+            "with 4 heads on the bytes of the text, context 64, AdamW as in study 1 with its schedule and clipping, "
+            "batches of 16, tested on 256 windows; its test error is that of the next byte. 600 steps, the cut-off at "
+            "step 360 of the synchronous cell: [rules](../../rules.md), study 5."
+        ),
+        launches=launches(methods),
+        clock=lambda runs, made: clock(study(methods), methods, runs, made),
+        tried=(
+            "A pilot before the first run, with stand-ins for the chosen methods: three steps of each way on two "
+            "processes over 100 Mbit/s, and of each cell of two stages, on a loaded machine. It showed that they run; "
+            "its times and losses are not kept.",
+            "Rules left open, and read so: one process with threads, DistributedDataParallel, 1F1B and ZB-H1 make the "
+            "same updates but for rounding, so that one cell of backprop counts their steps; runs go on to 600 steps, "
+            "so that ratios are known up to 1.67; each process of a link is a host of its own, four of them at one "
+            "switch, every port as narrow as the link; a pipeline's micro-batches are the method's default.",
+        ),
+    )
+
+
+def __getattr__(name: str) -> Study:
+    """STUDY. Raises SystemExit until its methods are named."""
+    if name == "STUDY":
+        return study(chosen())
+    raise AttributeError(name)

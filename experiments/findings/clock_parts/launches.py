@@ -1,0 +1,50 @@
+"""What is launched for study 5: every way on two and four processes, over every link."""
+
+from harness.launches import Launch, interleaved
+
+from clock_parts.settings import LINKS, PROCESSES, SETTINGS, Chosen, Setting, parameters
+
+THREADS, DDP = "one process", "DistributedDataParallel"
+SYNCHRONOUS = (THREADS, DDP, "1f1b", "zb-h1")
+
+
+def ways(methods: Chosen, letter: str) -> dict[str, str]:
+    """A setting's ways by name: the method with its options, or the name itself for what is torch's own."""
+    return {**{name: name for name in SYNCHRONOUS}, **{kind: own[letter] for kind, own in methods.items()}}
+
+
+def launch(methods: Chosen, letter: str, way: str, processes: int, link: int | None) -> Launch:
+    """One way in one place. The single process has as many threads, and no link."""
+    method = ways(methods, letter)[way].format(processes=processes)
+    settings = {"letter": letter, "method": method}
+    if way == THREADS:
+        return Launch(
+            f"{letter}, {way}, {processes} threads", "clock_parts.tasks:threads", 1,
+            settings={"letter": letter, "threads": processes}, pinned=False,
+        )  # fmt: skip
+    name = f"{letter}, {way}" if way in SYNCHRONOUS else f"{letter}, {way}, {method}"
+    task = "clock_parts.tasks:replicas" if way == DDP else "clock_parts.tasks:pipeline"
+    settings = {"letter": letter} if way == DDP else settings
+    return Launch(name, task, processes, link, settings, sent=sent(SETTINGS[letter], way, processes))
+
+
+def sent(setting: Setting, way: str, processes: int) -> float:
+    """The most bytes that a process sends a step: gradients in a ring, or a stage's activations and their gradients."""
+    if way == DDP:
+        return 4 * 2 * (processes - 1) / processes * parameters(setting)
+    both = 2 if way != "local" and processes > 2 else 1  # a stage in the middle sends upwards and downwards
+    return 4 * both * setting.activations
+
+
+def launches(methods: Chosen) -> tuple[Launch, ...]:
+    """All of them, in turns."""
+    return interleaved(
+        [
+            launch(methods, letter, way, processes, link)
+            for letter in SETTINGS
+            for processes in PROCESSES
+            for link in LINKS
+            for way in ways(methods, letter)
+            if way != THREADS or link is None
+        ]
+    )

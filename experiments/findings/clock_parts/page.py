@@ -1,0 +1,133 @@
+"""The page's section on time to the same test error, made of study 5's runs and launches."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from harness.cells import Cell, Record, Study
+from harness.clock import Timed, load_told, soonest, step_time, time_ratio, time_to_cutoff
+from harness.intervals import Interval, bounded
+
+from clock_parts.launches import SYNCHRONOUS, launch, ways
+from clock_parts.settings import LINKS, PROCESSES, SETTINGS, Chosen
+
+TIMES = 1.5  # as soon as the best synchronous way
+CLAIMED = ("B", 2, 100)  # setting, processes, Mbit/s
+OPEN = "not measured yet"
+Records = Mapping[str, Record]
+
+
+@dataclass(frozen=True)
+class Place:
+    """A setting on so many processes over a link."""
+
+    letter: str
+    processes: int
+    link: int | None
+
+    def __str__(self) -> str:
+        where = "loopback" if self.link is None else f"{self.link} Mbit/s"
+        return f"{self.letter}, {self.processes} processes, {where}"
+
+
+PLACES = [Place(letter, number, link) for letter in SETTINGS for number in PROCESSES for link in LINKS]
+
+
+def clock(study: Study, methods: Chosen, runs: Records, launches: Records) -> str:
+    """The claim, then a table for each place."""
+    parts = [
+        f"## Time to the same test error\n\n{load_told(launches)}\n",
+        "Seconds are steps to the cut-off, from the runs, times seconds a step, from three launches of processes with "
+        "one thread each; intervals from both, half widths of logarithms as squares. *Times as soon*: the least mean "
+        "time of the synchronous ways over this one's, steps seed by seed and seconds launch by launch. p: predicted "
+        "from loopback and the bytes that a process sends a step, where links between hosts are not allowed. Processes "
+        "beyond the number of cores take turns.\n",
+        _claim(study, methods, runs, launches),
+    ]
+    parts += [_table(study, methods, runs, launches, place) for place in PLACES]
+    return "\n".join(parts)
+
+
+def _timed(study: Study, methods: Chosen, launches: Records, place: Place) -> list[Timed]:
+    """The ways whose steps are known here."""
+    found = []
+    for way in ways(methods, place.letter):
+        link = None if way == SYNCHRONOUS[0] else place.link
+        step = step_time(launch(methods, place.letter, way, place.processes, link), launches)
+        if step is not None:
+            found.append(Timed(way, _cell(study, place, way), step))
+    return found
+
+
+def _cell(study: Study, place: Place, way: str) -> Cell:
+    stages = "synchronous" if way in SYNCHRONOUS else f"{way}, {place.processes} stages"
+    return study.cell(f"{place.letter}, {stages}")
+
+
+def _times(study: Study, runs: Records, timed: Sequence[Timed], place: Place) -> list[tuple[Timed, Interval]]:
+    reference = study.cell(f"{place.letter}, synchronous")
+    found = [(way, time_to_cutoff(study, runs, way, reference)) for way in timed]
+    return [(way, seconds) for way, seconds in found if seconds is not None]
+
+
+def _best(times: Sequence[tuple[Timed, Interval]], *, synchronous: bool, complete: int) -> Timed | None:
+    """The soonest of the synchronous ways, or of the others; None while one of them is not known."""
+    own = [each for each in times if (each[0].name in SYNCHRONOUS) == synchronous]
+    return soonest(own) if len(own) == complete else None
+
+
+def _claim(study: Study, methods: Chosen, runs: Records, launches: Records) -> str:
+    place = Place(*CLAIMED)
+    times = _times(study, runs, _timed(study, methods, launches, place), place)
+    ours = _best(times, synchronous=False, complete=len(methods))
+    theirs = _best(times, synchronous=True, complete=len(SYNCHRONOUS))
+    text = f"{place}: the best asynchronous or local way at least {TIMES} times as soon as the best synchronous one"
+    verdict, told = "not finished", ""
+    if ours is not None and theirs is not None:
+        verdict, told = _judged(study, runs, ours, theirs, place)
+    return f"| figure | verdict | ways and value |\n|---|---|---|\n| {text} | **{verdict}** | {told} |\n"
+
+
+def _judged(study: Study, runs: Records, ours: Timed, theirs: Timed, place: Place) -> tuple[str, str]:
+    found = time_ratio(study, runs, ours, theirs, study.cell(f"{place.letter}, synchronous"))
+    verdict = bounded(found, 1 / TIMES)
+    if ours.step.noisy or theirs.step.noisy:
+        verdict = "undecided"
+    marks = "".join(sorted({*ours.step.mark, *theirs.step.mark}))
+    return verdict, f"{ours.name} against {theirs.name}: {marks}{_as_soon(found)}"
+
+
+def _as_soon(found: Interval | None) -> str:
+    """How many times as soon: the ratio of times, turned over."""
+    if found is None:
+        return "not known"
+    if found.high == float("inf"):
+        return f"< {1 / found.low:.2f}"
+    return str(Interval(1 / found.mean, 1 / found.high, 1 / found.low))
+
+
+def _table(study: Study, methods: Chosen, runs: Records, launches: Records, place: Place) -> str:
+    timed = _timed(study, methods, launches, place)
+    times = _times(study, runs, timed, place)
+    theirs = _best(times, synchronous=True, complete=len(SYNCHRONOUS))
+    rows = []
+    for way, method in ways(methods, place.letter).items():
+        step = next((each.step for each in timed if each.name == way), None)
+        own = next(((each, seconds) for each, seconds in times if each.name == way), None)
+        ratio, verdict = "", ""
+        if own is not None and theirs is not None and own[0] != theirs:
+            found = time_ratio(study, runs, own[0], theirs, study.cell(f"{place.letter}, synchronous"))
+            ratio, verdict = _as_soon(found), _side(found, noisy=own[0].step.noisy or theirs.step.noisy)
+        name = f"{way}, `{method.format(processes=place.processes)}`" if way not in SYNCHRONOUS else way
+        shown = (OPEN, "") if step is None else (step.shown, f"{step.others:.2f}")
+        seconds = "" if own is None else str(own[1])
+        rows.append(f"| {name} | {shown[0]} | {seconds} | {ratio} | {verdict} | {shown[1]} |")
+    head = "| way | a step, ms | seconds to the error | times as soon | verdict | cores of others |"
+    return f"### {place}\n\n{head}\n|---|---|---|---|---|---|\n" + "\n".join(rows) + "\n"
+
+
+def _side(found: Interval | None, *, noisy: bool) -> str:
+    if noisy:
+        return "undecided (noisy)"
+    if found is None or found.low <= 1 <= found.high:
+        return "undecided"
+    return "sooner" if found.high < 1 else "later"

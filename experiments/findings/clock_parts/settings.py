@@ -1,0 +1,100 @@
+"""The two settings of study 5: network, data, optimizer, and a Trainer of them."""
+
+import functools
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from harness.examples import made_up, mnist, stages_of, text
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+import stretto
+from stretto.data import Dataset
+from stretto.models.mlp import mlp
+from stretto.models.model import Recipe
+from stretto.models.transformer import transformer
+
+Chosen = Mapping[str, Mapping[str, str]]
+"""Methods by kind ("asynchronous", "local") and setting."""
+PROCESSES, LINKS = (2, 4), (None, 100, 400)
+WARMUP = 30
+ROTATED = (0.002, 0.004, 0.008, 0.016)  # the grid of study 1 for rotated AdamW
+
+
+def constant(update: int) -> float:
+    """The rate of setting A."""
+    return 1.0
+
+
+def warmed_up(update: int) -> float:
+    """The rate of setting B: a warm-up, then the inverse square root, as a share of the peak."""
+    return min((update + 1) / WARMUP, (WARMUP / (update + 1)) ** 0.5)
+
+
+def token_loss(output: Tensor, target: Tensor) -> Tensor:
+    """The mean over tokens, output [N, T, V]."""
+    return cross_entropy(output.flatten(0, 1), target.flatten())
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A network of 8 blocks with its data and optimizer; `activations` are the numbers between two stages."""
+
+    data: Callable[[str | None], Dataset]
+    random: Callable[[], Dataset]
+    recipe: Callable[[Dataset], Recipe]
+    loss: Callable[[Tensor, Tensor], Tensor]
+    optimizer: str
+    step: Callable[..., torch.optim.Optimizer]
+    grid: tuple[float, ...]
+    rate_at: Callable[[int], float]
+    clip: float | None
+    batch: int
+    activations: int
+    tested: int
+    evaluated: int
+
+    def rates(self, method: str) -> tuple[float, ...]:
+        """The grid of a method: rotated AdamW has its own."""
+        return ROTATED if "rotate" in method and self.optimizer == "AdamW" else self.grid
+
+    def scheduler(self, optimizer: Any) -> torch.optim.lr_scheduler.LambdaLR:
+        """The schedule of the rate."""
+        return torch.optim.lr_scheduler.LambdaLR(optimizer, self.rate_at)
+
+
+SETTINGS = {
+    "A": Setting(
+        data=partial(mnist, tested=2000), random=lambda: made_up((1, 28, 28), 10), recipe=partial(mlp, width=1024),
+        loss=cross_entropy, optimizer="SGD", step=partial(torch.optim.SGD, momentum=0.9),
+        grid=(0.003, 0.01, 0.03, 0.1), rate_at=constant, clip=None, batch=64, activations=64 * 1024,
+        tested=2000, evaluated=500,
+    ),
+    "B": Setting(
+        data=partial(text, context=64), random=lambda: made_up((64,), 100, tokens=True),
+        recipe=partial(transformer, depth=8, width=128, heads=4), loss=token_loss, optimizer="AdamW",
+        step=partial(torch.optim.AdamW, betas=(0.9, 0.99), weight_decay=0.01), grid=(0.001, 0.002, 0.004, 0.008),
+        rate_at=warmed_up, clip=1.0, batch=16, activations=16 * 64 * 128, tested=256, evaluated=64,
+    ),
+}  # fmt: skip
+
+
+def trainer_of(setting: Setting, method: str, stages: int, data: Dataset, *, rate: float, seed: int) -> stretto.Trainer:
+    """A Trainer of the setting's network in so many stages, on one process or on as many as there are stages."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*it will overshoot")  # of predictions: that is what is asked
+        return stretto.Trainer(
+            stages_of(setting.recipe(data), stages, seed), stretto.mean(setting.loss), partial(setting.step, lr=rate),
+            method, example=data.train.x[:2], scheduler=setting.scheduler, clip=setting.clip, device="cpu", seed=seed,
+        )  # fmt: skip
+
+
+@functools.cache
+def parameters(setting: Setting) -> int:
+    """The number of weights and biases."""
+    whole = nn.Sequential(*stages_of(setting.recipe(setting.random()), 1, 0))
+    return sum(parameter.numel() for parameter in whole.parameters())

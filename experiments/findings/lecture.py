@@ -1,0 +1,72 @@
+"""Study 4, the lecture: its tables on processes; synchronous, stale and local SGD over links. See rules.md.
+
+What is timed, and the page's parts, are in lecture_parts/.
+"""
+
+from functools import partial
+from typing import Any
+
+import torch
+from harness import Cell, Study, measured_training, optimizer_numbers, weight_copies
+from harness.examples import in_batches, in_order, mnist, stages_of
+from lecture_parts.launches import LAUNCHES, SYNCS, WIDTH
+from lecture_parts.page import clock
+from torch.nn.functional import cross_entropy
+
+import stretto
+from stretto.models.mlp import mlp
+
+RATES = (0.01, 0.03, 0.1, 0.3)
+STEPS, HORIZON, EVERY, BATCH, TESTED = 600, 400, 20, 64, 10_000
+
+
+def train(cell: Cell, rate: float, seed: int, steps: int, path: str | None) -> dict[str, Any]:
+    """One run: two replicas, emulated, each with half of every minibatch."""
+    data = mnist(path, TESTED)
+    trainer = stretto.Trainer(
+        stages_of(mlp(data, width=WIDTH), 1, seed), cross_entropy, partial(torch.optim.SGD, lr=rate), cell.method,
+        mesh=stretto.Mesh(data=2), sync=cell.settings["sync"], device="cpu", seed=seed,
+    )  # fmt: skip
+    held_out = {"test": in_batches(data.test, TESTED, 1000), "validation": in_batches(data.validation, TESTED, 1000)}
+    measured = measured_training(trainer, in_order(data, BATCH, seed), steps, EVERY, **held_out)
+    memory = {"weight copies": weight_copies(trainer), "optimizer numbers": optimizer_numbers(trainer)}
+    return {**measured, "memory": memory}
+
+
+def cells() -> tuple[Cell, ...]:
+    """Three ways in which two replicas agree."""
+    first = next(iter(SYNCS))
+    return tuple(
+        Cell(name, "backprop", "SGD", RATES, STEPS, {"sync": sync}, reference=None if name == first else first)
+        for name, sync in SYNCS.items()
+    )
+
+
+STUDY = Study(
+    name="lecture",
+    title="The lecture: its tables on processes, and three ways to agree over narrow links",
+    question=(
+        "What do the lecture's tables come to on one, two and four processes of this machine, and how soon do "
+        "synchronous, bounded-stale and local SGD reach the same test error over links of 20, 100 and 400 Mbit/s?"
+    ),
+    cells=cells(),
+    train=train,
+    horizon=HORIZON,
+    metric="error",
+    setting=(
+        "Cells: the MLP of 8 layers of 256 on the first 10,000 training images of MNIST, two replicas with half of "
+        "each minibatch of 64, SGD without momentum at a constant rate, 600 steps, the cut-off at step 360 of "
+        "all-reduce, by test error on all 10,000 test images: [rules](../../rules.md), study 4. Timed parts: processes "
+        "of one thread each, pinned to cores in turn, gloo, figures of three launches of each configuration, in turns."
+    ),
+    launches=LAUNCHES,
+    clock=clock,
+    tried=(
+        "A pilot before the first run: three steps of most launches, and of each cell, on a loaded machine. It showed "
+        "that they run; its times and losses are not kept.",
+        "Rules left open, and read so: SGD has no momentum (study 3 names it where it has); batches of 64 are those of "
+        "both replicas together; runs go on to 600 steps, so that ratios are known up to 1.67; the spatial batch is 16 "
+        "and its network AlexNet with 1000 classes, four processes as 2 x 2 since its last images have two rows; the "
+        "batches from which steps are predicted are 16 and 64; what is timed has random images of MNIST's shape.",
+    ),
+)

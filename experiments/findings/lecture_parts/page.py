@@ -1,0 +1,211 @@
+"""The page's sections on what study 4 times and counts, made of its runs and launches."""
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+
+from harness.cells import Record, Study
+from harness.clock import StepTime, Timed, load_told, milliseconds, soonest, step_time, time_ratio, time_to_cutoff
+from harness.intervals import Interval, compared, interval, ratio
+from harness.launches import LAUNCHES as NUMBER
+from harness.launches import Launch
+
+from lecture_parts.launches import (
+    BATCHES,
+    LINKS,
+    NETWORKS,
+    SPATIAL_BATCH,
+    SYNCS,
+    WAYS,
+    bytes_by_formula,
+    counted,
+    replicas,
+    spatial,
+    utilisation,
+)
+
+OPEN, OTHERS = "not measured yet", "cores of others"
+EXAMPLES = 10_000  # of an epoch
+ONE = Interval(1.0, 1.0, 1.0)
+Launches = Mapping[str, Record]
+
+
+def clock(runs: Launches, launches: Launches) -> str:
+    """All sections."""
+    return "\n".join(
+        [
+            f"## Times\n\n{load_told(launches)}\n",
+            _spatial(launches),
+            _utilisation(launches),
+            _bytes(launches),
+            _links(runs, launches),
+        ]
+    )
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head), *(f"| {' | '.join(row)} |" for row in rows)]
+    return "\n".join(lines) + "\n"
+
+
+def _spatial(launches: Launches) -> str:
+    rows = []
+    for processes in (1, 2, 4):
+        row = [str(processes)]
+        for part in ("forward", "step"):
+            own, alone = (step_time(spatial(number), launches, part) for number in (processes, 1))
+            row.append(OPEN if own is None else own.shown)
+            row.append("" if processes == 1 else _speed_up(own, alone))
+        rows.append([*row, "" if own is None else f"{own.others:.2f}"])
+    return (
+        "### Spatial parallelism\n\n"
+        f"AlexNet on {SPATIAL_BATCH} random images of 3 x 128 x 128, slabs of rows on 2 processes and of rows and "
+        "columns on 4: ms, medians of 10 repetitions, their geometric mean and interval over three launches; and how "
+        "many times as fast as one process. Processes beyond the number of cores take turns.\n\n"
+        + _table(("processes", "forward, ms", "times one", "step, ms", "times one", OTHERS), rows)
+    )
+
+
+def _speed_up(own: StepTime | None, alone: StepTime | None) -> str:
+    if own is None or alone is None:
+        return ""
+    found = ratio(alone.seconds, own.seconds, dict.fromkeys(own.seconds, 0.0))
+    if found is None:
+        return ""
+    return f"{found}, {_verdict(found, ('slower', 'faster'), noisy=own.noisy or alone.noisy)}"
+
+
+def _verdict(found: Interval | None, words: tuple[str, str], *, noisy: bool) -> str:
+    """How a ratio lies to 1: the first word below it, the second above it; nothing is concluded from noisy times."""
+    if noisy:
+        return "undecided (noisy)"
+    return {"less": words[0], "more": words[1], "undecided": "undecided"}[compared(found, ONE)]
+
+
+def _utilisation(launches: Launches) -> str:
+    parts = [
+        "### Utilisation and epoch time against the batch\n\n"
+        "One process of one thread. A step is predicted from its layers, t0 + b t1 through batches of 16 and 64, "
+        "before it is measured. Utilisation: examples a second over those of the batch of 256, measured; and "
+        "b t1 / t(b) of the prediction, which has no largest batch. An epoch is 10,000 examples.\n"
+    ]
+    for network in NETWORKS:
+        launch = utilisation(network)
+        times = {name: _by_batch(launch, launches, name) for name in ("measured", "predicted")}
+        if None in times["measured"] + times["predicted"]:
+            parts.append(f"{network}: {OPEN}.\n")
+            continue
+        rows = [_batch_row(batch, times) for batch in BATCHES]
+        parts.append(f"{network}\n\n" + _table(HEAD, rows) + f"\n{_errors(times)}\n")
+    return "\n".join(parts)
+
+
+HEAD = (
+    "batch", "step, ms", "predicted, ms", "error, %", "utilisation, %", "predicted, %", "epoch, s", "predicted, s",
+)  # fmt: skip
+Times = Mapping[str, Sequence[StepTime | None]]
+
+
+def _by_batch(launch: Launch, launches: Launches, name: str) -> list[StepTime | None]:
+    return [step_time(launch, launches, f"{name}, {batch}") for batch in BATCHES]
+
+
+def _batch_row(batch: int, times: Times) -> list[str]:
+    index = BATCHES.index(batch)
+    measured, predicted = ([each.interval.mean for each in times[name] if each] for name in ("measured", "predicted"))
+    slope = (predicted[-1] - predicted[0]) / (BATCHES[-1] - BATCHES[0])
+    step = times["measured"][index]
+    assert step is not None
+    steps = -(-EXAMPLES // batch)
+    return [
+        str(batch),
+        step.shown,
+        milliseconds(predicted[index]),
+        f"{_error(times, index)}",
+        f"{100 * batch / BATCHES[-1] * measured[-1] / measured[index]:.0f}",
+        f"{100 * batch * slope / predicted[index]:.0f}",
+        f"{steps * measured[index]:.3g}",
+        f"{steps * predicted[index]:.3g}",
+    ]
+
+
+def _error(times: Times, index: int) -> Interval:
+    """The prediction's error in %, launch by launch."""
+    measured, predicted = times["measured"][index], times["predicted"][index]
+    assert measured is not None
+    assert predicted is not None
+    return interval([100 * (predicted.seconds[n] / measured.seconds[n] - 1) for n in range(NUMBER)])
+
+
+def _errors(times: Times) -> str:
+    errors = [abs(_error(times, index).mean) for index in range(len(BATCHES))]
+    others = max(each.others for each in times["measured"] if each is not None)
+    return (
+        f"Mean error of the prediction {statistics.fmean(errors):.1f} %, the largest {max(errors):.1f} %; other "
+        f"programs used at most {others:.2f} cores."
+    )
+
+
+def _bytes(launches: Launches) -> str:
+    rows = []
+    for way in WAYS:
+        told = [launches.get(f"{counted(way).place} | launch {number}") for number in range(NUMBER)]
+        found = sorted({record["figures"]["bytes"] for record in told if record is not None})
+        formula = None if way.endswith("automatic") else bytes_by_formula(way)
+        verdict = ""
+        if found and formula is not None:
+            verdict = "equal" if found == [formula] else "**not equal**"
+        rows.append(
+            [way, OPEN if not found else "; ".join(f"{each:,.0f}" for each in found),
+             "" if formula is None else f"{formula:,.0f}", verdict]
+        )  # fmt: skip
+    return (
+        "### Bytes of data and operator parallelism\n\n"
+        "AlexNet at 3 x 128 x 128 with 1000 classes, 32 examples, two processes: bytes that a process sends a step, "
+        "counted at torch's collectives as a ring sends them, beside the formula of `stretto.parallel.price` with "
+        "biases among the parameters. Data: with a number for each tensor, "
+        "whether it has a gradient. Operator: every layer cut by its outputs, as the formula has it; a convolution of "
+        "two groups on two processes only gathers the gradient of its input, half of the formula's sum. "
+        "Automatic: as the package cuts without a plan, pairs of layers with one sum behind. Messages below 256 bytes "
+        "(losses, counts) are left out.\n\n" + _table(("way", "bytes, counted", "by the formula", "verdict"), rows)
+    )
+
+
+def _links(runs: Launches, launches: Launches) -> str:
+    import lecture
+
+    study: Study = lecture.STUDY
+    reference, rows = study.cells[0], []
+    for link in LINKS:
+        found = [(name, step_time(replicas(name, link), launches)) for name in SYNCS]
+        ways = [Timed(name, study.cell(name), step) for name, step in found if step is not None]
+        times = [(way, time_to_cutoff(study, runs, way, reference)) for way in ways]
+        known = [(way, seconds) for way, seconds in times if seconds is not None]
+        best = soonest(known) if len(known) == len(SYNCS) else None
+        for name, step in found:
+            seconds = next((seconds for way, seconds in known if way.name == name), None)
+            rows.append(
+                ["loopback" if link is None else f"{link} Mbit/s", name, OPEN if step is None else step.shown,
+                 "" if seconds is None else str(seconds), _against(study, runs, ways, name),
+                 "soonest by its mean" if best is not None and best.name == name else "",
+                 "" if step is None else f"{step.others:.2f}"]
+            )  # fmt: skip
+    return (
+        "### Time to the same test error over links\n\n"
+        "Seconds to the error that all-reduce has at step 360: steps from the runs, times seconds a step over the "
+        "link, between hosts of one process each (network namespaces; p: predicted from loopback and the bytes of a "
+        "step, where such links are not allowed). Intervals from both: half widths of logarithms as squares. *Sooner* "
+        "and *later*, against all-reduce on the same link, only where all of the ratio's interval lies beside 1.\n\n"
+        + _table(("link", "way", "a step, ms", "seconds to the error", "against all-reduce", "", OTHERS), rows)
+    )
+
+
+def _against(study: Study, runs: Launches, ways: Sequence[Timed], name: str) -> str:
+    pick: Callable[[str], Timed | None] = lambda wanted: next((way for way in ways if way.name == wanted), None)  # noqa: E731
+    first = study.cells[0]
+    mine, theirs = pick(name), pick(first.name)
+    if name == first.name or mine is None or theirs is None:
+        return ""
+    found = time_ratio(study, runs, mine, theirs, first)
+    if found is None:
+        return ""
+    return f"{found}, {_verdict(found, ('sooner', 'later'), noisy=mine.step.noisy or theirs.step.noisy)}"
