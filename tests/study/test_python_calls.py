@@ -160,7 +160,7 @@ def test_seeds_without_an_effect_on_weights_are_said(capsys):
         ({"data": (torch.ones(3, 3), torch.ones(3, 1))}, "given:data: train is Tensor"),
         ({"metrics": {"mae": 3}}, "mae=3: give a function"),
         ({"loss": lambda output, target: (output - target) ** 2}, "the loss returned a tensor"),
-        ({"methods": ("backprop", "pb-lwp-sc"), "optimizer": "adam"}, "SGD"),
+        ({"methods": ("backprop", "pb-lwp"), "optimizer": "adam"}, "SGD"),
         ({"stages": 99}, "99"),
         ({"jobs": 0}, "jobs=0: choose a whole number of at least 1"),
         ({"jobs": 2, "workers": 2}, "jobs=2, workers=2: runs on several processes go one after the other"),

@@ -27,7 +27,7 @@ def kernels(row):
     return [(work.operator, kernel) for kind in "FB" for work in row.works(kind) for kernel in work.kernels]
 
 
-def test_channels_last_differs_by_its_transposes_alone():
+def test_channels_last_differs_by_transposes_and_by_how_norms_and_pools_run():
     def row(memory_format):
         layers = [nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(4, 4, 3))]
         return layer_costs(*TensorFormat("float16", memory_format).converted(layers, torch.randn(2, 3, 12, 12), "cnn"))
@@ -35,10 +35,10 @@ def test_channels_last_differs_by_its_transposes_alone():
     plain, last = (row(memory_format).layers[0] for memory_format in ("contiguous", "channels_last"))
     assert any(kernel.transposes for _, kernel in kernels(plain))
     assert not any(kernel.transposes for _, kernel in kernels(last))
-    without = [
-        {(name, replace(kernel, transposed=Affine(), transposes=0)) for name, kernel in kernels(each)}
-        for each in (plain, last)
-    ]
+    blocks = [{kernel.blocks for name, kernel in kernels(each) if name == "batch-norm"} for each in (plain, last)]
+    assert blocks == [{4}, {0}]  # one for each channel of contiguous images
+    ours = {"transposed": Affine(), "transposes": 0, "numbers": Affine(), "blocks": 0}
+    without = [{(name, replace(kernel, **ours)) for name, kernel in kernels(each)} for each in (plain, last)]
     assert without[0] == without[1]
     assert (plain.activation, plain.output, plain.parameters) == (last.activation, last.output, last.parameters)
 
