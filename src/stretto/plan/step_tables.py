@@ -1,7 +1,7 @@
 """What steps of the optimizer take beside their passes, for every way to cut layers: cures, products of matrices."""
 
 from collections.abc import Callable, Sequence
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,13 +56,12 @@ class StepTables:
     def _cure(self, cure: StepCure, kinds: tuple[DeviceKind, ...], form: Form) -> tuple[Table, Table]:
         # Seconds that a cure adds to a step of the layers [i, j), on the slowest of some kinds of devices, and bytes
         # that it keeps of their matrices.
-        layers, indices = self.distinct(form)
-        seconds = [
-            range_sums(np.array([cure_seconds(cure, x, machine, self.stepping).mean(cure) for x in layers])[indices])
-            for machine in machines_of(self.problem, kinds, self.dtype)
-        ]
-        kept = np.array([matrix_bytes(cure, layer, self.stepping) for layer in layers])[indices]
-        return slowest(kinds) * np.maximum.reduce(seconds), range_sums(kept)
+        def seconds(layer: LayerCost, machine: Machine) -> float:
+            return cure_seconds(cure, layer, machine, self.stepping).mean(cure)
+
+        return self._longest(seconds, kinds, form), self._sums(
+            lambda layer: matrix_bytes(cure, layer, self.stepping), form
+        )
 
     def of_shares(
         self, update: Table, kinds: tuple[DeviceKind, ...], form: Form, replicas: Sequence[Link], data: int
@@ -79,12 +78,24 @@ class StepTables:
 
     def _orthogonalising(self, kinds: tuple[DeviceKind, ...], form: Form) -> tuple[Table, Table]:
         # Seconds of Muon's products for the layers [i, j), and bytes of their hidden matrices.
-        (layers, indices), chosen = self.distinct(form), optimizer_of(self.problem.optimizer)
-        seconds = [
-            range_sums(np.array([matrix_seconds(layer, chosen, machine) for layer in layers])[indices])
+        chosen = optimizer_of(self.problem.optimizer)
+        item = 4 if self.problem.masters else BYTES.get(self.dtype, 4)
+
+        def seconds(layer: LayerCost, machine: Machine) -> float:
+            return matrix_seconds(layer, chosen, machine)
+
+        return self._longest(seconds, kinds, form), self._sums(lambda layer: item * layer.matrices.hidden, form)
+
+    def _longest(self, seconds: Callable[..., float], kinds: tuple[DeviceKind, ...], form: Form) -> Table:
+        # The sums of a layer's seconds over the layers [i, j), on the slowest of some kinds of devices.
+        tables = [
+            self._sums(partial(seconds, machine=machine), form)
             for machine in machines_of(self.problem, kinds, self.dtype)
         ]
-        item = 4 if self.problem.masters else BYTES.get(self.dtype, 4)
-        return slowest(kinds) * np.maximum.reduce(seconds), range_sums(
-            np.array([item * x.matrices.hidden for x in layers])[indices]
-        )
+        longest: Table = slowest(kinds) * np.maximum.reduce(tables)
+        return longest
+
+    def _sums(self, value: Callable[[LayerCost], float], form: Form) -> Table:
+        # The sums of a layer's values over the layers [i, j).
+        layers, indices = self.distinct(form)
+        return range_sums(np.array([value(layer) for layer in layers])[indices])
