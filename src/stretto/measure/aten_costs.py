@@ -10,6 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from stretto.measure.kernels import Kernel, kernels_of, kind_of
 from stretto.nn.flop_counter import flops_of
+from stretto.nn.memory_limit import bytes_of
 
 SORTS = (  # what stands in an operator's name, the first that fits
     ("attention-2022", ("attention_2022",)),
@@ -140,7 +141,7 @@ def moved(name: str, args: Any, kwargs: Any, made: Any) -> int:
 
 def nbytes(values: Any) -> int:
     """Bytes of the elements of all tensors in a nest of values."""
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors(values))
+    return bytes_of(tensors(values))
 
 
 def tensors(values: Any) -> Iterator[Tensor]:

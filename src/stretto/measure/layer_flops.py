@@ -31,6 +31,7 @@ from stretto.measure.traced_layers import ForwardContext, Inputs, LayerRun, Runn
 from stretto.nn import tied_weights
 from stretto.nn.batch import num_examples
 from stretto.nn.layer_recompute import Recomputing, marked
+from stretto.nn.memory_limit import bytes_of
 from stretto.nn.preserve import device_of, undisturbed
 from stretto.optim.parameter_labels import MATRIX, stage_labels
 from stretto.optimizers import NO_MATRICES, MatrixWork
@@ -274,8 +275,8 @@ def row(name: str, module: nn.Module, pair: Pair, works: PassWorks) -> LayerCost
         differentiated=pair.few.differentiated,
         parameters=sum(p.numel() for p in parameters),
         parameter_tensors=len(trained),
-        parameter_bytes=sum(p.numel() * p.element_size() for p in parameters),
-        gradient_bytes=sum(p.numel() * p.element_size() for p in trained),
+        parameter_bytes=bytes_of(parameters),
+        gradient_bytes=bytes_of(trained),
         peaks=Peaks(forward, backward, again, max((p.numel() * p.element_size() for p in trained), default=0)),
         image_windows=image_windows(pair.examples, pair.few.windows, pair.many.windows),
         **sizes,

@@ -19,6 +19,7 @@ from stretto.cost.matrix_step import BFLOAT16, QR, factorisations
 from stretto.measure.all_reduce import once, slowest
 from stretto.measure.aten_costs import Operators
 from stretto.measure.fit import fit
+from stretto.nn.memory_limit import bytes_of
 from stretto.optimizers import OPTIMIZERS, BasisWork
 
 CHAIN = 4  # layers in a row, as in a stage: what starting a backward takes is shared among them
@@ -176,7 +177,7 @@ def update(
     parameters = [nn.Parameter(torch.zeros(shape)) for _ in range(number)]
     for parameter in parameters:
         parameter.grad = torch.full_like(parameter, 1e-3)
-    moved = OPTIMIZERS[family].accesses * sum(p.numel() * p.element_size() for p in parameters)
+    moved = OPTIMIZERS[family].accesses * bytes_of(parameters)
     return Case(family, "update", step(parameters).step, (number, 0, moved))
 
 

@@ -15,6 +15,7 @@ from stretto.measure.gpu_autocast import GpuAutocast, autocasting
 from stretto.measure.image_windows import ImageWindows, SeenWindow
 from stretto.measure.live_bytes import LiveBytes, returning
 from stretto.nn.layer_recompute import Recomputing
+from stretto.nn.memory_limit import bytes_of
 from stretto.nn.preserve import output_tensors
 from stretto.nn.stopwatch import as_leaves, attempt
 
@@ -140,8 +141,8 @@ class TracedLayer:
         return {
             "activation": self.inside + size(kept),
             "shared": size({key: each for key, each in kept.items() if key in before}),
-            "input": sum(t.numel() * t.element_size() for t in leaves),
-            "output": sum(t.numel() * t.element_size() for t in outputs),
+            "input": bytes_of(leaves),
+            "output": bytes_of(outputs),
             "loose_input": size({key: each for key, each in arrived.items() if key not in {*kept, *made}}),
             "loose_output": size({key: each for key, each in made.items() if key not in {*kept, *before}}),
         }

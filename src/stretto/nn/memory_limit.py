@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from stretto.errors import UsageError
@@ -30,13 +30,18 @@ def available() -> float:
     return min(free)
 
 
+def bytes_of(tensors: Iterable[Tensor]) -> int:
+    """Bytes of the elements of all tensors."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
 def size_of(modules: Iterable[nn.Module | None]) -> float:
     """Bytes of modules: parameters, buffers, and the Python objects that hold them."""
     size = 0.0
     for module in modules:
         if module is not None:
             tensors = [*module.parameters(), *module.buffers()]
-            size += sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+            size += bytes_of(tensors)
             size += PER_OBJECT * (len(tensors) + sum(1 for _ in module.modules()))
     return size
 

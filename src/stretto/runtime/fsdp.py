@@ -1,6 +1,6 @@
 """A stage's weights dealt out over the processes that hold it in all replicas: torch's FSDP2, as it is."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
 
@@ -12,6 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 
 from stretto.errors import UsageError
+from stretto.nn.memory_limit import bytes_of
 from stretto.replicas import FullyShard
 from stretto.runtime.replica_group import ReplicaGroup
 from stretto.runtime.share_exchange import posted
@@ -52,12 +53,7 @@ def blocks_of(module: nn.Module, least: int) -> list[nn.Module]:
     everything = [parameter for layer in layers for parameter in layer.parameters()]
     if len(everything) != len(set(everything)):
         return []
-    return [layer for layer in layers if size_of(layer.parameters()) >= max(least, 1)]
-
-
-def size_of(tensors: Iterator[Tensor]) -> int:
-    """Bytes of the elements of all tensors."""
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    return [layer for layer in layers if bytes_of(layer.parameters()) >= max(least, 1)]
 
 
 class Collective:

@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from stretto.nn.flop_counter import counting
+from stretto.nn.memory_limit import bytes_of
 
 
 @dataclass
@@ -59,7 +60,7 @@ class OperationRecorder(fx.Interpreter):
         changed = [tensor for tensor, version, copy in snapshots if tensor._version != version or differs(tensor, copy)]
         outputs = tensors(value)
         self.records[n] = OperationRecord(
-            num_bytes=sum(tensor.numel() * tensor.element_size() for tensor in outputs),
+            num_bytes=bytes_of(outputs),
             flops=flops,
             floating=any(tensor.is_floating_point() for tensor in outputs),
             gives=self._addresses(outputs),

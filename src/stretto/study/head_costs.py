@@ -21,6 +21,7 @@ from stretto.heads.segprop import SharedTop, top_layers
 from stretto.heads.table import HEADS
 from stretto.measure.layer_flops import layer_costs
 from stretto.nn.batch import as_tuple
+from stretto.nn.memory_limit import bytes_of
 from stretto.options.named import resolve
 from stretto.options.parse import parse
 from stretto.stage.gradient_predictor import squared_error
@@ -185,7 +186,7 @@ def costs_of_head(name: str, model: UncutModel) -> tuple[HeadCosts | None, str]:
                 head.weight = 0.0
                 other, head.weight = count(head), 1.0
             row = count(head)
-            num_bytes = size(head.copied.parameters()) if isinstance(head, ReadingHead) else 0.0
+            num_bytes = float(bytes_of(head.copied.parameters())) if isinstance(head, ReadingHead) else 0.0
         rows.append(row)
         spared.append(other)
         following.append(num_bytes)
@@ -216,18 +217,13 @@ def reading(
     if kind is not None and kind.shares is not None:
         read: dict[int, float] = {}
         for layer, module in top_layers(model.layers, options["layers"]):
-            read[layer] = read.get(layer, 0.0) + size(module.parameters())
+            read[layer] = read.get(layer, 0.0) + bytes_of(module.parameters())
         return replace(costs, read=read, trains=True)
     if kind is None or kind.reads is None:
         return costs
     if kind.reads.of_readout:
         return replace(costs, read={len(model.layers) - 1: max(following)}, every=options["every"])
     return replace(costs, following=(*following, 0.0), every=options["every"])
-
-
-def size(parameters: Any) -> float:
-    """The bytes of parameters."""
-    return float(sum(parameter.numel() * parameter.element_size() for parameter in parameters))
 
 
 def copied_by_auglocal(stage: int, stages: int, *, depth: int, coefficient: float) -> list[int]:

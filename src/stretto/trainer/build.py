@@ -149,9 +149,11 @@ class Construction:
         sizes: dict[tuple[int, int], float] = {}
         for tied in self._ties:
             for user in tied.users:
-                sizes[tied.owner, user] = sizes.get((tied.owner, user), 0.0) + bytes_of([tied.parameter])
+                sizes[tied.owner, user] = sizes.get((tied.owner, user), 0.0) + float(
+                    memory_limit.bytes_of([tied.parameter])
+                )
         for owner, reader, _ in self._readings.readers:
-            read = bytes_of(self._readings.lent(owner, known[owner]).values())
+            read = float(memory_limit.bytes_of(self._readings.lent(owner, known[owner]).values()))
             sizes[owner, reader] = sizes.get((owner, reader), 0.0) + read
         return sizes
 
@@ -334,8 +336,3 @@ class Construction:
             head_reads_x=head_reads_x,
             arguments=arguments_of(self.stages[0]) if 0 in stages_here else None,
         )
-
-
-def bytes_of(parameters: Iterable[Tensor]) -> float:
-    """The bytes of parameters."""
-    return float(sum(parameter.numel() * parameter.element_size() for parameter in parameters))
