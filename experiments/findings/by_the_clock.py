@@ -9,8 +9,7 @@ from clock_parts.launches import launches
 from clock_parts.methods import chosen
 from clock_parts.page import clock
 from clock_parts.settings import PROCESSES, SETTINGS, Chosen, trainer_of
-from harness import Cell, Study, measured_training, optimizer_numbers, weight_copies
-from harness.examples import in_batches, in_order
+from harness import Cell, Study, first, measured_training, shuffled
 
 STEPS, HORIZON, EVERY = 600, 400, 25
 
@@ -19,25 +18,28 @@ def train(cell: Cell, rate: float, seed: int, steps: int, path: str | None) -> d
     """One run, emulated on as many stages as there will be processes."""
     setting = SETTINGS[cell.settings["setting"]]
     data = setting.data(path)
-    minibatch = in_order(data, setting.batch, seed)
+    minibatch = shuffled(data.train, setting.batch, seed)
     trainer = trainer_of(setting, cell.method, cell.settings["stages"], data, rate=rate, seed=seed)
     held_out = {
-        name: in_batches(split, setting.tested, setting.evaluated)
+        name: first(split, setting.tested, setting.evaluated)
         for name, split in (("test", data.test), ("validation", data.validation))
     }
-    measured = measured_training(trainer, minibatch, steps, EVERY, **held_out)
-    memory = {"weight copies": weight_copies(trainer), "optimizer numbers": optimizer_numbers(trainer)}
-    return {**measured, "memory": memory}
+    return measured_training(trainer, minibatch, steps, EVERY, **held_out)
 
 
 def cells(methods: Chosen) -> tuple[Cell, ...]:
     """Of each setting: one stage without delay, which stands for every synchronous way, and the chosen methods."""
     found = []
     for letter, setting in SETTINGS.items():
-        first = f"{letter}, synchronous"
+        reference = f"{letter}, synchronous"
         found.append(
             Cell(
-                first, "backprop", setting.optimizer, setting.rates("backprop"), STEPS, {"setting": letter, "stages": 1}
+                reference,
+                "backprop",
+                setting.optimizer,
+                setting.rates("backprop"),
+                STEPS,
+                {"setting": letter, "stages": 1},
             )
         )
         for kind, by_setting in methods.items():
@@ -51,7 +53,7 @@ def cells(methods: Chosen) -> tuple[Cell, ...]:
                         setting.rates(method),
                         STEPS,
                         {"setting": letter, "stages": processes},
-                        reference=first,
+                        reference=reference,
                     )
                 )
     return tuple(found)

@@ -1,6 +1,5 @@
 """Study 1, depth: which cure for delay keeps a decoder of 32 blocks training as fast as no delay does. See rules.md."""
 
-import functools
 import itertools
 import warnings
 from collections.abc import Callable
@@ -8,12 +7,12 @@ from functools import partial
 from typing import Any
 
 import torch
-from harness import Cell, Claim, Study, measured_training, optimizer_numbers, weight_copies
+from harness import Cell, Claim, Study, first, measured_training, shuffled
+from harness.examples import text
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, gelu, layer_norm, scaled_dot_product_attention
 
 import stretto
-from stretto.data import Dataset, load
 from stretto.optim import SOAP, muon
 
 BLOCKS, WIDTH, HEADS, CONTEXT, BATCH = 32, 32, 2, 32, 16
@@ -115,41 +114,19 @@ def loss(output: Tensor, target: Tensor) -> Tensor:
     return cross_entropy(output.flatten(0, 1), target.flatten())
 
 
-@functools.cache
-def text(path: str | None) -> Dataset:
-    """The bytes of the text in the folder."""
-    return load("text", context=CONTEXT) if path is None else load("text", path=path, context=CONTEXT)
-
-
 def train(cell: Cell, rate: float, seed: int, steps: int, path: str | None) -> dict[str, Any]:
     """One run; how often it evaluates and how much it keeps does not depend on the cell."""
-    data = text(path)
-    order = torch.randperm(len(data.train), generator=torch.Generator().manual_seed(seed))
+    data = text(path, CONTEXT)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*it will overshoot")  # of pipeoptim: that is what is asked
         trainer = stretto.Trainer(
             network(data.num_classes, cell.settings["stages"], seed), stretto.mean(loss),
-            _optimizer(cell.optimizer, rate), cell.method, device="cpu", workers=1, seed=seed, clip=CLIP,
+            partial(OPTIMIZERS[cell.optimizer], lr=rate), cell.method, device="cpu", workers=1, seed=seed, clip=CLIP,
             scheduler=lambda optimizer: torch.optim.lr_scheduler.LambdaLR(optimizer, rate_at),
         )  # fmt: skip
-
-    def batch(n: int) -> tuple[Tensor, Tensor]:
-        rows = order[torch.arange(n * BATCH, (n + 1) * BATCH) % len(order)]
-        return data.train.x[rows], data.train.y[rows]
-
-    held_out = {name: [(split.x[:WINDOWS], split.y[:WINDOWS])] for name, split in _held_out(data).items()}
-    measured = measured_training(trainer, batch, steps, EVERY, **held_out)
-    memory = {"weight copies": weight_copies(trainer), "optimizer numbers": optimizer_numbers(trainer)}
-    return {**measured, "memory": memory}
-
-
-def _optimizer(name: str, rate: float) -> Callable[[list[nn.Parameter]], torch.optim.Optimizer]:
-    make = OPTIMIZERS[name]
-    return partial(make, lr=rate)
-
-
-def _held_out(data: Dataset) -> dict[str, Any]:
-    return {"test": data.test, "validation": data.validation}
+    assert data.test is not None
+    held_out = {"test": first(data.test, WINDOWS), "validation": first(data.validation, WINDOWS)}
+    return measured_training(trainer, shuffled(data.train, BATCH, seed), steps, EVERY, **held_out)
 
 
 def cells() -> tuple[Cell, ...]:

@@ -10,13 +10,11 @@ from functools import partial
 from typing import Any
 
 import torch
-from harness import Cell, Study, measured_training, optimizer_numbers, weight_copies
+from harness import Cell, Study, first, measured_training, shuffled
 from harness.cells import Record
 from harness.error_table import by_error, error_table, percent
 from harness.halving import final_records
 from harness.results import against_reference, against_uncured, result
-from harness.training import first, shuffled
-from torch import nn
 
 import stretto
 from stretto.data import Dataset, load
@@ -47,19 +45,13 @@ def train(cell: Cell, rate: float, seed: int, steps: int, path: str | None) -> d
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*it will overshoot")  # the advice is taken as it stands
         trainer = stretto.Trainer(
-            [Chain(*model.layers)] if alone else model.layers, model.loss, _optimizer(cell.optimizer, rate),
+            [Chain(*model.layers)] if alone else model.layers, model.loss, partial(OPTIMIZERS[cell.optimizer], lr=rate),
             cell.method, example=minibatch(0)[0], device="cpu", workers=1, seed=seed,
         )  # fmt: skip
     assert data.test is not None, "Fashion-MNIST has a test split"
     test, validation = first(data.test, HELD_OUT), first(data.validation, HELD_OUT)
     measured = measured_training(trainer, minibatch, steps, EVERY, test=test, validation=validation)
-    memory = {"weight copies": weight_copies(trainer), "optimizer numbers": optimizer_numbers(trainer)}
-    return {**measured, "memory": memory, "resolved": str(trainer.method)}
-
-
-def _optimizer(name: str, rate: float) -> Callable[[list[nn.Parameter]], torch.optim.Optimizer]:
-    make = OPTIMIZERS[name]
-    return partial(make, lr=rate)
+    return {**measured, "resolved": str(trainer.method)}
 
 
 def cells() -> tuple[Cell, ...]:

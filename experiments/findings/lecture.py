@@ -7,8 +7,8 @@ from functools import partial
 from typing import Any
 
 import torch
-from harness import Cell, Study, measured_training, optimizer_numbers, weight_copies
-from harness.examples import in_batches, in_order, mnist, stages_of
+from harness import Cell, Study, first, measured_training, shuffled
+from harness.examples import mnist, stages_of
 from lecture_parts.launches import LAUNCHES, SYNCS, WIDTH
 from lecture_parts.page import clock
 from torch.nn.functional import cross_entropy
@@ -27,17 +27,16 @@ def train(cell: Cell, rate: float, seed: int, steps: int, path: str | None) -> d
         stages_of(mlp(data, width=WIDTH), 1, seed), cross_entropy, partial(torch.optim.SGD, lr=rate), cell.method,
         mesh=stretto.Mesh(data=2), sync=cell.settings["sync"], device="cpu", seed=seed,
     )  # fmt: skip
-    held_out = {"test": in_batches(data.test, TESTED, 1000), "validation": in_batches(data.validation, TESTED, 1000)}
-    measured = measured_training(trainer, in_order(data, BATCH, seed), steps, EVERY, **held_out)
-    memory = {"weight copies": weight_copies(trainer), "optimizer numbers": optimizer_numbers(trainer)}
-    return {**measured, "memory": memory}
+    assert data.test is not None
+    held_out = {"test": first(data.test, TESTED, 1000), "validation": first(data.validation, TESTED, 1000)}
+    return measured_training(trainer, shuffled(data.train, BATCH, seed), steps, EVERY, **held_out)
 
 
 def cells() -> tuple[Cell, ...]:
     """Three ways in which two replicas agree."""
-    first = next(iter(SYNCS))
+    reference = next(iter(SYNCS))
     return tuple(
-        Cell(name, "backprop", "SGD", RATES, STEPS, {"sync": sync}, reference=None if name == first else first)
+        Cell(name, "backprop", "SGD", RATES, STEPS, {"sync": sync}, reference=None if name == reference else reference)
         for name, sync in SYNCS.items()
     )
 

@@ -3,32 +3,31 @@
 Laskin, Metz et al. 2020 (arXiv 2012.03837). The sections of its page are in `sections/local_updates.py`.
 """
 
-import functools
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 from depth import loss as token_loss
-from harness import Cell, Run, Study, first, measured_training, optimizer_numbers, shuffled, weight_copies
+from harness import Cell, Run, Study, first, measured_training, shuffled
 from harness.counted import compute, pipelined_memory, worker_costs
 from harness.decoder import BATCH as TEXT_BATCH
 from harness.decoder import WINDOWS, decoder, text
+from harness.examples import mnist
 from harness.training import Batches
 from sections.local_updates import METHODS, PIPELINES, more
 from torch import nn
 from torch.nn.functional import cross_entropy
 
 import stretto
-from stretto.data import Dataset, Split, load
+from stretto.data import Dataset, Split
 from stretto.data.labels import randomised
 from stretto.models import build
 from stretto.nn.chain import Chain
 
-IMAGES, HELD_OUT, MEMORISED = 10_000, 1_000, 1_000
+HELD_OUT, MEMORISED = 1_000, 1_000
 LAYERS, DEPTH = 8, 20  # of the MLP, of the ResNet
 SGD_RATES = (0.003, 0.01, 0.03, 0.1)
 ADAMW_RATES = (0.0005, 0.001, 0.002, 0.004)
@@ -46,26 +45,16 @@ class Task:
     validation: Batches
 
 
-@functools.cache
 def images(path: str | None) -> Dataset:
     """MNIST: the first 10,000 images of the train split, the first 1,000 of the others."""
-    whole = load("mnist") if path is None else load("mnist", path=str(Path(path) / "mnist"))
-    assert whole.test is not None
-    return Dataset(
-        whole.name, whole.task, whole.num_classes, _beginning(whole.train, IMAGES),
-        _beginning(whole.validation, HELD_OUT), _beginning(whole.test, HELD_OUT), whole.description, whole.options,
-    )  # fmt: skip
-
-
-def _beginning(split: Split, number: int) -> Split:
-    return Split(split.x[:number].clone(), split.y[:number].clone())
+    return mnist(path, HELD_OUT, HELD_OUT)
 
 
 def task(cell: Cell, seed: int, path: str | None) -> Task:
     """What the cell trains; the weights depend on the seed and the network alone."""
     network = cell.settings["network"]
     if network == "decoder":
-        words = text(None if path is None else str(Path(path) / "text"))
+        words = text(path)
         assert words.test is not None
         held = first(words.test, WINDOWS), first(words.validation, WINDOWS)
         return Task(decoder(words, seed), stretto.mean(token_loss), words.train, *held)
@@ -106,8 +95,7 @@ def train(cell: Cell, rate: float, seed: int, steps: int, path: str | None) -> d
     measured = measured_training(
         trainer, batch, steps, cell.settings["every"], test=wanted.test, validation=wanted.validation
     )
-    memory = {"weight copies": weight_copies(trainer), "optimizer numbers": optimizer_numbers(trainer)}
-    return {**measured, "memory": memory, **counted}
+    return {**measured, **counted}
 
 
 def costs(cell: Cell, trainer: stretto.Trainer, x: torch.Tensor, y: torch.Tensor) -> dict[str, Any]:

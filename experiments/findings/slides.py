@@ -13,12 +13,11 @@ from functools import partial
 from typing import Any
 
 import torch
-from harness import Cell, Study, measured_training, optimizer_numbers, weight_copies
+from harness import Cell, Study, first, measured_training, shuffled
 from harness.cells import Record
 from harness.error_table import by_error, error_table, percent, points_above
 from harness.halving import final_records, value
 from harness.results import Result, result
-from harness.training import first, shuffled
 from torch import nn
 
 import stretto
@@ -112,12 +111,10 @@ def train(cell: Cell, rate: float, seed: int, steps: int, path: str | None) -> d
             stages_of(task, model, cell.settings["stages"]), model.loss, optimizer(task, rate), cell.method,
             device="cpu", workers=1, seed=seed,
         )  # fmt: skip
-    measured = measured_training(
+    return measured_training(
         trainer, shuffled(data.train, task.batch, seed), steps, task.steps // 10, test=first(data.test, HELD_OUT),
         validation=first(data.validation, HELD_OUT), window=WINDOW if task.batch == 1 else 1,
     )  # fmt: skip
-    memory = {"weight copies": weight_copies(trainer), "optimizer numbers": optimizer_numbers(trainer)}
-    return {**measured, "memory": memory}
 
 
 def cells() -> tuple[Cell, ...]:

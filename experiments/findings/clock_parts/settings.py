@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from depth import loss, rate_at
 from harness.examples import made_up, mnist, stages_of, text
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -21,23 +22,12 @@ from stretto.models.transformer import transformer
 Chosen = Mapping[str, Mapping[str, str]]
 """Methods by kind ("asynchronous", "local") and setting."""
 PROCESSES, LINKS = (2, 4), (None, 100, 400)
-WARMUP = 30
 ROTATED = (0.002, 0.004, 0.008, 0.016)  # the grid of study 1 for rotated AdamW
 
 
 def constant(update: int) -> float:
     """The rate of setting A."""
     return 1.0
-
-
-def warmed_up(update: int) -> float:
-    """The rate of setting B: a warm-up, then the inverse square root, as a share of the peak."""
-    return min((update + 1) / WARMUP, (WARMUP / (update + 1)) ** 0.5)
-
-
-def token_loss(output: Tensor, target: Tensor) -> Tensor:
-    """The mean over tokens, output [N, T, V]."""
-    return cross_entropy(output.flatten(0, 1), target.flatten())
 
 
 @dataclass(frozen=True)
@@ -76,9 +66,9 @@ SETTINGS = {
     ),
     "B": Setting(
         data=partial(text, context=64), random=lambda: made_up((64,), 100, tokens=True),
-        recipe=partial(transformer, depth=8, width=128, heads=4), loss=token_loss, optimizer="AdamW",
+        recipe=partial(transformer, depth=8, width=128, heads=4), loss=loss, optimizer="AdamW",
         step=partial(torch.optim.AdamW, betas=(0.9, 0.99), weight_decay=0.01), grid=(0.001, 0.002, 0.004, 0.008),
-        rate_at=warmed_up, clip=1.0, batch=16, activations=16 * 64 * 128, tested=256, evaluated=64,
+        rate_at=rate_at, clip=1.0, batch=16, activations=16 * 64 * 128, tested=256, evaluated=64,
     ),
 }  # fmt: skip
 

@@ -5,7 +5,7 @@ that this follows are in rules.md.
 """
 
 from harness.cells import Cell, Claim, Run, Study
-from harness.training import first, measured_training, optimizer_numbers, shuffled, weight_copies
+from harness.training import first, measured_training, shuffled
 
 __all__ = [
     "Cell",
@@ -14,7 +14,5 @@ __all__ = [
     "Study",
     "first",
     "measured_training",
-    "optimizer_numbers",
     "shuffled",
-    "weight_copies",
 ]

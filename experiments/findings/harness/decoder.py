@@ -1,20 +1,18 @@
 """The decoder of studies 3 and 6: 8 blocks of width 64 on the bytes of the text, a stage for each block."""
 
-import functools
-
 from torch import nn
 
-from stretto.data import Dataset, load
+from harness import examples
+from stretto.data import Dataset
 from stretto.models import build
 
 BLOCKS, WIDTH, CONTEXT, BATCH = 8, 64, 64, 16
 WINDOWS = 256  # of the test and of the validation text, in one batch
 
 
-@functools.cache
 def text(path: str | None) -> Dataset:
-    """The bytes of the text in the folder; the default folder's for None."""
-    return load("text", context=CONTEXT) if path is None else load("text", path=path, context=CONTEXT)
+    """The bytes of the text in the folder, in the decoder's windows."""
+    return examples.text(path, CONTEXT)
 
 
 def decoder(data: Dataset, seed: int) -> list[nn.Module]:

@@ -1,14 +1,13 @@
 """MNIST as studies train it, made-up examples for what is timed, and networks in equal stages."""
 
 import functools
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from stretto.data import Dataset, Split, load
 from stretto.models.model import Recipe
@@ -25,15 +24,15 @@ def folder_of(path: str | None, name: str) -> dict[str, str]:
 
 
 @functools.cache
-def mnist(path: str | None, tested: int) -> Dataset:
-    """MNIST with its first training images alone, and so many test images."""
+def mnist(path: str | None, tested: int, choosing: int = CHOOSING) -> Dataset:
+    """MNIST with its first training images alone, so many test images, and so many that choose rates."""
     data = load("mnist", **folder_of(path, "mnist"))
 
     def first(split: Any, count: int) -> Split:
-        return Split(*split.first(count))
+        return Split(*(part.clone() for part in split.first(count)))  # so that the others are freed
 
     return replace(
-        data, train=first(data.train, TRAINED), validation=first(data.validation, CHOOSING),
+        data, train=first(data.train, TRAINED), validation=first(data.validation, choosing),
         test=first(data.test, tested),
     )  # fmt: skip
 
@@ -68,20 +67,3 @@ def stages_of(recipe: Recipe, count: int, seed: int) -> list[nn.Module]:
         blocks = [make() for make in recipe]
     bounds = range(0, len(blocks) + 1, len(blocks) // count)
     return [nn.Sequential(*blocks[start:end]) for start, end in pairwise(bounds)]
-
-
-def in_order(data: Dataset, batch: int, seed: int) -> Callable[[int], tuple[Tensor, Tensor]]:
-    """Minibatch n, in an order that the seed decides; it begins again where the examples end."""
-    order = torch.randperm(len(data.train), generator=torch.Generator().manual_seed(seed))
-
-    def minibatch(n: int) -> tuple[Tensor, Tensor]:
-        rows = order[torch.arange(n * batch, (n + 1) * batch) % len(order)]
-        return data.train.x[rows], data.train.y[rows]
-
-    return minibatch
-
-
-def in_batches(split: Any, most: int, batch: int) -> Sequence[tuple[Tensor, Tensor]]:
-    """The first examples of a split, in batches for evaluation."""
-    x, y = split.first(most)
-    return list(zip(x.split(batch), y.split(batch), strict=True))

@@ -85,10 +85,10 @@ def ratio(
     pairs = [(arrivals[seed], reference[seed], ends[seed]) for seed in seeds]
     if len(pairs) < 2 or any(not other or mine == 0 for mine, other, _ in pairs):
         return None
-    logarithms = [math.log((end if mine is None else mine) / other) for mine, other, end in pairs if other]
+    ratios = [(end if mine is None else mine) / other for mine, other, end in pairs if other]
     if any(mine is None for mine, _, _ in pairs):
-        return Interval(math.inf, math.exp(min(logarithms)), math.inf)
-    return Interval(*map(math.exp, interval(logarithms)))
+        return Interval(math.inf, min(ratios), math.inf)
+    return geometric(ratios)
 
 
 def compared(one: Interval | None, other: Interval | None) -> Literal["less", "more", "undecided"]:

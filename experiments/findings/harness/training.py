@@ -64,9 +64,9 @@ def measured_training(
 
     `batches(n)` is minibatch n. Returns the curve, a list of [step, mean training loss since the last evaluation, test
     loss, test error]; the validation loss at the end, None for a run that diverged; `diverged`, the step at which it
-    was stopped, or None; and the seconds a step, wall and CPU. Training losses of asynchronous methods are told `lag`
-    steps late; each counts where it is told. Numbers that are none are None. `window` is of how many training losses
-    rule 15 takes the mean, of the first ones and of the last.
+    was stopped, or None; the seconds a step, wall and CPU; and the memory, as rule 11 counts it. Training losses of
+    asynchronous methods are told `lag` steps late; each counts where it is told. Numbers that are none are None.
+    `window` is of how many training losses rule 15 takes the mean, of the first ones and of the last.
     """
     times, losses, diverged, told = _Times(), _Losses(window), None, []
     curve = [[0, None, *_evaluated(trainer, test)]]
@@ -88,6 +88,7 @@ def measured_training(
         "validation": None if diverged else _number(trainer.evaluate(validation)["loss"]),
         "diverged": diverged,
         "seconds a step": {"wall": _number(times.wall / done), "cpu": _number(times.cpu / done)},
+        "memory": {"weight copies": weight_copies(trainer), "optimizer numbers": optimizer_numbers(trainer)},
     }
 
 
@@ -101,9 +102,10 @@ def shuffled(split: Split, batch: int, seed: int) -> Callable[[int], tuple[Any, 
     return minibatch
 
 
-def first(split: Split, number: int) -> Batches:
-    """The first examples of a split, as one batch."""
-    return [split.read(slice(0, number))]
+def first(split: Split, number: int, batch: int | None = None) -> Batches:
+    """The first examples of a split, as one batch or in batches of so many."""
+    x, y = split.first(number)
+    return list(zip(x.split(batch or number), y.split(batch or number), strict=True))
 
 
 def optimizer_numbers(trainer: stretto.Trainer) -> float:

@@ -148,12 +148,11 @@ class Construction:
         # Of the weights that one stage sends another, by (owner, user).
         sizes: dict[tuple[int, int], float] = {}
         for tied in self._ties:
+            sent = memory_limit.bytes_of([tied.parameter])
             for user in tied.users:
-                sizes[tied.owner, user] = sizes.get((tied.owner, user), 0.0) + float(
-                    memory_limit.bytes_of([tied.parameter])
-                )
+                sizes[tied.owner, user] = sizes.get((tied.owner, user), 0.0) + sent
         for owner, reader, _ in self._readings.readers:
-            read = float(memory_limit.bytes_of(self._readings.lent(owner, known[owner]).values()))
+            read = memory_limit.bytes_of(self._readings.lent(owner, known[owner]).values())
             sizes[owner, reader] = sizes.get((owner, reader), 0.0) + read
         return sizes
 
