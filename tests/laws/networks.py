@@ -178,6 +178,18 @@ def state(modules):
     return {f"{i}.{k}": v for i, m in enumerate(modules) if m is not None for k, v in m.state_dict().items()}
 
 
+def stepped_together(reference, trainer, batches, flush_after=None):
+    """The losses of the reference and what the trainer returned, batch by batch; both flush after one of them."""
+    losses, returned = [], []
+    for n, (x, y) in enumerate(batches):
+        losses.append(reference.step(x, y))
+        returned.append(trainer.step(x, y))
+        if n == flush_after:
+            reference.flush()
+            trainer.flush()
+    return losses, returned
+
+
 def assert_equal(found, wanted, tolerance=0.0):
     """Bit for bit, or within a relative tolerance of each tensor's largest entry."""
     found, wanted = state(found), state(wanted)

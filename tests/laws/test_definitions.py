@@ -14,7 +14,7 @@ from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
 import stretto
-from laws.networks import NETWORKS, assert_equal, features, labels
+from laws.networks import NETWORKS, assert_equal, features, labels, stepped_together
 from pairwise import in_turn, pairwise
 from stretto.schedule import Action, Reach, Schedule
 
@@ -114,13 +114,7 @@ def compare(stages, loss, batches, method, definition, *, optimizer=SGD, flush_a
     options = {"example": batches[0][0], **options}
     trainer = stretto.Trainer(stages, loss, optimizer, method, **options)
     reference = Definition(trainer.stages, trainer.heads, loss=loss, optimizer=optimizer, **definition)
-    returned, losses = [], []
-    for n, (x, y) in enumerate(batches):
-        losses.append(reference.step(x, y))
-        returned.append(trainer.step(x, y))
-        if n == flush_after:
-            reference.flush()
-            trainer.flush()
+    losses, returned = stepped_together(reference, trainer, batches, flush_after)
     reference.flush()
     rest = trainer.flush()
     assert_equal([*trainer.stages, *trainer.heads], [*reference.stages, *reference.heads], tolerance=1e-12)

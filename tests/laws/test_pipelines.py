@@ -8,7 +8,7 @@ import torch
 from torch.func import functional_call
 
 import stretto
-from laws.networks import NETWORKS, assert_equal, train_plainly
+from laws.networks import NETWORKS, assert_equal, stepped_together, train_plainly
 from laws.pipelines import async_1f1b, gpipe, one_f_one_b, pb_clock
 from pairwise import pairwise
 from stretto.schedule import Reach
@@ -71,13 +71,7 @@ def test_asynchronous_pipelines_with_a_stash(name, clock, num_stages, flush_afte
     batches = network.batches(STEPS)
     trainer = stretto.Trainer(network.stages(num_stages), network.loss, SGD, pipeline(schedule, weights="stash"))
     reference = Versions(trainer.stages, network.loss, [delay(num_stages, s) for s in range(num_stages)])
-    returned, losses = [], []
-    for n, (x, y) in enumerate(batches):
-        losses.append(reference.step(x, y))
-        returned.append(trainer.step(x, y))
-        if n == flush_after:
-            reference.flush()
-            trainer.flush()
+    losses, returned = stepped_together(reference, trainer, batches, flush_after)
     rest = trainer.flush()
     assert_equal(trainer.stages, reference.stages, tolerance=1e-12)
     assert [v for v in returned if v is not None] + rest == pytest.approx(losses, rel=1e-12)

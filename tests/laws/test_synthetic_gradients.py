@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import stretto
-from laws.networks import NETWORKS, assert_equal, features, labels
+from laws.networks import NETWORKS, assert_equal, features, labels, stepped_together
 from stretto import UsageError
 
 OPTIMIZERS = {
@@ -116,13 +116,7 @@ def compare(method, network, optimizer="sgd", *, batches=BATCHES, scheduler=None
     )
     assert all(p.abs().max() < 1e9 for p in trainer.heads[0].parameters())
     reference = Definition(trainer, network.loss, OPTIMIZERS[optimizer], scheduler, **known)
-    losses, returned = [], []
-    for n, (x, y) in enumerate(batches):
-        losses.append(reference.step(x, y))
-        returned.append(trainer.step(x, y))
-        if n == flush_after:
-            reference.flush()
-            trainer.flush()
+    losses, returned = stepped_together(reference, trainer, batches, flush_after)
     reference.flush()
     rest = trainer.flush()
     assert [value for value in (*returned, *rest) if value is not None] == pytest.approx(losses, rel=1e-10)
