@@ -13,6 +13,7 @@ for the first tensor, or a tuple of one for each, in the unit of `rows`.
 """
 
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -116,22 +117,24 @@ def of_each(at: Site, build: Callable[[Tensor, int | None], nn.Module]) -> nn.Mo
 def position_wise(tensor: Tensor, width: int, hidden: int, classes: int | None) -> nn.Module:
     """Linear layers on the last dim, `hidden` of them with ReLU."""
     size = tensor.shape[-1]
-    sizes = [size, *[width] * hidden, size]
-    layers: list[nn.Module] = [nn.Linear(sizes[0], sizes[1])]
-    for before, after in pairwise(sizes[1:]):
-        layers += [nn.ReLU(), nn.Linear(before, after)]
+    layers = stacked(nn.Linear, size, width, hidden)
     return GradientModel(nn.LayerNorm(size) if tensor.dim() == TOKENS else nn.Identity(), layers, classes)
 
 
 def convolutional(tensor: Tensor, width: int, hidden: int, kernel: int, classes: int | None) -> nn.Module:
     """Convolutions that keep the image's size, `hidden` of them with ReLU."""
     convolution = nn.Conv3d if tensor.dim() == 5 else nn.Conv2d
-    size = tensor.shape[1]
+    make = partial(convolution, kernel_size=kernel, padding="same")
+    return GradientModel(nn.Identity(), stacked(make, tensor.shape[1], width, hidden), classes)
+
+
+def stacked(make: Callable[[int, int], nn.Module], size: int, width: int, hidden: int) -> list[nn.Module]:
+    """Layers that `make` builds for their numbers of inputs and outputs, `hidden` of them with ReLU behind."""
     sizes = [size, *[width] * hidden, size]
-    layers: list[nn.Module] = [convolution(sizes[0], sizes[1], kernel, padding="same")]
+    layers = [make(sizes[0], sizes[1])]
     for before, after in pairwise(sizes[1:]):
-        layers += [nn.ReLU(), convolution(before, after, kernel, padding="same")]
-    return GradientModel(nn.Identity(), layers, classes)
+        layers += [nn.ReLU(), make(before, after)]
+    return layers
 
 
 def linear(at: Site) -> nn.Module:

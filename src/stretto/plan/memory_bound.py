@@ -2,7 +2,7 @@
 
 from collections.abc import Hashable
 from functools import lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -13,7 +13,10 @@ from stretto.plan.counted_layers import least_by_count, least_sums
 from stretto.plan.places import Numbers
 from stretto.plan.planned_methods import planned
 from stretto.plan.problem import SHARD_OPTIMIZER, Form
+from stretto.plan.range_tables import running_sums
 from stretto.plan.search_space import Candidate
+
+Size = TypeVar("Size", float, Numbers)
 
 
 class ModelBytes(NamedTuple):
@@ -51,12 +54,7 @@ class MemoryBounds:
 
     def bytes(self, c: Candidate) -> float:
         """Bytes of weights, gradients and optimizer state of all stages."""
-        total, data = self.total(c.mesh.tensor), c.mesh.data
-        if c.shard == SHARD_OPTIMIZER:
-            return total.parameters + total.gradients + total.state / data
-        if c.shard == "fully-shard":
-            return total.parameters + total.gradients + (total.parameters + total.state) / data
-        return sum(total) / (1 if c.shard == "none" else data)
+        return static_bytes(*self.total(c.mesh.tensor), c.shard, c.mesh.data)
 
     def reaches(self, c: Candidate) -> bool:
         """Whether the stages reach the last layer if each worker holds as many layers as its memory allows.
@@ -128,20 +126,24 @@ class MemoryBounds:
     def _static(self, tensor: int, shard: str, data: int, versions: float) -> Numbers:
         # Of the layers before each one; weights that layers share count at the first of them.
         sizes = self.prices.sizes(Form(tensor), 1.0)
-        weights, gradients, state = sizes.parameters[0], sizes.gradients[0], sizes.state[0]
-        static: Numbers = (weights + gradients + state) / data
-        if shard == SHARD_OPTIMIZER:
-            static = weights + gradients + state / data
-        elif shard == "fully-shard":
-            static = weights + gradients + (weights + state) / data
-        elif shard == "none":
-            static = versions * weights + gradients + state
-        return static
+        return static_bytes(sizes.parameters[0], sizes.gradients[0], sizes.state[0], shard, data, versions)
 
     def _kept(self, form: Form, examples: float) -> Numbers:
         # Of the layers before each one.
         activation, shared = (self.prices.amount(form, key, examples) for key in ("activation", "shared"))
-        return np.concatenate([[0.0], np.cumsum(np.maximum(0.0, activation - shared))])
+        return running_sums(np.maximum(0.0, activation - shared))
+
+
+def static_bytes(weights: Size, gradients: Size, state: Size, shard: str, data: int, versions: float = 1.0) -> Size:
+    """Bytes of weights, gradients and optimizer state, if `data` replicas shard them."""
+    static = (weights + gradients + state) / data
+    if shard == SHARD_OPTIMIZER:
+        static = weights + gradients + state / data
+    elif shard == "fully-shard":
+        static = weights + gradients + (weights + state) / data
+    elif shard == "none":
+        static = versions * weights + gradients + state
+    return static
 
 
 def reach(needed: Numbers, stages: int, memory: float) -> int:

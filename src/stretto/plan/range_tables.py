@@ -8,9 +8,14 @@ from stretto.plan.places import Numbers
 Table = NDArray[np.float64]
 
 
+def running_sums(values: Numbers) -> Numbers:
+    """The sum of the values before i, at i."""
+    return np.concatenate([[0.0], np.cumsum(values)])
+
+
 def range_sums(values: Numbers) -> Table:
     """The sum of the values [i, j), at [i, j]."""
-    sums = np.concatenate([[0.0], np.cumsum(values)])
+    sums = running_sums(values)
     table: Table = sums[None, :] - sums[:, None]
     return table
 
