@@ -4,6 +4,7 @@ There are two bounds: one from sums over all layers, which takes microseconds, a
 without messages, for candidates that pass the first.
 """
 
+from collections.abc import Collection, Hashable
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
@@ -11,13 +12,13 @@ import numpy as np
 
 from stretto.cost.cluster import Link
 from stretto.mesh import Mesh
-from stretto.plan.candidate_costs import SLACK, UPDATE, Prices, adds_fill
+from stretto.plan.candidate_costs import ACCUMULATE, SLACK, UPDATE, Prices, adds_fill
 from stretto.plan.memory_bound import MemoryBounds
 from stretto.plan.objective import Rates
 from stretto.plan.partition import least_bottleneck
 from stretto.plan.places import Bill, DeviceKind, Numbers, Places, message, receiving, sending
 from stretto.plan.problem import Form
-from stretto.plan.range_tables import Table
+from stretto.plan.range_tables import Table, range_sums, running_sums
 from stretto.plan.search_space import Candidate
 
 ENDS = ("input", "output")  # what may be a message
@@ -43,11 +44,13 @@ class MeshSummary(NamedTuple):
 class LeastMessages(NamedTuple):
     """The least seconds of a micro-batch's communication.
 
-    `inside` is communication inside all stages, forward and backward. `transit` and `overhead` are of the messages of
-    one pass through all stages: the time that keeps neither end busy, and the time of sending and receiving.
+    `inside` is communication inside all stages, forward and backward, and `of_layers` each layer's. `transit` and
+    `overhead` are of the messages of one pass through all stages: the time that keeps neither end busy, and the time of
+    sending and receiving.
     """
 
     inside: float
+    of_layers: Numbers
     transit: float
     overhead: float
 
@@ -56,9 +59,10 @@ class LeastWork(NamedTuple):
     """The least seconds of all layers on the fastest device.
 
     `whole` is a forward and a backward, `forward` a forward, `update` an update, `separate` a forward and the least
-    weight gradients. `split` is a forward with I and W as separate actions, without the first stage's I; the W of a
-    stage takes at least as long as the backwards of its layers with weights, minus `gap`. `forward_share` and
-    `input_share` are the largest shares that a forward, and an input gradient, have in one layer's total.
+    weight gradients, `accumulate` adding gradients to earlier ones. `split` is a forward with I and W as separate
+    actions, without the first stage's I; the W of a stage takes at least as long as the backwards of its layers with
+    weights, minus `gap`. `forward_share` and `input_share` are the largest shares that a forward, and an input
+    gradient, have in one layer's total. `wholes`, `separates` and `accumulates` are those of each layer.
     """
 
     whole: float
@@ -69,6 +73,10 @@ class LeastWork(NamedTuple):
     gap: float
     forward_share: float
     input_share: float
+    accumulate: float
+    wholes: Numbers
+    separates: Numbers
+    accumulates: Numbers
 
 
 Passes = Literal["whole", "split", "weights"]  # the backward of a stage but the first: B, I and W, or at least W
@@ -92,6 +100,7 @@ class Bounds:
         self.memory = MemoryBounds(prices)
         self.total = self.memory.total
         self.bottleneck = lru_cache(maxsize=None)(self._bottleneck)
+        self.fullest = lru_cache(maxsize=None)(self._fullest)
 
     def _axes(self, mesh: Mesh, pipeline: int, placement: tuple[int, ...]) -> MeshSummary:
         place = self.prices.places(mesh, pipeline, placement)
@@ -119,33 +128,40 @@ class Bounds:
         both = forward + least_backward
         has_weights = weights > 0
         separate = forward + np.where(has_weights, np.minimum(least_backward, weights), 0.0)
+        accumulates = rows[:, ACCUMULATE]
         input_gradients = np.where(np.arange(len(weights)) > lowest, inputs, 0.0)
         return LeastWork(
             float(both.sum()), float(forward.sum()), float(rows[:, UPDATE].sum()), float(separate.sum()),
             float((forward + np.where(has_weights, least_backward, 0.0) + input_gradients).sum()),
             float((backward - weights)[has_weights].max(initial=0.0)), share(forward, both),
             share(input_gradients, forward + np.where(has_weights, least_backward, 0.0)),
+            float(accumulates.sum()), both, separate, accumulates,
         )  # fmt: skip
 
     def _messages(
         self, mesh: Mesh, pipeline: int, placement: tuple[int, ...], forms: tuple[Form, ...], examples: float
     ) -> LeastMessages:
         axes, place = self.axes(mesh, pipeline, placement), self.prices.places(mesh, pipeline, placement)
-        inside = 0.0
+        inside, of_layers = 0.0, np.zeros(len(self.prices.problem.layers))
         if mesh.inside > 1:
-            communication = (
-                self.prices.intra_stage(mesh, pipeline, placement, worker, form, examples, self.prices.hides_exchanges)
+            communication = [
+                forward + backward
                 for worker in axes.workers
                 for form in forms
-            )
-            inside = min(float(forward.sum() + backward.sum()) for forward, backward in communication)
+                for forward, backward in [
+                    self.prices.intra_stage(
+                        mesh, pipeline, placement, worker, form, examples, self.prices.hides_exchanges
+                    )
+                ]
+            ]
+            inside, of_layers = min(float(each.sum()) for each in communication), np.minimum.reduce(communication)
         least_bytes, links = np.array([min(self.message(form, examples) for form in forms)]), place.ahead[:-1]
         transit = overhead = 0.0
         for link in {id(link): link for link in links}.values():
             number = sum(other is link for other in links)
             transit += number * float(message(link, least_bytes)[0])
             overhead += number * float(sending(link, least_bytes)[0] + receiving(link, least_bytes)[0])
-        return LeastMessages(inside, transit, overhead)
+        return LeastMessages(inside, of_layers, transit, overhead)
 
     def _message(self, form: Form, examples: float) -> float:
         # The bytes of the smallest message between stages.
@@ -164,25 +180,56 @@ class Bounds:
         cluster = self.prices.problem.cluster
         return tuple(sorted({DeviceKind(cluster.kinds[0], crowded) for crowded in cluster.crowded(range(workers))}))
 
-    def computing(self, c: Candidate, forms: tuple[Form, ...], *, whole: bool) -> tuple[float, float]:
+    def computing(
+        self, c: Candidate, forms: tuple[Form, ...], *, whole: bool, shards: Collection[str]
+    ) -> tuple[float, float]:
         """The least seconds of a step, and of all workers of a pipeline together in it, from computing alone.
 
-        Of every method with as many micro-batches on the same axes, and every sharding; where `whole`, of those whose
-        stages all run a whole backward.
+        Of every method with as many micro-batches on the same axes, and these shardings; where `whole`, of methods
+        whose stages all run a whole backward.
         """
         even = not (self.prices.problem.cluster.is_uneven or c.placement)
         kinds = self.kinds(c.workers) if even else self.axes(c.mesh, c.pipeline, c.placement).kinds
-        least = self.least(kinds, forms, c.examples)
-        turn = least.whole if whole else least.separate
+        least, added = self.least(kinds, forms, c.examples), self.share_added(c, shards)
+        turn = (least.whole if whole else least.separate) + added * least.accumulate
         busy = (c.microbatches * turn + least.update / c.mesh.data) * SLACK
-        return busy / c.pipeline, busy
+        fullest = self.fullest(kinds, c.pipeline, forms, c.examples, whole, added)
+        return max(busy / c.pipeline, c.microbatches * fullest * SLACK), busy
 
-    def working(self, c: Candidate, forms: tuple[Form, ...], *, whole: bool) -> tuple[float, float]:
+    def working(
+        self, c: Candidate, forms: tuple[Form, ...], *, whole: bool, shards: Collection[str]
+    ) -> tuple[float, float]:
         """The same with the communication inside stages and among replicas."""
         inside = self.messages(c.mesh, c.pipeline, c.placement, forms, c.examples).inside
-        all_reduce = self.all_reduce(c, self.axes(c.mesh, c.pipeline, c.placement))
-        busy = self.computing(c, forms, whole=whole)[1] + (c.microbatches * inside + all_reduce) * SLACK
-        return busy / c.pipeline, busy
+        axes = self.axes(c.mesh, c.pipeline, c.placement)
+        computing = self.computing(c, forms, whole=whole, shards=shards)[1]
+        busy = computing + (c.microbatches * inside + self.all_reduce(c, axes)) * SLACK
+        fullest = self.fullest_of(c, forms, whole=whole, added=self.share_added(c, shards))
+        return max(busy / c.pipeline, c.microbatches * fullest * SLACK), busy
+
+    def share_added(self, c: Candidate, shards: Collection[str]) -> float:
+        """The least share of its gradients that a process adds to those of earlier micro-batches."""
+        if c.microbatches == 1:
+            return 0.0
+        shared = self.prices.as_large_models and any(shard.startswith("fully") for shard in shards)
+        return 1 / c.mesh.data if shared else 1.0
+
+    def fullest_of(self, c: Candidate, forms: tuple[Form, ...], *, whole: bool, added: float) -> float:
+        """The least seconds of a micro-batch of the worker that has most to do, communication inside it included."""
+        kinds = self.axes(c.mesh, c.pipeline, c.placement).kinds
+        within = (c.mesh, c.placement) if c.mesh.inside > 1 else None
+        return self.fullest(kinds, c.pipeline, forms, c.examples, whole, added, within)
+
+    def _fullest(
+        self, kinds: tuple[DeviceKind, ...], pipeline: int, forms: tuple[Form, ...], examples: float, whole: bool,
+        added: float, within: tuple[Mesh, tuple[int, ...]] | None = None,
+    ) -> float:  # fmt: skip
+        least = self.least(kinds, forms, examples)
+        seconds = (least.wholes if whole else least.separates) + added * least.accumulates
+        if within is not None:
+            mesh, placement = within
+            seconds = seconds + self.messages(mesh, pipeline, placement, forms, examples).of_layers
+        return least_of_fullest(seconds, pipeline)
 
     def seconds(self, c: Candidate, forms: tuple[Form, ...] = ()) -> float:
         """A lower bound of a step's seconds, from sums over all layers: as if they divided evenly among stages.
@@ -192,8 +239,9 @@ class Bounds:
         mesh, planning, axes, stages = c.mesh, c.planning, self.axes(c.mesh, c.pipeline, c.placement), c.stages
         forms = forms or (c.form,)
         least = self.least(axes.kinds, forms, c.examples)
-        inside, transit, message_overhead = self.messages(mesh, c.pipeline, c.placement, forms, c.examples)
+        inside, _, transit, message_overhead = self.messages(mesh, c.pipeline, c.placement, forms, c.examples)
         whole, parts = (least.whole if all_receive_gradients(c) else least.separate) + inside, float(stages)
+        added = self.share_added(c, (c.shard,))
         overhead = self.overhead(c, axes, message_overhead)
         if self.goes_back_twice(c):
             parts_with_inputs = parts + planning.stages_per_worker * least.input_share
@@ -202,6 +250,7 @@ class Bounds:
                 whole, parts = least.split - stages * least.gap + inside, parts_with_inputs
             else:
                 whole = least.separate + inside
+        whole += added * least.accumulate
         if c.recompute == "stage":  # in all stages but perhaps the last
             whole, parts = whole + least.forward, parts + planning.stages_per_worker * least.forward_share
         if c.shard == "fully-shard(reshard=True)":
@@ -213,7 +262,9 @@ class Bounds:
             mean = max(mean, turn / c.losses)
         if ends_after_a_forward(c):  # the first stage runs M forwards, the others wait for one at least
             mean = max(mean, least.forward + (1 - 1 / c.microbatches) * mean)
-        return (self.fill(c, least.whole + inside + overhead, transit) + mean) * SLACK
+        fullest = self.fullest_of(c, forms, whole=self.goes_back_whole(c), added=added)
+        load = max(mean, turns * (fullest / planning.stages_per_worker + 2 * axes.per_action))
+        return (self.fill(c, least.whole + inside + overhead + added * least.accumulate, transit) + load) * SLACK
 
     def goes_back_whole(self, c: Candidate) -> bool:
         """Whether all stages run a backward as long as a whole one at least."""
@@ -247,14 +298,15 @@ class Bounds:
     def busy(self, c: Candidate, least: LeastWork, forms: tuple[Form, ...]) -> float:
         """The least seconds of a step in which workers are busy, summed over them, if all stages run forwards again."""
         mesh, axes = c.mesh, self.axes(c.mesh, c.pipeline, c.placement)
-        inside, _, message_overhead = self.messages(mesh, c.pipeline, c.placement, forms, c.examples)
+        inside, _, _, message_overhead = self.messages(mesh, c.pipeline, c.placement, forms, c.examples)
         whole = least.whole if all_receive_gradients(c) else least.separate
         if self.goes_back_twice(c):
             whole = max(least.separate, least.split - c.stages * least.gap)
         whole += least.forward if c.recompute == "stage" else 0.0
         if c.shard == "fully-shard(reshard=True)":
             whole += 3 * (mesh.data - 1) / mesh.data * self.total(mesh.tensor).gradients * axes.seconds_per_byte
-        turn = whole + inside + self.overhead(c, axes, message_overhead)
+        added = self.share_added(c, (c.shard,)) * least.accumulate
+        turn = whole + inside + added + self.overhead(c, axes, message_overhead)
         return (c.microbatches * turn + self.ends(c, axes, least)) * SLACK
 
     def overhead(self, c: Candidate, axes: MeshSummary, message_overhead: float) -> float:
@@ -269,38 +321,56 @@ class Bounds:
         return 2 * transit if c.planning.fills_bubble and c.stages > 1 else whole + 2 * transit
 
     def tighter(self, c: Candidate) -> float:
-        """A tighter bound of a step's seconds: from the exact bottleneck of computation over all partitions."""
+        """A tighter bound of a step's seconds: from the exact bottleneck of the work inside stages over all partitions.
+
+        Of the work of a stage, or of that of one of a worker's stages, whose others may take no time.
+        """
         mesh, axes = c.mesh, self.axes(c.mesh, c.pipeline, c.placement)
         forms = (c.form,)
         least = self.least(axes.kinds, forms, c.examples)
-        inside, transit, message_overhead = self.messages(mesh, c.pipeline, c.placement, forms, c.examples)
+        inside, _, transit, message_overhead = self.messages(mesh, c.pipeline, c.placement, forms, c.examples)
         whole: Passes = "whole" if all_receive_gradients(c) else "weights"
         passes: Passes = "split" if c.planning.split and c.stages > 1 else whole
-        machines = self.prices.places_of(c).machines
-        kinds = tuple(machines[c.worker_of(s)] for s in range(c.stages))
-        bottleneck = self.bottleneck(kinds, c.form, c.examples, passes, c.recompute == "stage")
+        workers = tuple(c.worker_of(s) for s in range(c.stages))
+        added = self.share_added(c, (c.shard,))
+        bottleneck = self.bottleneck(
+            mesh, c.pipeline, c.placement, workers, c.form, c.examples, passes, c.recompute == "stage", added
+        )
         bottleneck += 2 * axes.per_action
-        load = turns_of(c) * bottleneck / c.planning.stages_per_worker  # others of its worker may take no time
+        load = turns_of(c) * bottleneck / c.planning.stages_per_worker
         if ends_after_a_forward(c):
             load = max(load, least.forward + (c.microbatches - 1) * bottleneck)
-        return (self.fill(c, least.whole + inside + self.overhead(c, axes, message_overhead), transit) + load) * SLACK
+        turn = least.whole + inside + self.overhead(c, axes, message_overhead) + added * least.accumulate
+        return (self.fill(c, turn, transit) + load) * SLACK
 
     def _bottleneck(
-        self, kinds: tuple[tuple[DeviceKind, ...], ...], form: Form, examples: float, passes: Passes, recomputes: bool
-    ) -> float:
-        known: dict[tuple[tuple[DeviceKind, ...], bool, bool], Table] = {}
-        last = len(kinds) - 1
-        stages = [(machines, s == 0, recomputes and s < last) for s, machines in enumerate(kinds)]
-        for machines, is_first, again in dict.fromkeys(stages):
-            times = [self.prices.times(kind, form, examples) for kind in machines]
-            forward, backward, inputs, weights = (
-                np.maximum.reduce([kind_times[i] for kind_times in times]) for i in range(4)
-            )
-            seconds = {"whole": forward + backward, "split": forward + inputs + weights, "weights": forward + weights}[
-                "whole" if is_first else passes
-            ]
-            known[machines, is_first, again] = np.where(self.prices.valid, seconds + forward * again, np.inf)
-        return least_bottleneck([known[stage] for stage in stages]) or 0.0
+        self, mesh: Mesh, pipeline: int, placement: tuple[int, ...], workers: tuple[int, ...], form: Form,
+        examples: float, passes: Passes, recomputes: bool, added: float,
+    ) -> float:  # fmt: skip
+        place, last = self.prices.places(mesh, pipeline, placement), len(workers) - 1
+        known: dict[Hashable, Table] = {}
+        tables = []
+        for s, worker in enumerate(workers):
+            machines, again = place.machines[worker], recomputes and s < last
+            links = (tuple(map(id, links[worker])) for links in (place.weights, place.slabs))
+            key = (machines, *links, s == 0, again)
+            if key not in known:
+                inside = self.prices.intra_stage(
+                    mesh, pipeline, placement, worker, form, examples,
+                    self.prices.hides_exchanges and passes != "split",
+                )  # fmt: skip
+                times = [self.prices.times(kind, form, examples) for kind in machines]
+                forward, backward, inputs, weights, _, accumulate = (
+                    np.maximum.reduce([kind_times[i] for kind_times in times]) for i in range(6)
+                )
+                forward = forward + range_sums(inside[0])
+                seconds = {"whole": backward, "split": inputs + weights, "weights": weights}[
+                    "whole" if s == 0 else passes
+                ]
+                seconds = (1 + again) * forward + seconds + range_sums(inside[1]) + added * accumulate
+                known[key] = np.where(self.prices.valid, seconds, np.inf)
+            tables.append(known[key])
+        return least_bottleneck(tables) or 0.0
 
     def ends(self, c: Candidate, axes: MeshSummary, least: LeastWork) -> float:
         """The least seconds of updates and all-reduces of all stages, without latencies."""
@@ -322,6 +392,17 @@ class Bounds:
 def least(seconds: float, alone: float | None) -> float:
     """The smaller one of two figures, of which the second may not be known."""
     return seconds if alone is None else min(seconds, alone)
+
+
+def least_of_fullest(seconds: Numbers, workers: int) -> float:
+    """The least seconds of the worker that has most to do, whoever has which layers, each of so many seconds.
+
+    Of the k W + 1 longest layers, one of W workers has k + 1.
+    """
+    sums = running_sums(np.sort(seconds)[::-1])
+    each = np.arange(1, (len(seconds) - 1) // workers + 2)
+    longest = (each - 1) * workers + 1
+    return float((sums[longest] - sums[longest - each]).max())
 
 
 def least_seconds_per_byte(link: Link) -> float:

@@ -177,7 +177,9 @@ class Values:
         forms = tuple(dict.fromkeys(form for alternatives in group for form in alternatives.forms))
         methods = {(each.plain.method, each.plain.losses, each.plain.per_worker): each.plain for each in group}
         whole = all(map(self.bounds.goes_back_whole, methods.values()))
-        seconds, busy = (self.bounds.working if communicating else self.bounds.computing)(c, forms, whole=whole)
+        shards = {alternatives.plain.shard for alternatives in group}
+        bound = self.bounds.working if communicating else self.bounds.computing
+        seconds, busy = bound(c, forms, whole=whole, shards=shards)
         rates = self.aim.rates(c, self.bounds.bill(c))
         return rates.step * seconds + min(rates.busy, default=0.0) * busy
 
