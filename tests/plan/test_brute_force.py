@@ -13,8 +13,9 @@ from stretto.cost.layer_table import Affine, ImageWindow, TiedLayers
 from stretto.parallel.space.geometry import SlidingWindow
 from stretto.plan import Objective, Problem, candidates, search
 from stretto.plan.bound import Bounds
-from stretto.plan.branch_and_bound import Values, alone
+from stretto.plan.branch_and_bound import Values
 from stretto.plan.candidate_costs import Prices
+from stretto.plan import search_space
 
 EIGHTH = Fraction(1, 8)
 CUT = ((2, 1), (1, 2), (2, 2), (1, 4))
@@ -356,7 +357,13 @@ def test_no_cut_uses_less_energy_than_its_bound(seed):
         for seconds in (bounds.seconds(c), bounds.tighter(c)) if used else ():
             assert values.of_seconds(c, seconds) * c.batch <= float(min(used))
         for communicating in (False, True) if used else ():
-            assert values.of_group([alone(c)], communicating=communicating) * c.batch <= float(min(used))
+            assert values.of_group(group_of(c), communicating=communicating) * c.batch <= float(min(used))
+
+
+def group_of(c):
+    """A candidate as a group of its own."""
+    same = search_space.Choice(c.method, c.per_worker, c.losses, (c.shard,), (c.recompute,), (c.sequence,))
+    return search_space.Group(c, (same,))
 
 
 def compare(n, methods=None, *, empty=False):
