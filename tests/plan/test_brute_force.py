@@ -11,11 +11,10 @@ from brute_force import as_run, best, best_placed, joules, least_cost, money, ro
 from stretto.cost import Cluster, Device, Group, LayerCost, Link, ModelCosts, Rate, Work
 from stretto.cost.layer_table import Affine, ImageWindow, TiedLayers
 from stretto.parallel.space.geometry import SlidingWindow
-from stretto.plan import Objective, Problem, candidates, search
+from stretto.plan import Objective, Problem, candidates, search, search_space
 from stretto.plan.bound import Bounds
 from stretto.plan.branch_and_bound import Values
 from stretto.plan.candidate_costs import Prices
-from stretto.plan import search_space
 
 EIGHTH = Fraction(1, 8)
 CUT = ((2, 1), (1, 2), (2, 2), (1, 4))

@@ -5,7 +5,7 @@ without messages, for candidates that pass the first.
 """
 
 from collections.abc import Collection, Hashable
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -30,15 +30,17 @@ class MeshSummary(NamedTuple):
     """The facts of a mesh and its pipeline that bounds need.
 
     `workers` has one worker for each set of links inside stages,
-    `seconds_per_byte` is the least, over workers, of the slowest link among a worker's replicas. `per_action` and
-    `per_step` are the runtime's own seconds on the fastest device.
+    `per_action` and `per_step` are the runtime's own seconds on the fastest device. `all_reduce` are the least seconds
+    of sums of gradients among replicas, of all stages, and `resharding` of gathering sharded weights twice in a
+    micro-batch and scattering gradients, both without latencies.
     """
 
     kinds: tuple[DeviceKind, ...]
     workers: tuple[int, ...]
-    seconds_per_byte: float
     per_action: float
     per_step: float
+    all_reduce: float
+    resharding: float
 
 
 class LeastMessages(NamedTuple):
@@ -79,12 +81,53 @@ class LeastWork(NamedTuple):
     accumulates: Numbers
 
 
+class OnAxes(NamedTuple):
+    """What bounds of all methods on the same axes have in common."""
+
+    axes: MeshSummary
+    least: LeastWork
+    messages: LeastMessages
+
+
+class Shape(NamedTuple):
+    """What bounds need of a method on so many workers, with so many micro-batches and losses.
+
+    `receives` says whether every stage but the last receives a gradient from the stage above, `splits` whether stages
+    run I and W, `exposes` whether messages add to every turn. `turns` is `turns_of`; `gap_forwards` are the forwards
+    that `gaps` come to.
+    """
+
+    stages: int
+    per_worker: int
+    receives: bool
+    splits: bool
+    exposes: bool
+    waits_in_chunks: bool
+    adds_fill: bool
+    fills_bubble: bool
+    ends_after_a_forward: bool
+    turns: float
+    gap_forwards: int
+
+    @classmethod
+    def of(cls, c: Candidate) -> "Shape":
+        """The shape of a candidate."""
+        return shape_of(c.method, c.per_worker, c.pipeline, c.microbatches, c.losses)
+
+
+@cache
+def shape_of(method: str, per_worker: int, pipeline: int, microbatches: int, losses: int) -> Shape:
+    """The shape of a method's candidates."""
+    c = Candidate(pipeline, Mesh(), 1, method, microbatches, losses=losses, per_worker=per_worker)
+    planning, stages = c.planning, c.stages
+    return Shape(
+        stages, planning.stages_per_worker, c.gradients.everywhere, planning.split and stages > 1,
+        planning.messages == "exposed", planning.waits == "chunk", adds_fill(c), planning.fills_bubble and stages > 1,
+        ends_after_a_forward(c), turns_of(c), gap_forwards(c),
+    )  # fmt: skip
+
+
 Passes = Literal["whole", "split", "weights"]  # the backward of a stage but the first: B, I and W, or at least W
-
-
-def all_receive_gradients(c: Candidate) -> bool:
-    """Whether every stage but the last receives a gradient from the stage above."""
-    return c.gradients.everywhere
 
 
 class Bounds:
@@ -101,6 +144,7 @@ class Bounds:
         self.total = self.memory.total
         self.bottleneck = lru_cache(maxsize=None)(self._bottleneck)
         self.fullest = lru_cache(maxsize=None)(self._fullest)
+        self.on_axes = lru_cache(maxsize=None)(self._on_axes)
 
     def _axes(self, mesh: Mesh, pipeline: int, placement: tuple[int, ...]) -> MeshSummary:
         place = self.prices.places(mesh, pipeline, placement)
@@ -111,9 +155,10 @@ class Bounds:
         return MeshSummary(
             kinds,
             tuple({tuple(map(id, links)): worker for worker, links in enumerate(inside)}.values()),
-            min(seconds_per_byte),
             min(least(device.per_action, device.alone_per_action) for device in devices),
             min(least(device.per_step, device.alone_per_step) for device in devices),
+            self.all_reduce(mesh, min(seconds_per_byte)),
+            3 * (mesh.data - 1) / mesh.data * self.total(mesh.tensor).gradients * min(seconds_per_byte),
         )
 
     def _least(self, kinds: tuple[DeviceKind, ...], forms: tuple[Form, ...], examples: float) -> LeastWork:
@@ -169,6 +214,13 @@ class Bounds:
             float(self.prices.amount(form, key, examples).min()) for key in ENDS
         )
 
+    def _on_axes(
+        self, mesh: Mesh, pipeline: int, placement: tuple[int, ...], forms: tuple[Form, ...], examples: float
+    ) -> OnAxes:
+        axes = self.axes(mesh, pipeline, placement)
+        least = self.least(axes.kinds, forms, examples)
+        return OnAxes(axes, least, self.messages(mesh, pipeline, placement, forms, examples))
+
     def bill(self, c: Candidate) -> Places | Bill:
         """What a candidate's workers cost; without building their places, where workers are alike."""
         cluster = self.prices.problem.cluster
@@ -190,21 +242,21 @@ class Bounds:
         """
         even = not (self.prices.problem.cluster.is_uneven or c.placement)
         kinds = self.kinds(c.workers) if even else self.axes(c.mesh, c.pipeline, c.placement).kinds
-        least, added = self.least(kinds, forms, c.examples), self.share_added(c, shards)
-        turn = (least.whole if whole else least.separate) + added * least.accumulate
+        least = self.least(kinds, forms, c.examples)
+        turn = (least.whole if whole else least.separate) + self.share_added(c, shards) * least.accumulate
         busy = (c.microbatches * turn + least.update / c.mesh.data) * SLACK
-        fullest = self.fullest(kinds, c.pipeline, forms, c.examples, whole, added)
-        return max(busy / c.pipeline, c.microbatches * fullest * SLACK), busy
+        return busy / c.pipeline, busy
 
     def working(
         self, c: Candidate, forms: tuple[Form, ...], *, whole: bool, shards: Collection[str]
     ) -> tuple[float, float]:
-        """The same with the communication inside stages and among replicas."""
-        inside = self.messages(c.mesh, c.pipeline, c.placement, forms, c.examples).inside
-        axes = self.axes(c.mesh, c.pipeline, c.placement)
+        """The same with the communication inside stages and among replicas, and of the worker that has most to do."""
+        axes, _, messages = self.on_axes(c.mesh, c.pipeline, c.placement, forms, c.examples)
         computing = self.computing(c, forms, whole=whole, shards=shards)[1]
-        busy = computing + (c.microbatches * inside + self.all_reduce(c, axes)) * SLACK
-        fullest = self.fullest_of(c, forms, whole=whole, added=self.share_added(c, shards))
+        busy = computing + (c.microbatches * messages.inside + axes.all_reduce) * SLACK
+        fullest = self.fullest(
+            c.mesh, c.pipeline, c.placement, forms, c.examples, whole, self.share_added(c, shards)
+        )  # fmt: skip
         return max(busy / c.pipeline, c.microbatches * fullest * SLACK), busy
 
     def share_added(self, c: Candidate, shards: Collection[str]) -> float:
@@ -214,21 +266,13 @@ class Bounds:
         shared = self.prices.as_large_models and any(shard.startswith("fully") for shard in shards)
         return 1 / c.mesh.data if shared else 1.0
 
-    def fullest_of(self, c: Candidate, forms: tuple[Form, ...], *, whole: bool, added: float) -> float:
-        """The least seconds of a micro-batch of the worker that has most to do, communication inside it included."""
-        kinds = self.axes(c.mesh, c.pipeline, c.placement).kinds
-        within = (c.mesh, c.placement) if c.mesh.inside > 1 else None
-        return self.fullest(kinds, c.pipeline, forms, c.examples, whole, added, within)
-
     def _fullest(
-        self, kinds: tuple[DeviceKind, ...], pipeline: int, forms: tuple[Form, ...], examples: float, whole: bool,
-        added: float, within: tuple[Mesh, tuple[int, ...]] | None = None,
+        self, mesh: Mesh, pipeline: int, placement: tuple[int, ...], forms: tuple[Form, ...], examples: float,
+        whole: bool, added: float,
     ) -> float:  # fmt: skip
-        least = self.least(kinds, forms, examples)
-        seconds = (least.wholes if whole else least.separates) + added * least.accumulates
-        if within is not None:
-            mesh, placement = within
-            seconds = seconds + self.messages(mesh, pipeline, placement, forms, examples).of_layers
+        # The least seconds of a micro-batch of the worker that has most to do, communication inside it included.
+        _, least, messages = self.on_axes(mesh, pipeline, placement, forms, examples)
+        seconds = (least.wholes if whole else least.separates) + added * least.accumulates + messages.of_layers
         return least_of_fullest(seconds, pipeline)
 
     def seconds(self, c: Candidate, forms: tuple[Form, ...] = ()) -> float:
@@ -236,43 +280,45 @@ class Bounds:
 
         With `forms`, of the candidate with its layers run in any of them: on layers that take the least time of all.
         """
-        mesh, planning, axes, stages = c.mesh, c.planning, self.axes(c.mesh, c.pipeline, c.placement), c.stages
-        forms = forms or (c.form,)
-        least = self.least(axes.kinds, forms, c.examples)
-        inside, _, transit, message_overhead = self.messages(mesh, c.pipeline, c.placement, forms, c.examples)
-        whole, parts = (least.whole if all_receive_gradients(c) else least.separate) + inside, float(stages)
-        added = self.share_added(c, (c.shard,))
-        overhead = self.overhead(c, axes, message_overhead)
-        if self.goes_back_twice(c):
-            parts_with_inputs = parts + planning.stages_per_worker * least.input_share
-            per_part = (least.split - stages * least.gap) / parts_with_inputs
+        forms, shape = forms or (c.form,), Shape.of(c)
+        axes, least, messages = self.on_axes(c.mesh, c.pipeline, c.placement, forms, c.examples)
+        inside, transit, per_worker, added = (
+            messages.inside, messages.transit, shape.per_worker, self.share_added(c, (c.shard,))
+        )  # fmt: skip
+        whole, parts = (least.whole if shape.receives else least.separate) + inside, float(shape.stages)
+        overhead, accumulate = self.overhead(shape, axes, messages), added * least.accumulate
+        if self.goes_back_twice(shape):
+            parts_with_inputs = parts + per_worker * least.input_share
+            per_part = (least.split - shape.stages * least.gap) / parts_with_inputs
             if per_part > least.separate / parts:
-                whole, parts = least.split - stages * least.gap + inside, parts_with_inputs
+                whole, parts = least.split - shape.stages * least.gap + inside, parts_with_inputs
             else:
                 whole = least.separate + inside
-        whole += added * least.accumulate
+        whole += accumulate
         if c.recompute == "stage":  # in all stages but perhaps the last
-            whole, parts = whole + least.forward, parts + planning.stages_per_worker * least.forward_share
+            whole, parts = whole + least.forward, parts + per_worker * least.forward_share
         if c.shard == "fully-shard(reshard=True)":
-            whole += 3 * (mesh.data - 1) / mesh.data * self.total(mesh.tensor).gradients * axes.seconds_per_byte
-        turn = whole + overhead + (2 * transit * planning.stages_per_worker if planning.messages == "exposed" else 0.0)
-        turns = turns_of(c)
-        mean = (turns * turn + gaps(c, least) + planning.stages_per_worker * self.ends(c, axes, least)) / parts
-        if planning.waits == "chunk":  # one chunk has at least its share of the work
+            whole += axes.resharding
+        turn = whole + overhead + (2 * transit * per_worker if shape.exposes else 0.0)
+        gaps = shape.gap_forwards * least.forward
+        mean = (shape.turns * turn + gaps + per_worker * self.ends(c, axes, least)) / parts
+        if shape.waits_in_chunks:  # one chunk has at least its share of the work
             mean = max(mean, turn / c.losses)
-        if ends_after_a_forward(c):  # the first stage runs M forwards, the others wait for one at least
+        if shape.ends_after_a_forward:  # the first stage runs M forwards, the others wait for one at least
             mean = max(mean, least.forward + (1 - 1 / c.microbatches) * mean)
-        fullest = self.fullest_of(c, forms, whole=self.goes_back_whole(c), added=added)
-        load = max(mean, turns * (fullest / planning.stages_per_worker + 2 * axes.per_action))
-        return (self.fill(c, least.whole + inside + overhead + added * least.accumulate, transit) + load) * SLACK
+        fullest = self.fullest(
+            c.mesh, c.pipeline, c.placement, forms, c.examples, self.goes_back_whole(shape), added
+        )  # fmt: skip
+        load = max(mean, shape.turns * (fullest / per_worker + 2 * axes.per_action))
+        return (filling(shape, least.whole + inside + overhead + accumulate, transit) + load) * SLACK
 
-    def goes_back_whole(self, c: Candidate) -> bool:
+    def goes_back_whole(self, shape: Shape) -> bool:
         """Whether all stages run a backward as long as a whole one at least."""
-        return all_receive_gradients(c) and not self.goes_back_twice(c)
+        return shape.receives and not self.goes_back_twice(shape)
 
-    def goes_back_twice(self, c: Candidate) -> bool:
+    def goes_back_twice(self, shape: Shape) -> bool:
         """Whether stages run I and W, each backward through all operators."""
-        return c.planning.split and c.stages > 1 and not self.prices.problem.weight_products
+        return shape.splits and not self.prices.problem.weight_products
 
     def value(self, c: Candidate, rates: Rates, seconds: float, forms: tuple[Form, ...] = ()) -> float:
         """A lower bound of the objective's value where a step takes so many `seconds` at least, without correction.
@@ -281,9 +327,8 @@ class Bounds:
         """
         if not rates.busy:
             return rates.step * seconds
-        forms = forms or (c.form,)
-        least = self.least(self.axes(c.mesh, c.pipeline, c.placement).kinds, forms, c.examples)
-        busy, more = self.busy(c, least, forms), min(rates.busy)
+        common = self.on_axes(c.mesh, c.pipeline, c.placement, forms or (c.form,), c.examples)
+        least, busy, more = common.least, self.busy(c, common), min(rates.busy)
         if c.recompute != "stage" or c.recomputes(c.stages - 1) or not least.forward:
             return rates.step * seconds + more * busy
 
@@ -295,53 +340,43 @@ class Bounds:
         longest = seconds * least.forward_share / c.microbatches  # of which it is busy for no longer than the step
         return min(without(min(longest, least.forward)), without(least.forward))
 
-    def busy(self, c: Candidate, least: LeastWork, forms: tuple[Form, ...]) -> float:
+    def busy(self, c: Candidate, common: OnAxes) -> float:
         """The least seconds of a step in which workers are busy, summed over them, if all stages run forwards again."""
-        mesh, axes = c.mesh, self.axes(c.mesh, c.pipeline, c.placement)
-        inside, _, _, message_overhead = self.messages(mesh, c.pipeline, c.placement, forms, c.examples)
-        whole = least.whole if all_receive_gradients(c) else least.separate
-        if self.goes_back_twice(c):
-            whole = max(least.separate, least.split - c.stages * least.gap)
+        axes, least, messages = common
+        shape = Shape.of(c)
+        whole = least.whole if shape.receives else least.separate
+        if self.goes_back_twice(shape):
+            whole = max(least.separate, least.split - shape.stages * least.gap)
         whole += least.forward if c.recompute == "stage" else 0.0
         if c.shard == "fully-shard(reshard=True)":
-            whole += 3 * (mesh.data - 1) / mesh.data * self.total(mesh.tensor).gradients * axes.seconds_per_byte
+            whole += axes.resharding
         added = self.share_added(c, (c.shard,)) * least.accumulate
-        turn = whole + inside + added + self.overhead(c, axes, message_overhead)
+        turn = whole + messages.inside + added + self.overhead(shape, axes, messages)
         return (c.microbatches * turn + self.ends(c, axes, least)) * SLACK
 
-    def overhead(self, c: Candidate, axes: MeshSummary, message_overhead: float) -> float:
+    def overhead(self, shape: Shape, axes: MeshSummary, messages: LeastMessages) -> float:
         """The least seconds of the runtime and of sending and receiving for a micro-batch, summed over all stages."""
-        directions = 2 if all_receive_gradients(c) else 1
-        return 2 * c.stages * axes.per_action + directions * c.planning.stages_per_worker * message_overhead
-
-    def fill(self, c: Candidate, whole: float, transit: float) -> float:
-        """The least seconds of filling the pipeline."""
-        if not adds_fill(c):
-            return 0.0
-        return 2 * transit if c.planning.fills_bubble and c.stages > 1 else whole + 2 * transit
+        directions = 2 if shape.receives else 1
+        return 2 * shape.stages * axes.per_action + directions * shape.per_worker * messages.overhead
 
     def tighter(self, c: Candidate) -> float:
         """A tighter bound of a step's seconds: from the exact bottleneck of the work inside stages over all partitions.
 
         Of the work of a stage, or of that of one of a worker's stages, whose others may take no time.
         """
-        mesh, axes = c.mesh, self.axes(c.mesh, c.pipeline, c.placement)
-        forms = (c.form,)
-        least = self.least(axes.kinds, forms, c.examples)
-        inside, _, transit, message_overhead = self.messages(mesh, c.pipeline, c.placement, forms, c.examples)
-        whole: Passes = "whole" if all_receive_gradients(c) else "weights"
-        passes: Passes = "split" if c.planning.split and c.stages > 1 else whole
+        axes, least, messages = self.on_axes(c.mesh, c.pipeline, c.placement, (c.form,), c.examples)
+        shape, added = Shape.of(c), self.share_added(c, (c.shard,))
+        passes: Passes = "split" if shape.splits else "whole" if shape.receives else "weights"
         workers = tuple(c.worker_of(s) for s in range(c.stages))
-        added = self.share_added(c, (c.shard,))
         bottleneck = self.bottleneck(
-            mesh, c.pipeline, c.placement, workers, c.form, c.examples, passes, c.recompute == "stage", added
+            c.mesh, c.pipeline, c.placement, workers, c.form, c.examples, passes, c.recompute == "stage", added
         )
         bottleneck += 2 * axes.per_action
-        load = turns_of(c) * bottleneck / c.planning.stages_per_worker
-        if ends_after_a_forward(c):
+        load = shape.turns * bottleneck / shape.per_worker
+        if shape.ends_after_a_forward:
             load = max(load, least.forward + (c.microbatches - 1) * bottleneck)
-        turn = least.whole + inside + self.overhead(c, axes, message_overhead) + added * least.accumulate
-        return (self.fill(c, turn, transit) + load) * SLACK
+        turn = least.whole + messages.inside + self.overhead(shape, axes, messages) + added * least.accumulate
+        return (filling(shape, turn, messages.transit) + load) * SLACK
 
     def _bottleneck(
         self, mesh: Mesh, pipeline: int, placement: tuple[int, ...], workers: tuple[int, ...], form: Form,
@@ -378,15 +413,18 @@ class Bounds:
         if c.shard == "fully-shard(reshard=True)":
             return least.update / c.mesh.data + overhead
         update = least.update / (1 if c.shard == "none" else c.mesh.data)
-        return update + self.all_reduce(c, axes) + overhead
+        return update + axes.all_reduce + overhead
 
-    def all_reduce(self, c: Candidate, axes: MeshSummary) -> float:
-        """The least seconds of sums of gradients among replicas, of all stages, without latencies."""
+    def all_reduce(self, mesh: Mesh, seconds_per_byte: float) -> float:
+        """The least seconds of sums of gradients among replicas, of all stages, without latencies.
+
+        `seconds_per_byte` is the least, over workers, of the slowest link among a worker's replicas.
+        """
         if self.prices.problem.program.replicas == "beside a pass":  # all of it may be hidden
             return 0.0
-        replicas = c.mesh.data * c.mesh.space[0] * c.mesh.space[1]
-        total = self.total(c.mesh.tensor)
-        return 2 * (replicas - 1) / replicas * min(total.gradients, total.parameters) * axes.seconds_per_byte
+        replicas = mesh.data * mesh.space[0] * mesh.space[1]
+        total = self.total(mesh.tensor)
+        return 2 * (replicas - 1) / replicas * min(total.gradients, total.parameters) * seconds_per_byte
 
 
 def least(seconds: float, alone: float | None) -> float:
@@ -399,6 +437,8 @@ def least_of_fullest(seconds: Numbers, workers: int) -> float:
 
     Of the k W + 1 longest layers, one of W workers has k + 1.
     """
+    if workers == 1:
+        return float(seconds.sum())
     sums = running_sums(np.sort(seconds)[::-1])
     each = np.arange(1, (len(seconds) - 1) // workers + 2)
     longest = (each - 1) * workers + 1
@@ -419,15 +459,22 @@ def share(part: Numbers, whole: Numbers) -> float:
     return float(np.where(part > 0, shares, 0.0).max(initial=0.0))
 
 
+def filling(shape: Shape, whole: float, transit: float) -> float:
+    """The least seconds of filling the pipeline."""
+    if not shape.adds_fill:
+        return 0.0
+    return 2 * transit if shape.fills_bubble else whole + 2 * transit
+
+
 def ends_after_a_forward(c: Candidate) -> bool:
     """Whether each stage but the first adds a forward at least to a step in which W fills the bubble."""
     return c.planning.fills_bubble and c.stages > 1 and FORWARD in c.planning.gap
 
 
-def gaps(c: Candidate, least: LeastWork) -> float:
-    """The least seconds, summed over stages, that further workers add to a step of a V beside those in `turns_of`."""
+def gap_forwards(c: Candidate) -> int:
+    """The least forwards, summed over stages, that further workers add to a step of a V beside those in `turns_of`."""
     counted = c.planning.order != "v" or set(ONE_PASS) <= set(c.planning.gap)
-    return 0.0 if counted or FORWARD not in c.planning.gap else (c.pipeline - 1) * least.forward
+    return 0 if counted or FORWARD not in c.planning.gap else c.pipeline - 1
 
 
 def turns_of(c: Candidate) -> float:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from stretto.plan.bound import Bounds
+from stretto.plan.bound import Bounds, shape_of
 from stretto.plan.candidate_costs import Prices, Row
 from stretto.plan.cuts import best_cut, least_memory
 from stretto.plan.objective import Objective, Rates
@@ -158,7 +158,6 @@ class Values:
         self.prices = prices
         self.bounds = bounds
         self._rates: dict[Hashable, Rates] = {}
-        self._whole: dict[Hashable, bool] = {}
 
     def of_group(self, group: Group, *, communicating: bool = False) -> float:
         """Of candidates on the same axes: of their computing alone, without building their places; or of all work."""
@@ -173,11 +172,8 @@ class Values:
 
     def goes_back_whole(self, axes: Candidate, choice: Choice) -> bool:
         """Whether all stages run a backward as long as a whole one at least, whatever a choice leaves open."""
-        key = (axes.pipeline, choice.method, choice.per_worker, choice.losses)
-        if key not in self._whole:
-            c = axes._replace(method=choice.method, per_worker=choice.per_worker, losses=choice.losses)
-            self._whole[key] = self.bounds.goes_back_whole(c)
-        return self._whole[key]
+        shape = shape_of(choice.method, choice.per_worker, axes.pipeline, axes.microbatches, choice.losses)
+        return self.bounds.goes_back_whole(shape)
 
     def of_alternatives(self, alternatives: Alternatives) -> float:
         """Of candidates that differ in what is recomputed, and in whether the sequence is divided."""
