@@ -66,7 +66,7 @@ def test_seconds_of_a_step_from_flops_are_those_that_its_source_says(rows):
 
 
 def test_flops_of_products_alone_are_those_that_the_source_counts_a_stage(rows):
-    # sail-sg/VocabularyParallelism, artifact/exp_one_host.csv, base, 256,000 words, 2,048 tokens: 128 sequences' forward.
+    # sail-sg/VocabularyParallelism, artifact/exp_one_host.csv, base, 256,000 words, 2,048 tokens: 128 forwards.
     options = {
         "model-options.depth": 32, "model-options.width": 3072, "model-options.context": 2048,
         "model-options.vocabulary": 256000, "workers": 8, "batch-size": 128, "cluster": "8-a100",
