@@ -544,7 +544,7 @@ class Cluster:
 
     def sum_over(self, workers: Collection[int], figure: Callable[[Device], float | None]) -> float | None:
         """The sum of a figure over these workers' devices; None if that of one is not known."""
-        ends = workers[::len(workers) - 1] if isinstance(workers, range) and len(workers) > 1 else workers
+        ends = workers[:: len(workers) - 1] if isinstance(workers, range) and len(workers) > 1 else workers
         if not self.is_uneven and max(ends, default=0) < self.num_workers:
             value = figure(self.device(0))
             return None if value is None else len(workers) * value

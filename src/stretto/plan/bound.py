@@ -1,19 +1,20 @@
 """Lower bounds of a candidate over all partitions: candidates that cannot win, or cannot fit, are not priced.
 
-There are two bounds: one from sums over all layers, which takes microseconds, and one from the layers' exact bottleneck
-without messages, for candidates that pass the first.
+There are two bounds: one from sums over all layers and from the worker that has most to do, which takes microseconds,
+and one from the exact bottleneck of the work inside stages, for candidates that pass the first.
 """
 
 from collections.abc import Collection, Hashable
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import Literal, NamedTuple
 
 import numpy as np
 
 from stretto.cost.cluster import Link
 from stretto.mesh import Mesh
-from stretto.plan.candidate_costs import ACCUMULATE, SLACK, UPDATE, Prices, adds_fill
+from stretto.plan.candidate_costs import ACCUMULATE, SLACK, UPDATE, Prices
 from stretto.plan.memory_bound import MemoryBounds
+from stretto.plan.method_shape import Shape, filling
 from stretto.plan.objective import Rates
 from stretto.plan.partition import least_bottleneck
 from stretto.plan.places import Bill, DeviceKind, Numbers, Places, message, receiving, sending
@@ -22,17 +23,15 @@ from stretto.plan.range_tables import Table, range_sums, running_sums
 from stretto.plan.search_space import Candidate
 
 ENDS = ("input", "output")  # what may be a message
-FORWARD = (1, 0, 0)  # factors of F, I and W, as in `Planning.gap`
-ONE_PASS = (FORWARD, (0, 1, 0), (0, 0, 1))
 
 
 class MeshSummary(NamedTuple):
     """The facts of a mesh and its pipeline that bounds need.
 
-    `workers` has one worker for each set of links inside stages,
-    `per_action` and `per_step` are the runtime's own seconds on the fastest device. `all_reduce` are the least seconds
-    of sums of gradients among replicas, of all stages, and `resharding` of gathering sharded weights twice in a
-    micro-batch and scattering gradients, both without latencies.
+    `workers` has one worker for each set of links inside stages, `per_action` and `per_step` are the runtime's own
+    seconds on the fastest device. `all_reduce` are the least seconds of sums of gradients among replicas, of all
+    stages, and `resharding` of gathering sharded weights twice in a micro-batch and scattering gradients, both without
+    latencies.
     """
 
     kinds: tuple[DeviceKind, ...]
@@ -87,44 +86,6 @@ class OnAxes(NamedTuple):
     axes: MeshSummary
     least: LeastWork
     messages: LeastMessages
-
-
-class Shape(NamedTuple):
-    """What bounds need of a method on so many workers, with so many micro-batches and losses.
-
-    `receives` says whether every stage but the last receives a gradient from the stage above, `splits` whether stages
-    run I and W, `exposes` whether messages add to every turn. `turns` is `turns_of`; `gap_forwards` are the forwards
-    that `gaps` come to.
-    """
-
-    stages: int
-    per_worker: int
-    receives: bool
-    splits: bool
-    exposes: bool
-    waits_in_chunks: bool
-    adds_fill: bool
-    fills_bubble: bool
-    ends_after_a_forward: bool
-    turns: float
-    gap_forwards: int
-
-    @classmethod
-    def of(cls, c: Candidate) -> "Shape":
-        """The shape of a candidate."""
-        return shape_of(c.method, c.per_worker, c.pipeline, c.microbatches, c.losses)
-
-
-@cache
-def shape_of(method: str, per_worker: int, pipeline: int, microbatches: int, losses: int) -> Shape:
-    """The shape of a method's candidates."""
-    c = Candidate(pipeline, Mesh(), 1, method, microbatches, losses=losses, per_worker=per_worker)
-    planning, stages = c.planning, c.stages
-    return Shape(
-        stages, planning.stages_per_worker, c.gradients.everywhere, planning.split and stages > 1,
-        planning.messages == "exposed", planning.waits == "chunk", adds_fill(c), planning.fills_bubble and stages > 1,
-        ends_after_a_forward(c), turns_of(c), gap_forwards(c),
-    )  # fmt: skip
 
 
 Passes = Literal["whole", "split", "weights"]  # the backward of a stage but the first: B, I and W, or at least W
@@ -457,31 +418,3 @@ def share(part: Numbers, whole: Numbers) -> float:
     """The largest share that `part` has of `whole` in one layer; infinite if `whole` is 0 and the part is not."""
     shares = np.divide(part, whole, out=np.full_like(part, np.inf), where=whole > 0)
     return float(np.where(part > 0, shares, 0.0).max(initial=0.0))
-
-
-def filling(shape: Shape, whole: float, transit: float) -> float:
-    """The least seconds of filling the pipeline."""
-    if not shape.adds_fill:
-        return 0.0
-    return 2 * transit if shape.fills_bubble else whole + 2 * transit
-
-
-def ends_after_a_forward(c: Candidate) -> bool:
-    """Whether each stage but the first adds a forward at least to a step in which W fills the bubble."""
-    return c.planning.fills_bubble and c.stages > 1 and FORWARD in c.planning.gap
-
-
-def gap_forwards(c: Candidate) -> int:
-    """The least forwards, summed over stages, that further workers add to a step of a V beside those in `turns_of`."""
-    counted = c.planning.order != "v" or set(ONE_PASS) <= set(c.planning.gap)
-    return 0 if counted or FORWARD not in c.planning.gap else c.pipeline - 1
-
-
-def turns_of(c: Candidate) -> float:
-    """The number of turns of the busiest stage in a step, without the fill."""
-    if c.planning.order == "v":
-        third = set(ONE_PASS) <= set(c.planning.gap)  # the longest of F, I and W is a third of a turn at least
-        return c.microbatches * c.planning.stages_per_worker + third * (c.pipeline - 1) / 3
-    if c.planning.stages_per_worker > 1:
-        return c.microbatches * c.planning.stages_per_worker + c.pipeline - 1
-    return c.microbatches - (adds_fill(c) and not c.planning.fills_bubble)

@@ -10,9 +10,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from stretto.plan.bound import Bounds, shape_of
+from stretto.plan.bound import Bounds
 from stretto.plan.candidate_costs import Prices, Row
 from stretto.plan.cuts import best_cut, least_memory
+from stretto.plan.method_shape import shape_of
 from stretto.plan.objective import Objective, Rates
 from stretto.plan.partition import SAME
 from stretto.plan.problem import Form, Problem

@@ -221,9 +221,7 @@ class Group(NamedTuple):
         """The candidates that satisfy a condition, each without alternatives."""
         kept = (c for alternatives in self.alternatives() for c in alternatives.each() if chosen(c))
         return self._replace(
-            choices=[
-                Choice(c.method, c.per_worker, c.losses, (c.shard,), (c.recompute,), (c.sequence,)) for c in kept
-            ]
+            choices=[Choice(c.method, c.per_worker, c.losses, (c.shard,), (c.recompute,), (c.sequence,)) for c in kept]
         )
 
 
