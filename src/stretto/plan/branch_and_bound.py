@@ -124,7 +124,8 @@ def in_order(
 ) -> Iterator[tuple[float, Candidate]]:
     """(lower bound, candidate) of each candidate whose weights could fit, the least bound first."""
     numbers, pricing = count(), Values(aim, prices, bounds)
-    heap = [Entry(pricing.of_group(group), next(numbers), -1, group) for group in every]
+    fitting = filter(bounds.memory.any_fits, every)
+    heap = [Entry(pricing.of_group(group), next(numbers), -1, group) for group in fitting]
     heapq.heapify(heap)
     while heap:
         least, number, rank, members = heapq.heappop(heap)
