@@ -10,6 +10,7 @@ A kernel takes the longest of its FLOPs, its bytes and its random numbers, and `
     numbers of a block / block_numbers                             batch norms of contiguous images, a block a channel
     numbers of all blocks / multiprocessor_numbers, in waves       the same
     numbers compared / pooled_numbers                              max pools
+    numbers / indexed_numbers                                      element-wise, of operands that do not lie alike
 
 A product of size rows x columns x inner is computed in tiles, `multiprocessors` of them at a time, in waves; the least
 over TILES, and over splits of the inner size, counts. A step of a tile is the longer of its FLOPs at a multiprocessor's
@@ -37,7 +38,9 @@ SHORTEST = 64  # of the inner size, that a tile takes at once
 BYTES = {"float64": 8, "float32": 4, "tfloat32": 4, "bfloat16": 2, "float16": 2, "float8": 1}
 AUTOCAST = "-autocast"  # behind the dtype that products have under torch.autocast, beside float32 weights
 TENSOR_CORES = ("tfloat32", "bfloat16", "float16", "float8")  # dtypes of products
-SPEEDS = ("cache_bandwidth", "random_numbers", "block_numbers", "multiprocessor_numbers", "pooled_numbers")
+SPEEDS = (
+    "cache_bandwidth", "random_numbers", "block_numbers", "multiprocessor_numbers", "pooled_numbers", "indexed_numbers",
+)  # fmt: skip
 KINDS = ("layer-norm", "sum", "gelu")  # of kernels, as measure/kernels.py has them
 SHARES = ("memory", "transposes", "products", "convolutions", "attention", "attention_2022")
 
@@ -57,7 +60,8 @@ class Attained:
 
     `random_numbers` is how many are drawn a second, for dropout; `block_numbers` how many a block of threads reads and
     writes that takes one at a time, `multiprocessor_numbers` how many do all blocks of a multiprocessor;
-    `pooled_numbers` how many a max pool compares. Each kernel takes `per_kernel` seconds beside its work, and the host
+    `pooled_numbers` how many a max pool compares; `indexed_numbers` how many an element-wise kernel finds whose operands
+    do not lie alike in memory. Each kernel takes `per_kernel` seconds beside its work, and the host
     `per_launch` seconds to start it, while the device computes.
     Raises UsageError for numbers out of range.
     """
@@ -76,6 +80,7 @@ class Attained:
     block_numbers: float | None = None
     multiprocessor_numbers: float | None = None
     pooled_numbers: float | None = None
+    indexed_numbers: float | None = None
     transposes: float | None = None
     plain_products: bool | None = None
     per_kernel: float = 0.0
@@ -114,6 +119,10 @@ class Attained:
     def with_persistent_norms(self) -> "Attained":
         """What a device attains where layer norms are as quick as a copy."""
         return replace(self, memory_of={kind: share for kind, share in self.memory_of.items() if kind != KINDS[0]})
+
+    def with_own_layouts(self) -> "Attained":
+        """What a device attains where a program has element-wise kernels for its layouts, and views instead of copies."""
+        return replace(self, indexed_numbers=None)
 
     def at_speed(self, speed: float) -> "Attained":
         """What a device attains that is `speed` times as fast."""
@@ -187,7 +196,8 @@ def one_kernel(operator: str, kernel: Kernels, attained: Attained, peaks: Peaks,
         longer: float = (1 + (moving / computing) ** attained.overlap) ** (1 / attained.overlap)
         return computing * longer + attained.per_kernel + transposing
     taking = numbers_seconds(kernel.numbers.at(examples), kernel.blocks, attained)
-    return max(computing, moving, drawing, taking) + attained.per_kernel + transposing
+    indexing = kernel.indexed.at(examples) / attained.indexed_numbers if attained.indexed_numbers else 0.0
+    return max(computing, moving, drawing, taking, indexing) + attained.per_kernel + transposing
 
 
 def numbers_seconds(numbers: float, blocks: int, attained: Attained) -> float:

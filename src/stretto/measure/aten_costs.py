@@ -5,10 +5,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from stretto.measure.kernels import Kernel, kernels_of, kind_of
+from stretto.measure.kernels import Kernel, indexed_numbers, kernels_of, kind_of
 from stretto.nn.flop_counter import flops_of
 from stretto.nn.memory_limit import bytes_of
 
@@ -36,6 +37,7 @@ PRODUCTS = (  # whole names
 PICKING = ("embedding", "gather")
 ADDING = ("scatter_add_",)
 SHORT = ("exp", "log", "erf")
+COPIES = ("clone", "_to_copy", "copy_", "contiguous")
 FREE = ("_unsafe_view", "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "item")
 
 
@@ -78,7 +80,8 @@ class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
             name = func._schema.name.partition("::")[2]
             flops = causal_share(func, args, kwargs) * flops_of(func, args, kwargs, made)
             kind = kind_of(name, sort(name), args, kwargs)
-            operator = Kernel(sort(name), flops, moved(name, args, kwargs, made), kind=kind)
+            indexed = indexed_numbers(tensors((args, kwargs, made))) if is_elementwise(func, name) else 0
+            operator = Kernel(sort(name), flops, moved(name, args, kwargs, made), kind=kind, indexed=indexed)
             taken = self.done[operator.sort]
             for index, amount in enumerate((1, operator.flops, operator.bytes)):
                 taken[index] += amount
@@ -91,6 +94,12 @@ def counts(func: Any) -> bool:
     """Whether an operator does any work: views are free, and what only makes room."""
     space, _, name = func._schema.name.partition("::")
     return space != "prim" and name not in FREE and not is_view(func)
+
+
+@cache
+def is_elementwise(func: Any, name: str) -> bool:
+    """Whether each number of an operator's result comes from those at its place in the operands."""
+    return name in COPIES or (torch.Tag.pointwise in func.tags and not name.startswith("native_dropout"))
 
 
 @cache

@@ -39,7 +39,7 @@ class Kernel(NamedTuple):
     `product` has its sizes if it is a matrix product. `transposed` are the bytes that are moved beside, in so many
     `transposes`, where it runs on tensor cores. `numbers` are those that it reads and writes one at a time, in so many
     `blocks` of threads, or that a pool compares (0 blocks). `plain` convolutions are products of contiguous images.
-    `kind` is one of KINDS, or empty.
+    `kind` is one of KINDS, or empty. `indexed` are the numbers of an element-wise kernel that looks for each of them.
     """
 
     sort: str
@@ -53,6 +53,7 @@ class Kernel(NamedTuple):
     blocks: int = 0
     plain: bool = False
     kind: str = ""
+    indexed: float = 0.0
 
 
 # What a number that a pool compares costs, in those of a forward of contiguous images. EVT's pool of 3 x 3 compares 231
@@ -175,6 +176,26 @@ def kind_of(name: str, sort: str, args: Any, kwargs: Any) -> str:
         dims = {dim % args[0].dim() for dim in args[1]}
         return SUM if args[0].dim() - 1 not in dims else ""
     return ""
+
+
+def indexed_numbers(values: Any) -> int:
+    """How many numbers an element-wise kernel looks for one by one: all of its result, or none.
+
+    torch reads tensors that lie alike in memory from one end to the other, several numbers at once
+    (`vectorized_elementwise_kernel`). Where a tensor is repeated along a dim, or lies in another order, the place of
+    each number is computed from its indices (`elementwise_kernel`; `TensorIteratorBase.is_contiguous`,
+    ATen/native/cuda/CUDALoops.cuh). `values` are all tensors that it reads and writes; those of one number do not count.
+    """
+    given = [x for x in values if x.dim()]
+    largest = max((x.numel() for x in given), default=0)
+    layouts = {tuple((n, s) for n, s in zip(x.shape, x.stride(), strict=True) if n > 1) for x in given}
+    alike = len(layouts) == 1 and given[0].numel() == span(given[0])
+    return 0 if alike else largest
+
+
+def span(x: Tensor) -> int:
+    """How many places in memory there are from a tensor's first number to its last."""
+    return 1 + sum((n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True))
 
 
 def gives_weight_gradients(made: Any) -> bool:

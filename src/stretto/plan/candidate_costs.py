@@ -296,11 +296,11 @@ class Prices:
     def cluster(self) -> Cluster:
         """The cluster, its devices as the program's kernels find them."""
         cluster = self.problem.cluster
-        if not (self.as_large_models and self.problem.program.persistent_norms):
+        if not self.as_large_models:
             return cluster
         devices = {
             name: device if device.attained is None
-            else replace(device, attained=device.attained.with_persistent_norms())
+            else replace(device, attained=self.problem.program.attains(device.attained))
             for name, device in cluster.devices.items()
         }  # fmt: skip
         return replace(cluster, devices=devices)
