@@ -10,6 +10,7 @@ A kernel takes the longest of its FLOPs, its bytes and its random numbers, and `
     numbers of a block / block_numbers                             batch norms of contiguous images, a block a channel
     numbers of all blocks / multiprocessor_numbers, in waves       the same
     numbers compared / pooled_numbers                              max pools
+    FLOPs / odd_products                                           batched products of rows at any 2 bytes
     numbers / indexed_numbers                                      element-wise, of operands that do not lie alike
 
 A product of size rows x columns x inner is computed in tiles, `multiprocessors` of them at a time, in waves; the least
@@ -40,6 +41,7 @@ AUTOCAST = "-autocast"  # behind the dtype that products have under torch.autoca
 TENSOR_CORES = ("tfloat32", "bfloat16", "float16", "float8")  # dtypes of products
 SPEEDS = (
     "cache_bandwidth", "random_numbers", "block_numbers", "multiprocessor_numbers", "pooled_numbers", "indexed_numbers",
+    "odd_products",
 )  # fmt: skip
 KINDS = ("layer-norm", "sum", "gelu")  # of kernels, as measure/kernels.py has them
 SHARES = ("memory", "transposes", "products", "convolutions", "attention", "attention_2022")
@@ -61,7 +63,8 @@ class Attained:
     `random_numbers` is how many are drawn a second, for dropout; `block_numbers` how many a block of threads reads and
     writes that takes one at a time, `multiprocessor_numbers` how many do all blocks of a multiprocessor;
     `pooled_numbers` how many a max pool compares; `indexed_numbers` how many an element-wise kernel finds whose operands
-    do not lie alike in memory. Each kernel takes `per_kernel` seconds beside its work, and the host
+    do not lie alike in memory; `odd_products` the FLOPs a second, at most, of batched products in 16 bits whose operands
+    have rows of an odd size. Each kernel takes `per_kernel` seconds beside its work, and the host
     `per_launch` seconds to start it, while the device computes.
     Raises UsageError for numbers out of range.
     """
@@ -81,6 +84,7 @@ class Attained:
     multiprocessor_numbers: float | None = None
     pooled_numbers: float | None = None
     indexed_numbers: float | None = None
+    odd_products: float | None = None
     transposes: float | None = None
     plain_products: bool | None = None
     per_kernel: float = 0.0
@@ -184,6 +188,8 @@ def one_kernel(operator: str, kernel: Kernels, attained: Attained, peaks: Peaks,
         amounts = (size.at(examples) for size in (sizes.number, sizes.rows, sizes.columns, sizes.inner))
         cache = peaks.item / attained.cache_bandwidth if attained.cache_bandwidth else 0.0
         computing = product_seconds(*amounts, TileSpeeds(1 / rate, cache, 8 / memory, attained.multiprocessors))
+    if kernel.odd and peaks.tensor_cores and attained.odd_products:
+        computing = max(computing, flops / attained.odd_products)
     drawn = kernel.random.at(examples)
     drawing = drawn / attained.random_numbers if attained.random_numbers else 0.0
     moving = moved / (peaks.bandwidth * attained.memory_of.get(kernel.kind, attained.memory))

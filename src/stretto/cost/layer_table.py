@@ -61,7 +61,8 @@ class Kernels:
     time, in so many `blocks` of threads, or that a pool compares (0 blocks). `plain` convolutions are products of
     contiguous images, for devices that take them so (`Attained.plain_products`). `kind` names those
     that move fewer bytes a second than a copy (`Attained.memory_of`). `indexed` are the numbers of an element-wise
-    kernel whose operands do not lie alike in memory, each of which is looked for (`Attained.indexed_numbers`).
+    kernel whose operands do not lie alike in memory, each of which is looked for (`Attained.indexed_numbers`). `odd`
+    products read matrices whose rows begin at any 2 bytes (`Attained.odd_products`).
     """
 
     count: float
@@ -75,11 +76,12 @@ class Kernels:
     indexed: Affine = Affine()
     blocks: int = 0
     plain: bool = False
+    odd: bool = False
     kind: str = ""
 
 
 KERNEL_AMOUNTS = ("flops", "bytes", "random", "transposed", "numbers", "indexed")  # fields of `Kernels` that grow with examples
-KERNEL_FACTS = ("transposes", "blocks", "plain", "kind")  # and those that do not
+KERNEL_FACTS = ("transposes", "blocks", "plain", "odd", "kind")  # and those that do not
 
 
 @dataclass(frozen=True)

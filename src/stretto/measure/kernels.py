@@ -40,6 +40,7 @@ class Kernel(NamedTuple):
     `transposes`, where it runs on tensor cores. `numbers` are those that it reads and writes one at a time, in so many
     `blocks` of threads, or that a pool compares (0 blocks). `plain` convolutions are products of contiguous images.
     `kind` is one of KINDS, or empty. `indexed` are the numbers of an element-wise kernel that looks for each of them.
+    `odd` products read matrices whose rows begin at any 2 bytes.
     """
 
     sort: str
@@ -54,6 +55,7 @@ class Kernel(NamedTuple):
     plain: bool = False
     kind: str = ""
     indexed: float = 0.0
+    odd: bool = False
 
 
 # What a number that a pool compares costs, in those of a forward of contiguous images. EVT's pool of 3 x 3 compares 231
@@ -103,7 +105,9 @@ def kernels_of(name: str, operator: Kernel, args: Any, made: Any) -> Iterator[Ke
         yield operator._replace(numbers=compared * output.numel() * prod(window))
     else:
         drawn = numbers_of(made) if name.rstrip("_") in DRAWING else 0
-        yield fitting(operator._replace(product=matrix_product(name, args), random=drawn))
+        sizes = matrix_product(name, args)
+        odd = sizes is not None and sizes[0] > 1 and any(map(has_odd_rows, args[-2:]))
+        yield fitting(operator._replace(product=sizes, random=drawn, odd=odd))
 
 
 def convolution(operator: Kernel, args: Any, made: Tensor) -> Iterator[Kernel]:
@@ -250,6 +254,15 @@ def matrix_product(name: str, args: Any) -> Sizes | None:
     left, right = args[-2:]
     *batch, rows, inner = left.shape
     return prod(batch), rows, right.shape[-1], inner
+
+
+def has_odd_rows(matrices: Tensor) -> bool:
+    """Whether rows, or columns, of matrices begin at places that are no multiple of 4 bytes.
+
+    Those are the fewest bytes that a tensor core's operands are copied by without registers (`cp.async`, PTX ISA).
+    """
+    *_, rows, columns = (n > 1 and stride for n, stride in zip(matrices.shape, matrices.stride(), strict=True))
+    return max(rows, columns) * matrices.element_size() % 4 > 0
 
 
 def window_product(output: Tensor, weight: Tensor, groups: int) -> Sizes:

@@ -16,7 +16,7 @@ from stretto.models.megatron_loss import megatron_token_loss
 from stretto.models.model import Recipe
 from stretto.models.network_ends import ClassifierEnd, LogitsEnd, MaskedTokenEnd, PatchStart, TokenStart
 from stretto.models.published_network import PublishedNetwork, float32_token_loss, images, pixels, tokens
-from stretto.models.residual_block import NORMS, BlockShape, blocks
+from stretto.models.residual_block import HEADS, NORMS, BlockShape, blocks
 from stretto.models.resnet import imagenet_resnet
 from stretto.models.transformer import check_heads
 from stretto.models.unet import plain_unet
@@ -128,8 +128,13 @@ def vit(
     hidden: int | None = None,
     attention: str = "scores",
     dropout: float = 0.0,
+    heads_by: str = "megatron",
 ) -> PublishedNetwork:
-    """A vision transformer (Dosovitskiy et al. 2021), ViT-B/16 unless said otherwise: a token a patch and one more."""
+    """A vision transformer (Dosovitskiy et al. 2021), ViT-B/16 unless said otherwise: a token a patch and one more.
+
+    attention: as of `decoder`. heads_by: whose code lays out the heads of queries, keys and values, and copies them:
+    "megatron", "timm", or "torch" (nn.MultiheadAttention, as torchvision's).
+    """
     for option, value in (("patch", patch), ("side", side), ("classes", classes)):
         whole("model 'vit'", option, value)
     if side % patch:
@@ -139,10 +144,10 @@ def vit(
         )
     shape = block_shape(
         "vit", depth=depth, width=width, heads=heads, context=(side // patch) ** 2 + 1, hidden=hidden,
-        attention=attention, dropout=dropout, causal=False,
+        attention=attention, dropout=dropout, causal=False, heads_by=heads_by,
     )  # fmt: skip
     recipe: Recipe = [partial(PatchStart, shape, patch), *blocks(shape), partial(ClassifierEnd, shape, classes)]
-    return replace(images(recipe, side), optimizer="adam", counts_parts=True)
+    return replace(images(recipe, side), optimizer="adam", counts_parts=heads_by == "megatron")
 
 
 def resnet(
@@ -226,6 +231,7 @@ def block_shape(
     bias: bool = True,
     gelu: str = "erf",
     fused: bool = True,
+    heads_by: str = "megatron",
 ) -> BlockShape:
     """The shape of a transformer's blocks. Raises UsageError for options that do not fit together."""
     owner = f"model {model!r}"
@@ -237,6 +243,7 @@ def block_shape(
     choose(owner, "positions", positions, POSITIONS)
     choose(owner, "norm", norm, tuple(NORMS))
     choose(owner, "gelu", gelu, GELUS)
+    choose(owner, "heads_by", heads_by, tuple(HEADS))
     for option, value in {"gated": gated, "bias": bias, "fused": fused}.items():
         choose(owner, option, value, (True, False))
     number(f"{owner}: dropout", dropout, 0, 1)
@@ -254,7 +261,7 @@ def block_shape(
         )
     return BlockShape(
         depth, width, heads, shared, units, context, causal, attention, float(dropout), gated, bias, norm,
-        positions == "rotary", fused, gelu,
+        positions == "rotary", fused, gelu, heads_by,
     )  # fmt: skip
 
 

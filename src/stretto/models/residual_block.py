@@ -24,6 +24,7 @@ from stretto.models.core_attention import CoreAttention, FusedAttention
 from stretto.models.eager_operators import EagerCoreAttention, EagerGELU, EagerLinear, EagerSum, ScaledCoreAttention
 from stretto.models.early_attention import EarlyFusedAttention
 from stretto.models.fused_operators import ResidualSum, RMSNorm, rotary
+from stretto.models.torch_attention import PackedAttention, UnboundAttention
 from stretto.models.transformer import initialise
 
 NORMS: dict[str, Callable[[int], nn.Module]] = {"layer": nn.LayerNorm, "rms": RMSNorm}
@@ -35,7 +36,7 @@ class BlockShape:
 
     `heads` of queries share `kv_heads` of keys and values, `hidden` units are in the perceptron, `context` is the most
     tokens. attention: "scores", "scaled-scores", "fused" or "fused-2022". norm: "layer" or "rms". Not
-    `fused`: each operator by itself. gelu: "tanh" or "erf".
+    `fused`: each operator by itself. gelu: "tanh" or "erf". heads_by: who lays out heads, "megatron", "timm" or "torch".
     """
 
     depth: int
@@ -53,6 +54,7 @@ class BlockShape:
     rotary: bool
     fused: bool
     gelu: str
+    heads_by: str
 
     def normalisation(self) -> nn.Module:
         """A norm over the features of each token."""
@@ -112,6 +114,11 @@ class GroupedAttention(nn.Module):
         return out
 
 
+HEADS: dict[str, Callable[[BlockShape], nn.Module]] = {
+    "megatron": GroupedAttention, "timm": UnboundAttention, "torch": PackedAttention,
+}  # fmt: skip
+
+
 class Perceptron(nn.Module):
     """Widen, GELU, narrow: [N, T, width] -> [N, T, width]."""
 
@@ -152,7 +159,7 @@ class ResidualBlock(nn.Module):
     def __init__(self, shape: BlockShape) -> None:
         super().__init__()
         self.attention_norm = shape.normalisation()
-        self.attention = GroupedAttention(shape)
+        self.attention = HEADS[shape.heads_by](shape)
         self.attention_sum = shape.residual_sum()
         self.mlp_norm = shape.normalisation()
         self.mlp = (GatedPerceptron if shape.gated else Perceptron)(shape)
