@@ -1,7 +1,8 @@
 """What operators attain of a device's peaks, and what each takes beside: seconds of kernels one by one. No torch here.
 
 A kernel takes the longest of its FLOPs, its bytes and its random numbers, and `per_kernel` beside; a matrix product
-(FLOPs^p + bytes^p)^(1/p) seconds with p = `overlap`, since it neither computes all the while nor moves bytes:
+(FLOPs^p + bytes^p)^(1/p) seconds with p = `overlap`, since it neither computes all the while nor moves bytes. An
+element-wise kernel whose operands do not lie alike takes numbers / `indexed_numbers` more than its bytes:
 
     bytes / (memory_bandwidth x memory)                            or x its kind's share of `memory_of`
     random numbers / random_numbers                                dropout
@@ -11,7 +12,6 @@ A kernel takes the longest of its FLOPs, its bytes and its random numbers, and `
     numbers of all blocks / multiprocessor_numbers, in waves       the same
     numbers compared / pooled_numbers                              max pools
     FLOPs / odd_products                                           batched products of rows at any 2 bytes
-    numbers / indexed_numbers                                      element-wise, of operands that do not lie alike
 
 A product of size rows x columns x inner is computed in tiles, `multiprocessors` of them at a time, in waves; the least
 over TILES, and over splits of the inner size, counts. A step of a tile is the longer of its FLOPs at a multiprocessor's
@@ -203,7 +203,7 @@ def one_kernel(operator: str, kernel: Kernels, attained: Attained, peaks: Peaks,
         return computing * longer + attained.per_kernel + transposing
     taking = numbers_seconds(kernel.numbers.at(examples), kernel.blocks, attained)
     indexing = kernel.indexed.at(examples) / attained.indexed_numbers if attained.indexed_numbers else 0.0
-    return max(computing, moving, drawing, taking, indexing) + attained.per_kernel + transposing
+    return max(computing, moving, drawing, taking) + indexing + attained.per_kernel + transposing
 
 
 def numbers_seconds(numbers: float, blocks: int, attained: Attained) -> float:

@@ -4,9 +4,12 @@ Both are [N, T, width] -> [N, T, width], and compute what `GroupedAttention` (re
 of all queries, then all keys, then all values. The output's bias is in the sum behind it, as there.
 """
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
+
+from stretto.models.core_attention import FusedAttention
 
 if TYPE_CHECKING:
     from stretto.models.residual_block import BlockShape
@@ -32,6 +35,30 @@ class UnboundAttention(nn.Module):
         return out
 
 
+class GradientLikeValue(torch.autograd.Function):
+    """A view of a tensor whose gradient lies in memory as it does, as FlashAttention-2 gives it (`empty_like`).
+
+    A CPU's kernel gives another order, from which copies would be counted: where tensors have no numbers, which order a
+    gradient has is said here.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:  # type: ignore[override]
+        """The tensor."""
+        ctx.layout = x.shape, x.stride()
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        """Its gradient, in the same order."""
+        return gradient.new_empty_strided(*ctx.layout) if has_no_numbers(gradient) else gradient
+
+
+def has_no_numbers(x: Tensor) -> bool:
+    """Whether a tensor is one of those that only costs are counted with."""
+    return x.is_meta or type(x) is not Tensor
+
+
 class PackedAttention(nn.Module):
     """Attention as torch.nn.MultiheadAttention has it, of one input with examples first: tokens come first inside.
 
@@ -54,6 +81,8 @@ class PackedAttention(nn.Module):
             part.view(tokens, examples * self.heads, -1).transpose(0, 1).view(examples, self.heads, tokens, -1)
             for part in (packed[0], packed[1], packed[2])
         )
+        if isinstance(self.core, FusedAttention):
+            query, key, value = map(GradientLikeValue.apply, (query, key, value))
         mixed = self.core(query, key, value).transpose(0, 1).contiguous()  # [T, N, width]
         out: Tensor = self.output(mixed).transpose(0, 1)
         return out
