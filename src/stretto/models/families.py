@@ -24,7 +24,7 @@ from stretto.models.vgg import imagenet_vgg
 from stretto.options.checks import is_among, number, shown
 from stretto.options.named import choose, resolve, whole
 
-ATTENTIONS = ("scores", "scaled-scores", "fused", "fused-2022")
+ATTENTIONS = ("scores", "scaled-scores", "float32-scores", "fused", "fused-2022")
 LOSSES = {"torch": float32_token_loss, "megatron": megatron_token_loss}
 POSITIONS = ("learned", "rotary")
 GELUS = ("tanh", "erf")
@@ -54,7 +54,7 @@ def decoder(
 
     kv_heads: heads of keys and values, which several heads of queries share; as many as `heads`. hidden: units of a
     block's perceptron, 4 `width`; gated: SiLU of a gate times them, as in Llama, else GELU. attention: "scores", which
-    are made, dropped out and kept, "scaled-scores" by an operator of its own, "fused", or "fused-2022" by the first
+    are made, dropped out and kept, "scaled-scores" by an operator of its own, "float32-scores" with a softmax in float32, "fused", or "fused-2022" by the first
     such kernels. tied: the output layer's weight is the embedding's. positions: learned or rotary. norm: layer or rms.
     bias: of all linear layers but the last. gelu: its approximation by "tanh", or by "erf". fused: False runs biases,
     GELU, masks, dropout and sums one by one. loss: that of "torch", or of "megatron".
@@ -125,6 +125,7 @@ def vit(
     patch: int = 16,
     side: int = 224,
     classes: int = 1000,
+    class_tokens: int = 1,
     hidden: int | None = None,
     attention: str = "scores",
     dropout: float = 0.0,
@@ -132,10 +133,10 @@ def vit(
 ) -> PublishedNetwork:
     """A vision transformer (Dosovitskiy et al. 2021), ViT-B/16 unless said otherwise: a token a patch and one more.
 
-    attention: as of `decoder`. heads_by: whose code lays out the heads of queries, keys and values, and copies them:
+    class_tokens: how many more there are; 8 in Megatron and NeMo. attention: as of `decoder`. heads_by: whose code lays out the heads of queries, keys and values, and copies them:
     "megatron", "timm", or "torch" (nn.MultiheadAttention, as torchvision's).
     """
-    for option, value in (("patch", patch), ("side", side), ("classes", classes)):
+    for option, value in (("patch", patch), ("side", side), ("classes", classes), ("class_tokens", class_tokens)):
         whole("model 'vit'", option, value)
     if side % patch:
         raise UsageError(
@@ -143,10 +144,10 @@ def vit(
             f"take side={-(-side // patch) * patch}, or another patch"
         )
     shape = block_shape(
-        "vit", depth=depth, width=width, heads=heads, context=(side // patch) ** 2 + 1, hidden=hidden,
+        "vit", depth=depth, width=width, heads=heads, context=(side // patch) ** 2 + class_tokens, hidden=hidden,
         attention=attention, dropout=dropout, causal=False, heads_by=heads_by,
     )  # fmt: skip
-    recipe: Recipe = [partial(PatchStart, shape, patch), *blocks(shape), partial(ClassifierEnd, shape, classes)]
+    recipe: Recipe = [partial(PatchStart, shape, patch, class_tokens), *blocks(shape), partial(ClassifierEnd, shape, classes)]
     return replace(images(recipe, side), optimizer="adam", counts_parts=heads_by == "megatron")
 
 

@@ -21,7 +21,14 @@ from functools import partial
 from torch import Tensor, nn
 
 from stretto.models.core_attention import CoreAttention, FusedAttention
-from stretto.models.eager_operators import EagerCoreAttention, EagerGELU, EagerLinear, EagerSum, ScaledCoreAttention
+from stretto.models.eager_operators import (
+    EagerCoreAttention,
+    EagerGELU,
+    EagerLinear,
+    EagerSum,
+    ScaledCoreAttention,
+    WideCoreAttention,
+)
 from stretto.models.early_attention import EarlyFusedAttention
 from stretto.models.fused_operators import ResidualSum, RMSNorm, rotary
 from stretto.models.torch_attention import PackedAttention, UnboundAttention
@@ -35,7 +42,7 @@ class BlockShape:
     """What the blocks of a network have in common.
 
     `heads` of queries share `kv_heads` of keys and values, `hidden` units are in the perceptron, `context` is the most
-    tokens. attention: "scores", "scaled-scores", "fused" or "fused-2022". norm: "layer" or "rms". Not
+    tokens. attention: "scores", "scaled-scores", "float32-scores", "fused" or "fused-2022". norm: "layer" or "rms". Not
     `fused`: each operator by itself. gelu: "tanh" or "erf". heads_by: who lays out heads, "megatron", "timm" or "torch".
     """
 
@@ -66,8 +73,8 @@ class BlockShape:
             return FusedAttention(causal=self.causal)
         if self.attention == "fused-2022":
             return EarlyFusedAttention(causal=self.causal)
-        fused = ScaledCoreAttention if self.attention == "scaled-scores" else CoreAttention
-        kind = fused if self.fused else EagerCoreAttention
+        fused = {"scaled-scores": ScaledCoreAttention, "float32-scores": WideCoreAttention}
+        kind = fused.get(self.attention, CoreAttention) if self.fused else EagerCoreAttention
         return kind(self.context, causal=self.causal, dropout=self.dropout)
 
     def linear(self, inputs: int, outputs: int) -> nn.Module:
