@@ -16,7 +16,7 @@ from stretto.models.megatron_loss import megatron_token_loss
 from stretto.models.model import Recipe
 from stretto.models.network_ends import ClassifierEnd, LogitsEnd, MaskedTokenEnd, PatchStart, TokenStart
 from stretto.models.published_network import PublishedNetwork, float32_token_loss, images, pixels, tokens
-from stretto.models.residual_block import HEADS, NORMS, BlockShape, blocks
+from stretto.models.residual_block import GATES, HEADS, NORMS, POSITIONS, BlockShape, blocks
 from stretto.models.resnet import imagenet_resnet
 from stretto.models.transformer import check_heads
 from stretto.models.unet import plain_unet
@@ -25,8 +25,7 @@ from stretto.options.checks import is_among, number, shown
 from stretto.options.named import choose, resolve, whole
 
 ATTENTIONS = ("scores", "scaled-scores", "float32-scores", "fused", "fused-2022")
-LOSSES = {"torch": float32_token_loss, "megatron": megatron_token_loss}
-POSITIONS = ("learned", "rotary")
+LOSSES = {"torch": float32_token_loss, "megatron": megatron_token_loss, "gathered": float32_token_loss}
 GELUS = ("tanh", "erf")
 
 
@@ -45,6 +44,7 @@ def decoder(
     positions: str = "learned",
     norm: str = "layer",
     gated: bool = False,
+    gates: str = "joined",
     bias: bool = True,
     gelu: str = "tanh",
     fused: bool = True,
@@ -56,13 +56,16 @@ def decoder(
     block's perceptron, 4 `width`; gated: SiLU of a gate times them, as in Llama, else GELU. attention: "scores", which
     are made, dropped out and kept, "scaled-scores" by an operator of its own, "float32-scores" with a softmax in float32, "fused", or "fused-2022" by the first
     such kernels. tied: the output layer's weight is the embedding's. positions: learned or rotary. norm: layer or rms.
+    "rotary-torch", "rms-torch" and "rms-float32" are by torch's operators, not in one kernel. gates: "joined" with what
+    they gate in one layer, or "apart".
     bias: of all linear layers but the last. gelu: its approximation by "tanh", or by "erf". fused: False runs biases,
-    GELU, masks, dropout and sums one by one. loss: that of "torch", or of "megatron".
+    GELU, masks, dropout and sums one by one. loss: that of "torch", or of "megatron";
+    "gathered": torch's, of logits that processes which share weights gather, so that each has all.
     """
     shape = block_shape(
         "decoder", depth=depth, width=width, heads=heads, context=context, kv_heads=kv_heads, hidden=hidden,
-        attention=attention, dropout=dropout, positions=positions, norm=norm, gated=gated, bias=bias, fused=fused,
-        gelu=gelu, causal=True,
+        attention=attention, dropout=dropout, positions=positions, norm=norm, gated=gated, gates=gates, bias=bias,
+        fused=fused, gelu=gelu, causal=True,
     )  # fmt: skip
     end = partial(LogitsEnd, shape, vocabulary)
     return language(shape, vocabulary, end, tied=checked(tied, "decoder"), types=0, loss=loss)
@@ -113,7 +116,7 @@ def language(
     return PublishedNetwork(
         recipe, tokens(shape.context), tokens(shape.context), LOSSES[loss],
         tied=("embedding.token.weight", "score.weight") if tied else None, classes="score", counts_parts=shape.fused,
-        optimizer="adam",
+        gathers_logits=loss == "gathered", optimizer="adam",
     )  # fmt: skip
 
 
@@ -233,6 +236,7 @@ def block_shape(
     gelu: str = "erf",
     fused: bool = True,
     heads_by: str = "megatron",
+    gates: str = "joined",
 ) -> BlockShape:
     """The shape of a transformer's blocks. Raises UsageError for options that do not fit together."""
     owner = f"model {model!r}"
@@ -245,6 +249,7 @@ def block_shape(
     choose(owner, "norm", norm, tuple(NORMS))
     choose(owner, "gelu", gelu, GELUS)
     choose(owner, "heads_by", heads_by, tuple(HEADS))
+    choose(owner, "gates", gates, tuple(GATES))
     for option, value in {"gated": gated, "bias": bias, "fused": fused}.items():
         choose(owner, option, value, (True, False))
     number(f"{owner}: dropout", dropout, 0, 1)
@@ -255,14 +260,14 @@ def block_shape(
             f"{owner}: kv_heads={shared} does not divide heads={heads}; "
             f"take kv_heads={min(fitting, key=lambda count: abs(count - shared))}"
         )
-    if positions == "rotary" and (width // heads) % 2:
+    if positions != "learned" and (width // heads) % 2:
         raise UsageError(
-            f"{owner}: positions='rotary' turns pairs, and width={width} with heads={heads} leaves each head "
+            f"{owner}: positions={positions!r} turns pairs, and width={width} with heads={heads} leaves each head "
             f"{width // heads}; take width={width + heads}"
         )
     return BlockShape(
         depth, width, heads, shared, units, context, causal, attention, float(dropout), gated, bias, norm,
-        positions == "rotary", fused, gelu, heads_by,
+        positions, fused, gelu, heads_by, gates,
     )  # fmt: skip
 
 

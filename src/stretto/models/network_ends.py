@@ -14,7 +14,7 @@ class TokenStart(nn.Module):
 
     def __init__(self, shape: BlockShape, vocabulary: int, types: int) -> None:
         super().__init__()
-        self.embedding = Embedding(vocabulary, None if shape.rotary else shape.context, shape.width)
+        self.embedding = Embedding(vocabulary, shape.context if shape.positions == "learned" else None, shape.width)
         self.token_type = nn.Embedding(types, shape.width) if types else None
         self.dropout = Dropout(shape.dropout)
 

@@ -15,6 +15,8 @@ attention are views, and gates, biases and positions have kernels of their own (
     nemo-2024         ub_tp_comm_overlap, overlap_grad_sync and overlap_param_sync in NeMo's configurations, as of
                       github.com/NVIDIA/dgxc-benchmarking at 8f5cbb37
     nemo-2023         NeMo without gradient_accumulation_fusion, and with persist_layer_norm
+    scaling-2023      Aleph Alpha's, whose input gradients are summed as megatron-2021 does, by torch's operators
+                      (github.com/Aleph-Alpha/scaling at 737f855, core/nn/linear/utils.py)
     torch             torch's backward adds gradients by operators (torch/csrc/autograd/functions/accumulate_grad.h)
     apex-2019         the same, and apex's DistributedDataParallel, which sums gradients in every backward
 """
@@ -46,6 +48,7 @@ PROGRAMS = {
     "megatron-2022": Program(persistent_norms=True, own_layouts=True),
     "nemo-2023": Program(sums_in_products=False, persistent_norms=True, own_layouts=True),
     "nemo-2024": Program("in parts", replicas="beside a pass", persistent_norms=True, own_layouts=True),
+    "scaling-2023": Program("waited", sums_in_products=False),
     "torch": Program(sums_in_products=False),
     "apex-2019": Program(sums_in_products=False, replicas="each micro-batch"),
 }
