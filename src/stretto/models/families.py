@@ -26,7 +26,7 @@ from stretto.options.named import choose, resolve, whole
 
 ATTENTIONS = ("scores", "scaled-scores", "float32-scores", "fused", "fused-2022")
 LOSSES = {"torch": float32_token_loss, "megatron": megatron_token_loss, "gathered": float32_token_loss}
-GELUS = ("tanh", "erf")
+GELUS = ("tanh", "erf", "erf-kernel")
 
 
 def decoder(
@@ -58,7 +58,8 @@ def decoder(
     such kernels. tied: the output layer's weight is the embedding's. positions: learned or rotary. norm: layer or rms.
     "rotary-torch", "rms-torch" and "rms-float32" are by torch's operators, not in one kernel. gates: "joined" with what
     they gate in one layer, or "apart".
-    bias: of all linear layers but the last. gelu: its approximation by "tanh", or by "erf". fused: False runs biases,
+    bias: of all linear layers but the last. gelu: its approximation by "tanh", or by "erf"; "erf-kernel" in one
+    kernel also where others are not fused. fused: False runs biases,
     GELU, masks, dropout and sums one by one. loss: that of "torch", or of "megatron";
     "gathered": torch's, of logits that processes which share weights gather, so that each has all.
     """

@@ -47,7 +47,7 @@ class BlockShape:
 
     `heads` of queries share `kv_heads` of keys and values, `hidden` units are in the perceptron, `context` is the most
     tokens. attention: "scores", "scaled-scores", "float32-scores", "fused" or "fused-2022". norm: one of NORMS, positions of POSITIONS. Not
-    `fused`: each operator by itself. gelu: "tanh" or "erf". heads_by: who lays out heads, "megatron", "timm" or "torch".
+    `fused`: each operator by itself. gelu: "tanh", "erf" or "erf-kernel". heads_by: who lays out heads, "megatron", "timm" or "torch".
     """
 
     depth: int
@@ -89,7 +89,7 @@ class BlockShape:
     def activation(self) -> nn.Module:
         """The perceptron's function."""
         approximate = "tanh" if self.gelu == "tanh" else "none"
-        return nn.GELU(approximate) if self.fused else EagerGELU(approximate)
+        return nn.GELU(approximate) if self.fused or self.gelu == "erf-kernel" else EagerGELU(approximate)
 
     def residual_sum(self) -> nn.Module:
         """What adds a branch to the stream."""
