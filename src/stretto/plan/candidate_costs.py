@@ -579,7 +579,7 @@ class Prices:
             update=times.update + copy,
             loss_overhead=zeros + losses / stages_per_worker,
             turn_overhead=zeros + workers.per_action(worker) + workers.per_step(worker) / stages_per_worker,
-            static_bytes=static + gradients,
+            static_bytes=static + gradients * (1 + self.has_buckets(c)),
             microbatch_bytes=zeros + sizes.input[:, None] if c.recomputes(s) else held,
             recompute_bytes=held if c.recomputes(s) else sizes.recomputed,
         )
@@ -587,6 +587,10 @@ class Prices:
         if c.sequence:
             stage = stage._replace(all_reduce=stage.all_reduce + self.summed_once(c, worker))
         return self.with_runtime(c, s, self.as_program_sums(c, stage))
+
+    def has_buckets(self, c: Candidate) -> bool:
+        """Whether a copy of all gradients is kept to sum them, in networks that are only planned."""
+        return self.as_large_models and self.problem.program.buckets and c.mesh.data > 1
 
     def accumulating(self, c: Candidate, accumulate: Table) -> Table:
         """Seconds of adding gradients to earlier ones: to a shard alone in networks that are only planned."""

@@ -8,6 +8,8 @@ adds it to those of earlier micro-batches; else an operator of its own does. `re
 apex's former take 250 to 290 (github.com/NVIDIA/apex/pull/1037). They are priced as a copy, others by `memory_of`.
 `own_layouts`: no kernel looks for numbers one by one, since sequences come before examples, so that the operands of
 attention are views, and gates, biases and positions have kernels of their own (Megatron-LM's transformer.py).
+`buckets`: replicas that share nothing out keep a copy of all gradients to sum them, as DistributedDataParallel does
+unless gradients are views of it (`gradient_as_bucket_view`).
 
     megatron-2021     Megatron-LM before 16c90445e7 (September 2021), with which sums of input gradients are not waited
                       for, and 83b1e42f30 (February 2022), gradient accumulation fusion
@@ -35,6 +37,7 @@ class Program(NamedTuple):
     replicas: str = "end"
     persistent_norms: bool = False
     own_layouts: bool = False
+    buckets: bool = False
 
     def attains(self, attained: Attained) -> Attained:
         """What a device attains of the program's kernels."""
@@ -49,7 +52,7 @@ PROGRAMS = {
     "nemo-2023": Program(sums_in_products=False, persistent_norms=True, own_layouts=True),
     "nemo-2024": Program("in parts", replicas="beside a pass", persistent_norms=True, own_layouts=True),
     "scaling-2023": Program("waited", sums_in_products=False),
-    "torch": Program(sums_in_products=False),
+    "torch": Program(sums_in_products=False, buckets=True),
     "apex-2019": Program(sums_in_products=False, replicas="each micro-batch"),
 }
 USUAL = "megatron-2022"
