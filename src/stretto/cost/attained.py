@@ -62,10 +62,10 @@ class Attained:
 
     `random_numbers` is how many are drawn a second, for dropout; `block_numbers` how many a block of threads reads and
     writes that takes one at a time, `multiprocessor_numbers` how many do all blocks of a multiprocessor;
-    `pooled_numbers` how many a max pool compares; `indexed_numbers` how many an element-wise kernel finds whose operands
-    do not lie alike in memory; `odd_products` the FLOPs a second, at most, of batched products in 16 bits whose operands
-    have rows of an odd size. Each kernel takes `per_kernel` seconds beside its work, and the host
-    `per_launch` seconds to start it, while the device computes.
+    `pooled_numbers` how many a max pool compares; `indexed_numbers` how many an element-wise kernel looks for whose
+    operands do not lie alike in memory; `odd_products` the most FLOPs a second of batched products in 16 bits that read
+    matrices with rows of an odd size. Each kernel takes `per_kernel` seconds beside its work, and the host `per_launch`
+    seconds to start it, while the device computes.
     Raises UsageError for numbers out of range.
     """
 
@@ -125,7 +125,7 @@ class Attained:
         return replace(self, memory_of={kind: share for kind, share in self.memory_of.items() if kind != KINDS[0]})
 
     def with_own_layouts(self) -> "Attained":
-        """What a device attains where a program has element-wise kernels for its layouts, and views instead of copies."""
+        """What a device attains where a program has views instead of copies, and kernels of its own for its layouts."""
         return replace(self, indexed_numbers=None)
 
     def at_speed(self, speed: float) -> "Attained":

@@ -80,8 +80,9 @@ class Kernels:
     kind: str = ""
 
 
-KERNEL_AMOUNTS = ("flops", "bytes", "random", "transposed", "numbers", "indexed")  # fields of `Kernels` that grow with examples
-KERNEL_FACTS = ("transposes", "blocks", "plain", "odd", "kind")  # and those that do not
+# Fields of `Kernels` that grow with examples, and those that do not.
+KERNEL_AMOUNTS = ("flops", "bytes", "random", "transposed", "numbers", "indexed")
+KERNEL_FACTS = ("transposes", "blocks", "plain", "odd", "kind")
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,6 @@ PRODUCTS = (  # whole names
 PICKING = ("embedding", "gather")
 ADDING = ("scatter_add_",)
 SHORT = ("exp", "log", "erf")
-ATTENTION = ("attention", "attention-2022")
 COPIES = ("clone", "_to_copy", "copy_", "contiguous")
 FREE = ("_unsafe_view", "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "item")
 
@@ -79,14 +78,15 @@ class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
         made = func(*args, **kwargs)
         if counts(func):
             name = func._schema.name.partition("::")[2]
-            flops = computed_share(func, args, kwargs) * flops_of(func, args, kwargs, made)
+            flops = causal_share(func, args, kwargs) * flops_of(func, args, kwargs, made)
             kind = kind_of(name, sort(name), args, kwargs)
             indexed = indexed_numbers(tensors((args, kwargs, made))) if is_elementwise(func, name) else 0
             operator = Kernel(sort(name), flops, moved(name, args, kwargs, made), kind=kind, indexed=indexed)
             taken = self.done[operator.sort]
             for index, amount in enumerate((1, operator.flops, operator.bytes)):
                 taken[index] += amount
-            self.kernels += kernels_of(name, operator, args, made)
+            tiled = operator._replace(flops=flops * tile_share(func, args, kwargs))
+            self.kernels += kernels_of(name, tiled, args, made)
         return made
 
 
@@ -121,24 +121,38 @@ def fits(part: str, name: str, words: Sequence[str]) -> bool:
     return part in words if part in SHORT else part in name
 
 
-def computed_share(func: Any, args: Any, kwargs: Any) -> float:
-    """How many of an operator's FLOPs a GPU computes, as a multiple: of fused attention whole tiles.
+def causal_share(func: Any, args: Any, kwargs: Any) -> float:
+    """The share of an operator's FLOPs that a GPU computes: of fused causal attention a half and CAUSAL_TOKENS a token.
 
-    Of causal attention a half and CAUSAL_TOKENS a token. Queries and keys come in tiles of 128; where heads are wider
-    than 64, keys in tiles of 64 (flash_fwd_launch_template.h, github.com/Dao-AILab/flash-attention). Those 1.69 times as
-    many for 197 tokens take 205 and 512 us by `attention_2022`, where 214 and 534 were measured: forward and backward of
-    1,024 heads of 64 in 16 bits on an A100 (github.com/facebookresearch/xformers/pull/479).
-
-    >>> computed_share(torch.ops.aten.mm.default, (), {})
+    >>> causal_share(torch.ops.aten.mm.default, (), {})
     1
     """
-    names = [argument.name for argument in func._schema.arguments]
-    if "is_causal" not in names or sort(func._schema.name.partition("::")[2]) not in ATTENTION:
-        return 1
-    given = dict(zip(names, args, strict=False)) | kwargs
+    given = arguments_of_attention(func, args, kwargs)
+    return min(1, 0.5 + CAUSAL_TOKENS / given["key"].shape[2]) if given.get("is_causal") else 1
+
+
+def tile_share(func: Any, args: Any, kwargs: Any) -> float:
+    """How many times as many FLOPs the kernel of a fused attention computes, which works on whole tiles.
+
+    Queries and keys come in tiles of 128; where heads are wider than 64, keys in tiles of 64
+    (flash_fwd_launch_template.h, github.com/Dao-AILab/flash-attention). Those are 1.69 times as many for 197 tokens,
+    which take 205 and 512 us by `attention_2022` where 214 and 534 were measured: forward and backward of 1,024 heads
+    of 64 in 16 bits on an A100 (github.com/facebookresearch/xformers/pull/479).
+
+    >>> tile_share(torch.ops.aten.mm.default, (), {})
+    1.0
+    """
+    given = arguments_of_attention(func, args, kwargs)
+    if not given:
+        return 1.0
     queries, keys, width = given["query"].shape[2], given["key"].shape[2], given["query"].shape[3]
-    tiles = whole_tiles(queries, 128) * whole_tiles(keys, 128 if width <= 64 else 64)
-    return tiles * (min(1, 0.5 + CAUSAL_TOKENS / keys) if given.get("is_causal") else 1)
+    return whole_tiles(queries, 128) * whole_tiles(keys, 128 if width <= 64 else 64)
+
+
+def arguments_of_attention(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
+    """The arguments of a fused attention, or of its backward, by name; none of other operators."""
+    names = [argument.name for argument in func._schema.arguments]
+    return dict(zip(names, args, strict=False)) | kwargs if {"is_causal", "query", "key"} <= {*names} else {}
 
 
 def whole_tiles(size: int, tile: int) -> float:

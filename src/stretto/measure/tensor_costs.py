@@ -132,7 +132,11 @@ def published_tensor_costs(
     plan, loss = {}, network.loss
     if network.classes is not None:
         plan = {f"{len(kept) - 1}.{network.classes}": "column-sliced"}
-        loss = partial(gathered_loss, network.loss, parts) if network.gathers_logits else partial(parted_loss, network.loss)
+        loss = (
+            partial(gathered_loss, network.loss, parts)
+            if network.gathers_logits
+            else partial(parted_loss, network.loss)
+        )
     if network.tied is not None:
         plan[f"0.{network.tied[0].rpartition('.')[0]}"] = "vocabulary"
     x, y = inputs
@@ -177,9 +181,7 @@ def parted_loss(loss: Callable[[Tensor, Tensor], Tensor], output: Tensor, target
     return loss(output, target)
 
 
-def gathered_loss(
-    loss: Callable[[Tensor, Tensor], Tensor], parts: int, output: Tensor, target: Tensor
-) -> Tensor:
+def gathered_loss(loss: Callable[[Tensor, Tensor], Tensor], parts: int, output: Tensor, target: Tensor) -> Tensor:
     """A loss of all classes, which each process puts together from the parts of all."""
     whole = torch.cat([output, *(torch.empty_like(output) for _ in range(parts - 1))], dim=-1)
     count(TENSOR_GATHER, whole)

@@ -57,7 +57,7 @@ class ScaledCoreAttention(CoreAttention):
 
 
 class WideCoreAttention(CoreAttention):
-    """CoreAttention whose softmax is torch's in float32, with a scale before it: Megatron's, where its own does not fit.
+    """CoreAttention with torch's softmax in float32, and a scale before it: Megatron's, where its kernel does not fit.
 
     That is for tokens of no multiple of 4, and in NeMo where there is no mask (`forward_torch_softmax`).
     """

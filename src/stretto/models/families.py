@@ -53,15 +53,14 @@ def decoder(
     """A language model of `depth` causal blocks between an embedding and the logits of all tokens; GPT-2 unless said.
 
     kv_heads: heads of keys and values, which several heads of queries share; as many as `heads`. hidden: units of a
-    block's perceptron, 4 `width`; gated: SiLU of a gate times them, as in Llama, else GELU. attention: "scores", which
-    are made, dropped out and kept, "scaled-scores" by an operator of its own, "float32-scores" with a softmax in float32, "fused", or "fused-2022" by the first
-    such kernels. tied: the output layer's weight is the embedding's. positions: learned or rotary. norm: layer or rms.
-    "rotary-torch", "rms-torch" and "rms-float32" are by torch's operators, not in one kernel. gates: "joined" with what
-    they gate in one layer, or "apart".
-    bias: of all linear layers but the last. gelu: its approximation by "tanh", or by "erf"; "erf-kernel" in one
-    kernel also where others are not fused. fused: False runs biases,
-    GELU, masks, dropout and sums one by one. loss: that of "torch", or of "megatron";
-    "gathered": torch's, of logits that processes which share weights gather, so that each has all.
+    block's perceptron, 4 `width`; gated: SiLU of a gate times them, as in Llama, else GELU; gates: "joined" with what
+    they gate in one layer, or "apart". attention: "scores", which are made, dropped out and kept, "scaled-scores" by an
+    operator of its own, "float32-scores" with torch's softmax in float32, "fused", or "fused-2022" by the first such
+    kernels. tied: the output layer's weight is the embedding's. positions: learned or rotary, norm: layer or rms;
+    "rotary-torch", "rms-torch" and "rms-float32" are by torch's operators, not in one kernel. bias: of all linear
+    layers but the last. gelu: its approximation by "tanh", or by "erf"; "erf-kernel" in one kernel also where others
+    are not fused. fused: False runs biases, GELU, masks, dropout and sums one by one. loss: that of "torch", or of
+    "megatron"; "gathered": torch's, of logits that processes which share weights gather, so that each has all.
     """
     shape = block_shape(
         "decoder", depth=depth, width=width, heads=heads, context=context, kv_heads=kv_heads, hidden=hidden,
@@ -137,8 +136,9 @@ def vit(
 ) -> PublishedNetwork:
     """A vision transformer (Dosovitskiy et al. 2021), ViT-B/16 unless said otherwise: a token a patch and one more.
 
-    class_tokens: how many more there are; 8 in Megatron and NeMo. attention: as of `decoder`. heads_by: whose code lays out the heads of queries, keys and values, and copies them:
-    "megatron", "timm", or "torch" (nn.MultiheadAttention, as torchvision's).
+    class_tokens: how many more there are; 8 in Megatron and NeMo. attention: as of `decoder`. heads_by: whose code lays
+    out the heads of queries, keys and values, and copies them: "megatron", "timm", or "torch" (nn.MultiheadAttention,
+    as torchvision's).
     """
     for option, value in (("patch", patch), ("side", side), ("classes", classes), ("class_tokens", class_tokens)):
         whole("model 'vit'", option, value)
@@ -151,7 +151,11 @@ def vit(
         "vit", depth=depth, width=width, heads=heads, context=(side // patch) ** 2 + class_tokens, hidden=hidden,
         attention=attention, dropout=dropout, causal=False, heads_by=heads_by,
     )  # fmt: skip
-    recipe: Recipe = [partial(PatchStart, shape, patch, class_tokens), *blocks(shape), partial(ClassifierEnd, shape, classes)]
+    recipe: Recipe = [
+        partial(PatchStart, shape, patch, class_tokens),
+        *blocks(shape),
+        partial(ClassifierEnd, shape, classes),
+    ]
     return replace(images(recipe, side), optimizer="adam", counts_parts=heads_by == "megatron")
 
 

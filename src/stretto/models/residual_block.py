@@ -46,8 +46,9 @@ class BlockShape:
     """What the blocks of a network have in common.
 
     `heads` of queries share `kv_heads` of keys and values, `hidden` units are in the perceptron, `context` is the most
-    tokens. attention: "scores", "scaled-scores", "float32-scores", "fused" or "fused-2022". norm: one of NORMS, positions of POSITIONS. Not
-    `fused`: each operator by itself. gelu: "tanh", "erf" or "erf-kernel". heads_by: who lays out heads, "megatron", "timm" or "torch".
+    tokens. attention: "scores", "scaled-scores", "float32-scores", "fused" or "fused-2022". norm: one of NORMS,
+    positions of POSITIONS. Not `fused`: each operator by itself. gelu: "tanh", "erf" or "erf-kernel". heads_by: one of
+    HEADS, gates of GATES.
     """
 
     depth: int
@@ -168,7 +169,7 @@ class GatedPerceptron(nn.Module):
 
 
 class ApartGatedPerceptron(nn.Module):
-    """The same with a layer for gates and one for what they gate, whose inputs' gradients are added, and summed, apart."""
+    """The same with a layer for gates and one for what they gate, so that there are two gradients of the input."""
 
     def __init__(self, shape: BlockShape) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
 """Self-attention as libraries for images write it, whose copies between projections and heads cost time on a GPU.
 
-Both are [N, T, width] -> [N, T, width], and compute what `GroupedAttention` (residual_block.py) does. `qkv` has the rows
-of all queries, then all keys, then all values. The output's bias is in the sum behind it, as there.
+Both are [N, T, width] -> [N, T, width], and compute what `GroupedAttention` (residual_block.py) does. `qkv` has the
+rows of all queries, then all keys, then all values. The output's bias is in the sum behind it, as there.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -43,13 +43,13 @@ class GradientLikeValue(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, x: Tensor) -> Tensor:
         """The tensor."""
         ctx.layout = x.shape, x.stride()
         return x.view_as(x)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
         """Its gradient, in the same order."""
         return gradient.new_empty_strided(*ctx.layout) if has_no_numbers(gradient) else gradient
 

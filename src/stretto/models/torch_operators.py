@@ -1,4 +1,4 @@
-"""What decoders run where no kernel is fused: RMS norms and rotary positions by torch's operators, in passes of their own.
+"""What decoders run where no kernel is fused: RMS norms and rotary positions by torch's operators, one by one.
 
 They compute what fused_operators.py does in one kernel each. `Float32RMSNorm` is Hugging Face's Llama's, `PlainRMSNorm`
 Aleph Alpha's (github.com/Aleph-Alpha/scaling at 737f855, core/nn/norm/rms_norm.py), `turned` what both have.
