@@ -6,6 +6,7 @@ adds it to those of earlier micro-batches; else an operator of its own does. `re
 "each micro-batch", or "beside a pass": gradients during the last backward, weights during the next forward.
 `persistent_norms` keep a row in registers and read it once: apex's FastLayerNorm takes 54 and 87 us where torch's and
 apex's former take 250 to 290 (github.com/NVIDIA/apex/pull/1037). They are priced as a copy, others by `memory_of`.
+`launches` are "eager" where a host starts each kernel (`Attained.per_launch`), and of a "graph" otherwise.
 
     megatron-2021     Megatron-LM before 16c90445e7 (September 2021), with which sums of input gradients are not waited
                       for, and 83b1e42f30 (February 2022), gradient accumulation fusion
@@ -13,6 +14,8 @@ apex's former take 250 to 290 (github.com/NVIDIA/apex/pull/1037). They are price
     nemo-2024         ub_tp_comm_overlap, overlap_grad_sync and overlap_param_sync in NeMo's configurations, as of
                       github.com/NVIDIA/dgxc-benchmarking at 8f5cbb37
     torch             torch's backward adds gradients by operators (torch/csrc/autograd/functions/accumulate_grad.h)
+    torch-graph       the same, whose steps are replayed from a CUDA graph (torch.cuda.graph, or torch.compile with
+                      mode="reduce-overhead"): what is fused beside is said by the network
     apex-2019         the same, and apex's DistributedDataParallel, which sums gradients in every backward
 """
 
@@ -28,6 +31,7 @@ class Program(NamedTuple):
     sums_in_products: bool = True
     replicas: str = "end"
     persistent_norms: bool = False
+    launches: str = "eager"
 
 
 PROGRAMS = {
@@ -35,6 +39,7 @@ PROGRAMS = {
     "megatron-2022": Program(persistent_norms=True),
     "nemo-2024": Program("in parts", replicas="beside a pass", persistent_norms=True),
     "torch": Program(sums_in_products=False),
+    "torch-graph": Program(sums_in_products=False, launches="graph"),
     "apex-2019": Program(sums_in_products=False, replicas="each micro-batch"),
 }
 USUAL = "megatron-2022"
