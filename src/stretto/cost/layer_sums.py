@@ -1,7 +1,8 @@
 """The seconds of layers, and of several as one stage, on a device and on the host that starts its kernels.
 
-The host issues the kernels of one action after the other and does not wait for them; the device runs them in this order,
-each once it has been issued. With d seconds of the device and h of the host for each layer, the device is done after
+The host issues the kernels of an action one after the other and does not wait for them; the device runs them in this
+order, each once it has been issued. With d seconds of the device and h of the host for each layer, the device is done
+after
 
     max over k of  h_1 + ... + h_k + d_(k+1) + ... + d_n     k from 0 to n
 
@@ -78,10 +79,8 @@ def stage_of(parts: Sequence[LayerParts], *, is_whole: bool = False, waits: bool
         return times
     down, lowest = parts[::-1], lowest_trained(devices)
     trained = [] if lowest is None else parts[lowest:]
-    weights = [
-        (part.device.backward, part.host.backward) if place else (part.device.weight_gradient, part.host.weight_gradient)
-        for place, part in enumerate(trained)
-    ]
+    weights = [(part.device.backward, part.host.backward) for part in trained]
+    weights[:1] = [(part.device.weight_gradient, part.host.weight_gradient) for part in trained[:1]]
     forward = lag((part.device.forward, part.host.forward) for part in parts)
     in_hand = times.forward + forward - sum(part.host.forward for part in parts) if is_whole else 0.0
     backward, inputs, trains = (

@@ -269,8 +269,8 @@ def stage_times(
     its replicas, among which the examples are divided; worker s by default. The slowest replica counts. `dtype` is by
     default that of the parameters. `heads` has for each stage the row of the head behind it, loss included; None for
     stages without one, and for the last. `silent` stages compute and send no gradient of their inputs. `cures` are what
-    a method changes in the stages' steps (`Method.step_cures`). Without `waits` a device does not wait for its host, but
-    in an update. Raises UsageError for bounds or workers that do not fit, and for an unknown optimizer or dtype.
+    a method changes in the stages' steps (`Method.step_cures`). Without `waits` a device waits for its host in updates
+    alone. Raises UsageError for bounds or workers that do not fit, and for an unknown optimizer or dtype.
     """
     of_kind("costs", costs, ModelCosts, "what stretto.cost.layer_costs(...) returned")
     of_kind("cluster", cluster, Cluster, "what stretto.cost.find_cluster(name) returned")

@@ -118,7 +118,8 @@ class StageTable(NamedTuple):
     among processes that share the stage; `forward_gather` and `backward_gather`, gathering sharded weights and
     scattering gradients; `recompute`, the second forward, of whole stages, or of layers once numbers stand instead of
     tables; `message_overhead`, sending and receiving; `host_forward` and `host_backward`, waiting for the host that
-    starts kernels; `action_overhead`, the runtime's own time. `deferrable` is the part of the backward that can fill a bubble: W, and `host_deferrable` what that waits for its host.
+    starts kernels; `action_overhead`, the runtime's own time. `deferrable` is the part of the backward that can fill a
+    bubble: W, and `host_deferrable` what that waits for the host.
     `transit` is the part of a message to the next stage that keeps neither end busy.
 
     Seconds of a turn: `all_reduce` among replicas, and of norms' gradients on a divided sequence, `update`,
@@ -326,7 +327,9 @@ class Prices:
         rows: Table = np.array(parts).transpose(1, 0, 2)
         if self.sums_as_large_models:
             in_products = self.problem.program.sums_in_products
-            rows[0, :, ACCUMULATE] = [sum_seconds(layer, machine, examples, in_products=in_products) for layer in layers]
+            rows[0, :, ACCUMULATE] = [
+                sum_seconds(layer, machine, examples, in_products=in_products) for layer in layers
+            ]
         return rows
 
     @cached_property
@@ -756,7 +759,7 @@ class Prices:
         return update if lags is None else np.maximum(update, lags.stepping)
 
     def bucketed(self, c: Candidate, worker: int, all_reduce: Table) -> Table:
-        """Seconds of a sum of gradients among replicas: its own, or of the host that puts each gradient into a bucket."""
+        """Seconds of a sum of gradients among replicas: its own, or the host's that puts each into a bucket."""
         per_tensor = max(each.per_reduction for each in self.hosts(c, worker))
         if not per_tensor or c.mesh.data == 1 or c.shard != "none":
             return all_reduce
@@ -888,7 +891,9 @@ class Prices:
         plain = self.stages_at(c._replace(recompute="none"), bounds)
         return [
             one._replace(
-                recompute=one.backward - one.intra_backward - one.host_backward
+                recompute=one.backward
+                - one.intra_backward
+                - one.host_backward
                 - (other.backward - other.intra_backward - other.host_backward)
             )
             for one, other in zip(stages, plain, strict=True)
