@@ -59,8 +59,16 @@ def all_alike(cluster: Tables) -> None:
 
 def no_launches(cluster: Tables) -> None:
     """No time to start a kernel, neither on the device nor on its host."""
+    no_hosts(cluster)
     for shares in attained(cluster):
-        shares |= {"per_kernel": 0.0, "per_launch": 0.0}
+        shares["per_kernel"] = 0.0
+
+
+def no_hosts(cluster: Tables) -> None:
+    """Kernels that are there when the device is ready for them."""
+    for shares in attained(cluster):
+        shares |= {"per_launch": 0.0, "per_gradient": 0.0, "per_reduction": 0.0, "per_update": 0.0}
+        shares.pop("per_launch_of", None)
 
 
 def no_traffic(cluster: Tables) -> None:
@@ -106,6 +114,7 @@ TERMS: Mapping[str, Callable[[Tables], None]] = {
     "layouts": in_order,
     "slowest of devices": all_alike,
     "starting kernels": no_launches,
+    "hosts": no_hosts,
     "memory traffic": no_traffic,
     "latency of messages": no_latency,
     "protocols of collectives": no_protocols,

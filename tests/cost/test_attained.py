@@ -125,11 +125,24 @@ def test_products_as_they_were_measured_on_an_a100(rows, columns, inner, teraflo
 def test_a_small_layer_takes_as_long_as_its_host_starts_kernels():
     forward, backward = (sum(k.count for w in ROWS[0].works(kind) for k in w.kernels) for kind in "FB")
     machine = Machine(A100, "float32")
-    assert layer_seconds(ROWS[0], "F", machine, 4) == pytest.approx(forward * 7e-6)
-    assert layer_seconds(ROWS[0], "B", machine, 4) == pytest.approx(backward * 7e-6)
+    assert layer_seconds(ROWS[0], "F", machine, 4) == pytest.approx(forward * 21e-6)
+    assert layer_seconds(ROWS[0], "B", machine, 4) == pytest.approx(backward * 21e-6 + 6 * 19e-6)
     assert layer_times(ModelCosts(ROWS[:1], "float32"), machine, 4)[0].update == pytest.approx(6 * 7e-6)
-    free = Machine(replace(A100, attained=replace(A100.attained, per_launch=0.0)), "float32")
+    free = Machine(replace(A100, attained=A100.attained.without_host()), "float32")
     assert layer_seconds(ROWS[0], "F", free, 4) < forward * 7e-6
+
+
+def test_sorts_of_operators_have_launches_of_their_own_and_updates_those_of_others_unless_said():
+    kernels = (Kernels(3, Affine(), Affine()),)
+    works = tuple(Work(sort, 3, Affine(), Affine(), kernels) for sort in ("convolution", "elementwise"))
+    row = replace(ROWS[0], forward=works, measured=None)
+    slow = replace(A100.attained, per_kernel=0.0)
+    assert layer_seconds(row, "F", Machine(replace(A100, attained=slow), "float32"), 1) == pytest.approx(3 * 105e-6)
+    plain = replace(slow, per_update=None)
+    assert (slow.update_of_tensor, plain.update_of_tensor) == (7e-6, 21e-6)
+    assert plain.at_speed(2).launch_of("convolution") == 42e-6
+    cluster = replace(find_cluster("8-a100"), devices={"a100": replace(A100, attained=plain)})
+    assert parse(to_toml(cluster), "again").devices["a100"].attained == plain
 
 
 def test_without_what_is_attained_it_is_the_roofline_and_so_it_is_with_shares_of_one():

@@ -18,8 +18,9 @@ from stretto.cost import (
     layer_costs,
     stage_times,
 )
+from stretto.cost.layer_sums import summed
 from stretto.cost.layer_table import Affine
-from stretto.cost.stage_prediction import Machine, all_reduce_seconds, layer_times, summed
+from stretto.cost.stage_prediction import Machine, all_reduce_seconds, layer_times
 from stretto.methods import method
 from stretto.parallel.price import LinearLayer, ProcessGrid, best_rows, price
 from stretto.simulate import period, simulate

@@ -60,7 +60,7 @@ def test_operators_of_their_own_read_and_write_every_sum(model):
     """Gradients in bfloat16, sums in float32: 2 + 4 + 4 bytes a number, on kernels that start in no time."""
     rows, cluster = {}, find_cluster(H100)
     device = cluster.devices["h100"]
-    device = replace(device, attained=replace(device.attained, per_launch=0.0, per_kernel=0.0))
+    device = replace(device, attained=replace(device.attained.without_host(), per_kernel=0.0))
     for name in ("torch", "megatron-2022"):
         prices = Prices(problem(model, name, replace(cluster, devices={"h100": device})))
         kind = prices.places(Mesh(tensor=T), 1, ()).machines[0][0]
@@ -103,7 +103,7 @@ def test_a_step_waits_for_the_slowest_of_its_workers(model):
     slowest = find_cluster(H100).devices["h100"].slowest_of(8)
     both = []
     for cluster in (find_cluster(H100), even):
-        prices = Prices(problem(model, "megatron-2022", cluster, tensors=(1,), data_parallels=(1,), pipelines=(8,),
+        prices = Prices(problem(model, "torch-graph", cluster, tensors=(1,), data_parallels=(1,), pipelines=(8,),
                                 methods=("1f1b",), microbatches=(8,)).but(pipelines=(2,), workers=2))  # fmt: skip
         (c,) = candidates(prices.problem)
         plan = plan_of(c, Objective(), prices)

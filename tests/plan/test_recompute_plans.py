@@ -7,7 +7,7 @@ import pytest
 
 from stretto.cost import find_cluster
 from stretto.cost.collective import TENSOR_GATHER, TENSOR_SCATTER, TENSOR_SUM
-from stretto.cost.stage_prediction import LayerTimes
+from stretto.cost.layer_sums import LayerTimes
 from stretto.errors import UsageError
 from stretto.mesh import Mesh
 from stretto.plan import Candidate, Objective, Problem, candidates, search

@@ -44,6 +44,11 @@ SPEEDS = (
     "odd_products",
 )  # fmt: skip
 KINDS = ("layer-norm", "sum", "gelu")  # of kernels, as measure/kernels.py has them
+SECONDS = ("per_kernel", "per_launch", "per_gradient", "per_reduction", "per_update")
+OPERATORS = (  # sorts of operators, as measure/aten_costs.py has them
+    "attention", "attention-2022", "convolution", "batch-norm", "layer-norm", "embedding", "pooling", "recurrence",
+    "transcendental", "linear", "elementwise",
+)  # fmt: skip
 SHARES = ("memory", "transposes", "products", "convolutions", "attention", "attention_2022")
 
 
@@ -64,8 +69,12 @@ class Attained:
     writes that takes one at a time, `multiprocessor_numbers` how many do all blocks of a multiprocessor;
     `pooled_numbers` how many a max pool compares; `indexed_numbers` how many an element-wise kernel looks for whose
     operands do not lie alike in memory; `odd_products` the most FLOPs a second of batched products in 16 bits that read
-    matrices with rows of an odd size. Each kernel takes `per_kernel` seconds beside its work, and the host `per_launch`
-    seconds to start it, while the device computes.
+    matrices with rows of an odd size. Each kernel takes `per_kernel` seconds beside its work.
+
+    The others are seconds of the host, which runs ahead of the device (`cost/host.py`): `per_launch` for an operator's
+    kernel, module and autograd included, or for one of a sort in `per_launch_of`; `per_gradient` for a weight's
+    gradient that a backward keeps, `per_reduction` for one that goes into the bucket of a sum among replicas, and
+    `per_update` for a weight that an optimizer steps, as `per_launch` if it is left out.
     Raises UsageError for numbers out of range.
     """
 
@@ -89,6 +98,10 @@ class Attained:
     plain_products: bool | None = None
     per_kernel: float = 0.0
     per_launch: float = 0.0
+    per_launch_of: Mapping[str, float] = field(default_factory=dict)
+    per_gradient: float = 0.0
+    per_reduction: float = 0.0
+    per_update: float | None = None
 
     def __post_init__(self) -> None:
         shares = {key: getattr(self, key) for key in SHARES if getattr(self, key) is not None}
@@ -103,9 +116,14 @@ class Attained:
         for kind in self.memory_of:
             if kind not in KINDS:
                 raise UsageError(f"memory_of.{kind} is no kind of kernel: {nearest(kind, KINDS)}")
-        for key in ("per_kernel", "per_launch"):
-            if not 0 <= getattr(self, key) < math.inf:
-                raise UsageError(f"{key} = {getattr(self, key):g}: it must be 0 or more seconds")
+        seconds = {key: getattr(self, key) for key in SECONDS if getattr(self, key) is not None}
+        seconds |= {f"per_launch_of.{sort}": each for sort, each in self.per_launch_of.items()}
+        for key, each in seconds.items():
+            if not 0 <= each < math.inf:
+                raise UsageError(f"{key} = {each:g}: it must be 0 or more seconds")
+        for sort in self.per_launch_of:
+            if sort not in OPERATORS:
+                raise UsageError(f"per_launch_of.{sort} is no sort of operator: {nearest(sort, OPERATORS)}")
         if self.overlap is not None and not self.overlap >= 1:
             raise UsageError(f"overlap = {self.overlap:g}: it must be 1 or more; leave it out for a perfect overlap")
         if self.multiprocessors is not None and self.multiprocessors < 1:
@@ -128,15 +146,25 @@ class Attained:
         """What a device attains where a program has views instead of copies, and kernels of its own for its layouts."""
         return replace(self, indexed_numbers=None)
 
+    def without_host(self) -> "Attained":
+        """What a device attains whose kernels are all there when it is ready for them, as those of a CUDA graph."""
+        return replace(self, per_launch=0.0, per_launch_of={}, per_gradient=0.0, per_reduction=0.0, per_update=0.0)
+
     def at_speed(self, speed: float) -> "Attained":
-        """What a device attains that is `speed` times as fast."""
+        """What a device attains that is `speed` times as fast, its host included."""
         rates = {key: getattr(self, key) * speed for key in SPEEDS if getattr(self, key) is not None}
-        return replace(
-            self,
-            **rates,
-            per_kernel=self.per_kernel / speed,
-            per_launch=self.per_launch / speed,
-        )
+        seconds = {key: getattr(self, key) / speed for key in SECONDS if getattr(self, key) is not None}
+        launches = {sort: each / speed for sort, each in self.per_launch_of.items()}
+        return replace(self, **rates, **seconds, per_launch_of=launches)
+
+    def launch_of(self, operator: str) -> float:
+        """Seconds of the host for a kernel of a sort of operator."""
+        return self.per_launch_of.get(operator, self.per_launch)
+
+    @property
+    def update_of_tensor(self) -> float:
+        """Seconds of the host for a weight that an optimizer steps."""
+        return self.per_launch if self.per_update is None else self.per_update
 
 
 class Peaks(NamedTuple):
@@ -164,7 +192,7 @@ def kernel_seconds(work: Work, attained: Attained, peaks: Peaks, examples: float
     """Seconds of the operators of one sort, kernel by kernel."""
     kernels = work.kernels or mean_kernels(work)
     device = sum(each.count * one_kernel(work.operator, each, attained, peaks, examples) for each in kernels)
-    return KernelSeconds(device, attained.per_launch * sum(each.count for each in kernels))
+    return KernelSeconds(device, attained.launch_of(work.operator) * sum(each.count for each in kernels))
 
 
 def mean_kernels(work: Work) -> tuple[Kernels, ...]:

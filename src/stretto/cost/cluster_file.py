@@ -18,7 +18,7 @@ from stretto.options.checks import path as check_path
 
 T = TypeVar("T")
 HOME = files("stretto.cost") / "clusters"
-SHARES_BY_NAME = ("products_in", "memory_of")  # of `Attained`
+BY_NAME = ("products_in", "memory_of", "per_launch_of")  # of `Attained`
 TYPES = {"bool": "true or false", "str": "text", "int": "whole number"}  # what a file's values are called
 
 
@@ -74,7 +74,7 @@ def to_dict(cluster: Cluster) -> dict[str, Any]:
     for device in content["devices"].values():
         if device["speed"] == 1:
             del device["speed"]
-        for key in SHARES_BY_NAME:
+        for key in BY_NAME:
             if not device.get("attained", {key: True})[key]:
                 del device["attained"][key]
     for link in content["links"].values():
@@ -157,10 +157,10 @@ def device_of(place: str, content: Any) -> Device:
 def attained_of(place: str, content: Any) -> Attained:
     """What a device attains, from a table."""
 
-    def shares(at: str, value: Any) -> dict[str, float]:
-        return each_of(at, value, lambda key, share: checked(key, share, "float"))
+    def by_name(at: str, value: Any) -> dict[str, float]:
+        return each_of(at, value, lambda key, number: checked(key, number, "float"))
 
-    return build(Attained, place, content, dict.fromkeys(SHARES_BY_NAME, shares))
+    return build(Attained, place, content, dict.fromkeys(BY_NAME, by_name))
 
 
 def build(kind: type[T], place: str, content: Any, readers: Mapping[str, Callable[[str, Any], Any]] | None = None) -> T:

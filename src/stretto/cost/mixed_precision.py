@@ -21,7 +21,7 @@ from dataclasses import replace
 
 from stretto.cost.attained import BYTES, TENSOR_CORES, Peaks, one_kernel
 from stretto.cost.layer_table import Affine, Kernels, LayerCost, Work
-from stretto.cost.stage_prediction import Machine, pass_seconds
+from stretto.cost.stage_prediction import Machine, pass_parts
 from stretto.optimizers import optimizer_of
 
 FLOAT32 = 4
@@ -56,7 +56,7 @@ def sum_seconds(layer: LayerCost, machine: Machine, examples: float, *, in_produ
         summed += kernel.count * number * rows * columns
     others = max(0.0, layer.gradient_bytes / item - summed)
     apart = Work("elementwise", layer.parameter_tensors, Affine(), Affine((2 * wide + item) * others))
-    return longer + pass_seconds((apart,), "forward", machine, 0)
+    return longer + pass_parts((apart,), "forward", machine, 0).device
 
 
 def gradient_products(layer: LayerCost) -> Iterator[Kernels]:

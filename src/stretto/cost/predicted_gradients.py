@@ -8,8 +8,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from stretto.cost.cluster import Cluster
+from stretto.cost.layer_sums import LayerTimes
 from stretto.cost.layer_table import LayerCost, ModelCosts
-from stretto.cost.stage_prediction import LayerTimes, StageTimes, speeds_of
+from stretto.cost.stage_prediction import StageTimes, speeds_of
 from stretto.cost.worker_memory import StageMemory
 from stretto.methods import Method
 from stretto.optimizers import Optimizer, optimizer_of
@@ -47,7 +48,7 @@ def with_predictions(
             priced.append(stage)
             continue
         speeds = speeds_of(ModelCosts((head,), dtype), cluster, [places], examples / len(places), dtype, optimizer)
-        times = LayerTimes(*map(max, zip(*(speeds[worker][0] for worker in places), strict=True)))
+        times = LayerTimes(*map(max, zip(*(speeds[worker][0].alone for worker in places), strict=True)))
         forward = times.forward
         compute = stage.compute._replace(backward=stage.compute.backward + forward)
         priced.append(

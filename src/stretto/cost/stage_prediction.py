@@ -7,11 +7,12 @@ attains kernel by kernel (`attained.py`), else the roofline.
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple
 
 from stretto.cost.attained import BYTES, TENSOR_CORES, KernelSeconds, Peaks, dtype_of_products, kernel_seconds
 from stretto.cost.cluster import Cluster, Device, WorkerKind
 from stretto.cost.cure_costs import FEEDBACK_PASSES, PLAIN, feedback_tensors, matrix_bytes, rotation_works
+from stretto.cost.layer_sums import LayerParts, LayerTimes, stage_of, with_head, with_starts
 from stretto.cost.layer_table import Affine, Kind, LayerCost, Measured, ModelCosts, Work, Works
 from stretto.cost.matrix_step import BFLOAT16, basis_refresh, basis_step, newton_schulz, wide_dtype
 from stretto.cost.rings import all_reduce_seconds as library_all_reduce
@@ -21,13 +22,8 @@ from stretto.optimizers import REFRESH_EVERY, Optimizer, Stepping, optimizer_of,
 from stretto.options.checks import of_kind, positive
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
     from stretto.schedule import Action
     from stretto.simulate import Durations
-
-Seconds = TypeVar("Seconds", float, "NDArray[np.float64]")  # of one stage, or an array
 
 
 class Machine(NamedTuple):
@@ -40,8 +36,13 @@ class Machine(NamedTuple):
 
 def pass_seconds(works: Works, direction: str, machine: Machine, examples: float) -> float:
     """Seconds of a pass: those of the device, or of the host that starts its kernels where that takes longer."""
+    return max(pass_parts(works, direction, machine, examples))
+
+
+def pass_parts(works: Works, direction: str, machine: Machine, examples: float) -> KernelSeconds:
+    """Seconds of a pass on the device, and of its host."""
     seconds = [device_and_host(work, direction, machine, examples) for work in works]
-    return max(sum(device for device, _ in seconds), sum(host for _, host in seconds))
+    return KernelSeconds(sum(device for device, _ in seconds), sum(host for _, host in seconds))
 
 
 def device_and_host(work: Work, direction: str, machine: Machine, examples: float) -> KernelSeconds:
@@ -61,20 +62,33 @@ def device_and_host(work: Work, direction: str, machine: Machine, examples: floa
 
 
 def layer_seconds(layer: LayerCost, kind: Kind, machine: Machine, examples: float) -> float:
-    """Seconds of an action of a kind on one layer, for a micro-batch of `examples`."""
+    """Seconds of an action of a kind on one layer alone, for a micro-batch of `examples`."""
+    return max(layer_parts(layer, kind, machine, examples))
+
+
+def layer_parts(layer: LayerCost, kind: Kind, machine: Machine, examples: float) -> KernelSeconds:
+    """Seconds of an action of a kind on one layer, of the device and of its host; measured ones have both."""
     direction = "forward" if kind == "F" else "backward"
-
-    def predicted(crowded: bool) -> float:
-        where = machine._replace(crowded=crowded)
-        return pass_seconds(layer.works(kind), direction, where, examples)
-
     line = measured_line(layer, kind)
     if line is None or layer.measured is None:
-        return predicted(machine.crowded)
+        seconds = pass_parts(layer.works(kind), direction, machine, examples)
+        kept = layer.parameter_tensors if kind in "BW" and layer.works(kind) else 0
+        return seconds._replace(host=seconds.host + host_seconds(machine, "per_gradient") * kept)
     if layer.measured.contention is not None:
-        return line.at(examples) * slowdown(layer.measured, machine) / machine.device.speed
+        return KernelSeconds(line.at(examples) * slowdown(layer.measured, machine) / machine.device.speed, 0.0)
+
+    def predicted(crowded: bool) -> float:
+        return pass_seconds(layer.works(kind), direction, machine._replace(crowded=crowded), examples)
+
     slowed = machine.crowded and not layer.measured.crowded and layer.works(kind)
-    return line.at(examples) * (predicted(True) / predicted(False) if slowed else 1) / machine.device.speed
+    longer = predicted(True) / predicted(False) if slowed else 1
+    return KernelSeconds(line.at(examples) * longer / machine.device.speed, 0.0)
+
+
+def host_seconds(machine: Machine, key: str) -> float:
+    """A figure of the host that `Attained` has by this name; 0 where the device says nothing."""
+    seconds: float = 0.0 if machine.device.attained is None else getattr(machine.device.attained, key)
+    return seconds
 
 
 def slowdown(measured: Measured, machine: Machine) -> float:
@@ -92,7 +106,12 @@ def measured_line(layer: LayerCost, kind: Kind) -> Affine | None:
 
 
 def update_seconds(layer: LayerCost, machine: Machine, optimizer: str | Stepping) -> float:
-    """Seconds of an optimizer step on a layer's parameters, the mean over refreshes of SOAP's bases.
+    """Seconds of an optimizer step on a layer's parameters, where the layer is alone."""
+    return max(update_parts(layer, machine, optimizer))
+
+
+def update_parts(layer: LayerCost, machine: Machine, optimizer: str | Stepping) -> KernelSeconds:
+    """Seconds of an optimizer step on a layer's parameters, the mean over refreshes of SOAP's bases; and of the host.
 
     Measured steps are medians, which are of steps without a refresh: it is added.
     """
@@ -100,14 +119,15 @@ def update_seconds(layer: LayerCost, machine: Machine, optimizer: str | Stepping
     chosen = optimizer_of(stepping.name)
     if layer.measured is not None and layer.measured.update is not None:
         measured = stepping.longer * layer.measured.update * slowdown(layer.measured, machine) / device.speed
-        return measured + refresh_seconds(layer, chosen, machine)
+        return KernelSeconds(measured + refresh_seconds(layer, chosen, machine), 0.0)
     moved, products = chosen.accesses * layer.gradient_bytes, matrix_seconds(layer, chosen, machine)
     rate = device.rates.get(chosen.family, {}).get("update")
     if rate is None:
         work = Work(chosen.family, layer.parameter_tensors, Affine(), Affine(moved))
-        return stepping.longer * pass_seconds((work,), "update", machine, 0) + products
+        seconds = stepping.longer * pass_parts((work,), "update", machine, 0).device
+        return KernelSeconds(seconds + products, host_seconds(machine, "update_of_tensor") * layer.parameter_tensors)
     passes = rate.seconds(layer.parameter_tensors, 0, moved) * (rate.contention if machine.crowded else 1)
-    return stepping.longer * passes + products
+    return KernelSeconds(stepping.longer * passes + products, 0.0)
 
 
 def matrix_seconds(layer: LayerCost, optimizer: Optimizer, machine: Machine) -> float:
@@ -167,72 +187,36 @@ def cure_seconds(cure: StepCure, layer: LayerCost, machine: Machine, stepping: S
 
 
 def accumulate_seconds(layer: LayerCost, machine: Machine) -> float:
-    """Seconds to add a micro-batch's gradients to those of earlier micro-batches."""
+    """Seconds of the device to add a micro-batch's gradients to those of earlier micro-batches."""
     if layer.measured is not None and layer.measured.accumulate is not None:
         return layer.measured.accumulate * slowdown(layer.measured, machine) / machine.device.speed
     work = Work("elementwise", layer.parameter_tensors, Affine(), Affine(3 * layer.gradient_bytes))
-    return pass_seconds((work,), "forward", machine, 0)
-
-
-class LayerTimes(NamedTuple, Generic[Seconds]):
-    """Seconds of a layer's actions on a micro-batch. A stage's are the sums over its layers, but for W: see `summed`.
-
-    `accumulate` is the extra time of a backward that adds its gradients to another micro-batch's.
-    """
-
-    forward: Seconds
-    backward: Seconds
-    input_gradient: Seconds
-    weight_gradient: Seconds
-    update: Seconds
-    accumulate: Seconds
+    return pass_parts((work,), "forward", machine, 0).device
 
 
 def layer_times(
     costs: ModelCosts, machine: Machine, examples: float, *, optimizer: str | Stepping = "sgd"
 ) -> list[LayerTimes[float]]:
-    """The seconds of each layer's actions, for micro-batches of `examples`."""
+    """The seconds of each layer's actions where it is alone, for micro-batches of `examples`."""
+    return [parts.alone for parts in times_by_part(costs, machine, examples, optimizer=optimizer)]
+
+
+def times_by_part(
+    costs: ModelCosts, machine: Machine, examples: float, *, optimizer: str | Stepping = "sgd"
+) -> list[LayerParts]:
+    """The seconds of each layer's actions on the device and on its host, for micro-batches of `examples`."""
     kinds: tuple[Kind, ...] = ("F", "B", "I", "W")
-    known: dict[tuple[object, ...], LayerTimes[float]] = {}  # by what layers have in common: they share objects
+    known: dict[tuple[object, ...], LayerParts] = {}  # by what layers have in common: they share objects
     times = []
     for layer in costs.layers:
         key = (*(id(layer.works(kind)) for kind in kinds), id(layer.measured), layer.parameter_tensors,
                layer.gradient_bytes, layer.matrices)  # fmt: skip
         if key not in known:
-            forward, backward, inputs, weights = (layer_seconds(layer, kind, machine, examples) for kind in kinds)
-            update, accumulate = update_seconds(layer, machine, optimizer), accumulate_seconds(layer, machine)
-            known[key] = LayerTimes(forward, backward, inputs, weights, update, accumulate)
+            actions = [layer_parts(layer, kind, machine, examples) for kind in kinds]
+            actions += [update_parts(layer, machine, optimizer), KernelSeconds(accumulate_seconds(layer, machine), 0.0)]
+            known[key] = LayerParts(*(LayerTimes(*seconds) for seconds in zip(*actions, strict=True)))
         times.append(known[key])
     return times
-
-
-def summed(layers: Sequence[LayerTimes[float]]) -> LayerTimes[float]:
-    """The seconds of a stage of these layers; W is a whole backward above its lowest layer with a weight gradient."""
-    total = LayerTimes(*(sum(column) for column in zip(*layers, strict=True)))
-    lowest = next((index for index, layer in enumerate(layers) if layer.weight_gradient), None)
-    if lowest is None:
-        return total
-    weights = layers[lowest].weight_gradient + sum(layer.backward for layer in layers[lowest + 1 :])
-    return total._replace(weight_gradient=weights)
-
-
-def with_starts(times: LayerTimes[float], start: float, step: float = 0.0) -> LayerTimes[float]:
-    """Times with `start` seconds added to every backward and `step` to every update, unless they take none."""
-    added = {"backward": start, "input_gradient": start, "weight_gradient": start, "update": step}
-    begun = {kind: seconds for kind, seconds in added.items() if getattr(times, kind)}
-    return times._replace(**{kind: getattr(times, kind) + seconds for kind, seconds in begun.items()})
-
-
-def with_head(stage: LayerTimes[Seconds], head: LayerTimes[Seconds]) -> LayerTimes[Seconds]:
-    """A stage with a head behind it; the head's whole backward is part of the stage's B and I."""
-    return LayerTimes(
-        forward=stage.forward + head.forward,
-        backward=stage.backward + head.backward,
-        input_gradient=stage.input_gradient + head.backward,
-        weight_gradient=stage.weight_gradient,
-        update=stage.update + head.update,
-        accumulate=stage.accumulate + head.accumulate,
-    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -277,6 +261,7 @@ def stage_times(
     heads: Sequence[LayerCost | None] | None = None,
     silent: Collection[int] = (0,),
     cures: Sequence[StepCure] | None = None,
+    waits: bool = True,
 ) -> tuple[StageTimes, ...]:
     """The seconds and bytes of each stage, for micro-batches of `examples`.
 
@@ -284,8 +269,8 @@ def stage_times(
     its replicas, among which the examples are divided; worker s by default. The slowest replica counts. `dtype` is by
     default that of the parameters. `heads` has for each stage the row of the head behind it, loss included; None for
     stages without one, and for the last. `silent` stages compute and send no gradient of their inputs. `cures` are what
-    a method changes in the stages' steps (`Method.step_cures`). Raises UsageError for bounds or workers that do not
-    fit, and for an unknown optimizer or dtype.
+    a method changes in the stages' steps (`Method.step_cures`). Without `waits` a device waits for its host in updates
+    alone. Raises UsageError for bounds or workers that do not fit, and for an unknown optimizer or dtype.
     """
     of_kind("costs", costs, ModelCosts, "what stretto.cost.layer_costs(...) returned")
     of_kind("cluster", cluster, Cluster, "what stretto.cost.find_cluster(name) returned")
@@ -307,13 +292,14 @@ def stage_times(
     predicted = []
     for s, (stage, replicas) in enumerate(zip(stages, places, strict=True)):
         held = stage.parameter_bytes + stage.held.at(share)
-        compute = slowest_replica(costs, (bounds[s], bounds[s + 1]), cluster, replicas, held, layer_speeds)
+        span = bounds[s], bounds[s + 1]
+        compute = slowest_replica(costs, span, cluster, replicas, held, layer_speeds, waits=waits)
         if s in silent:
             compute = compute._replace(backward=compute.weight_gradient, input_gradient=0.0)
         head = stage_heads[s]
         if head is not None:
             index = sum(lower is not None for lower in stage_heads[:s])
-            columns = zip(*(head_speeds[worker][index] for worker in replicas), strict=True)
+            columns = zip(*(head_speeds[worker][index].alone for worker in replicas), strict=True)
             compute = with_head(compute, LayerTimes(*map(max, columns)))
             stage = replace(stage.then(head), output=stage.output)
         cure, rows = PLAIN if cures is None else cures[s], costs.layers[bounds[s] : bounds[s + 1]]
@@ -365,13 +351,13 @@ def with_cure(
 class LayerSpeeds(NamedTuple):
     """The seconds of all layers on each worker, and those of layers in stages that stay on its chip."""
 
-    anywhere: dict[int, list[LayerTimes[float]]]
-    on_chip: dict[int, list[LayerTimes[float]]]
+    anywhere: dict[int, list[LayerParts]]
+    on_chip: dict[int, list[LayerParts]]
 
 
 def slowest_replica(
     costs: ModelCosts, ends: tuple[int, int], cluster: Cluster, replicas: Sequence[int], kept: float,
-    layer_speeds: LayerSpeeds,
+    layer_speeds: LayerSpeeds, *, waits: bool,
 ) -> LayerTimes[float]:  # fmt: skip
     """The seconds of a stage that keeps so many bytes, on the slowest of the workers that hold its replicas."""
     times = []
@@ -379,7 +365,8 @@ def slowest_replica(
         device = cluster.device(worker)
         speeds = layer_speeds.on_chip if device.keeps_on_chip(kept) else layer_speeds.anywhere
         layers = speeds[worker][ends[0] : ends[1]]
-        times.append(with_starts(summed(layers), costs.start / device.speed, costs.step / device.speed))
+        stage = stage_of(layers, is_whole=len(layers) == len(costs.layers), waits=waits)
+        times.append(with_starts(stage, costs.start / device.speed, costs.step / device.speed))
     return LayerTimes(*(max(column) for column in zip(*times, strict=True)))
 
 
@@ -387,16 +374,16 @@ def speeds_of(
     costs: ModelCosts, cluster: Cluster, places: Sequence[Sequence[int]], share: float, dtype: str,
     optimizer: str | Stepping,
     *, on_chip: bool = False,
-) -> dict[int, list[LayerTimes[float]]]:  # fmt: skip
+) -> dict[int, list[LayerParts]]:  # fmt: skip
     """The seconds of all layers on each worker, for `share` examples; equal workers share one list."""
     if on_chip and all(device.on_chip_memory is None for device in cluster.devices.values()):
         return {}
     machines = machines_of(cluster, places, dtype)
-    known: dict[int, list[LayerTimes[float]]] = {}
+    known: dict[int, list[LayerParts]] = {}
     for machine in machines.values():
         if id(machine) not in known:
             chosen = machine._replace(device=machine.device.on_chip) if on_chip else machine
-            known[id(machine)] = layer_times(costs, chosen, share, optimizer=optimizer)
+            known[id(machine)] = times_by_part(costs, chosen, share, optimizer=optimizer)
     return {worker: known[id(machine)] for worker, machine in machines.items()}
 
 

@@ -59,16 +59,18 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from stretto.cost.attained import AUTOCAST
+from stretto.cost.attained import AUTOCAST, Attained
 from stretto.cost.cluster import Cluster, Link
 from stretto.cost.collective import GRADIENTS, RESHARDING, SHARDING, TENSOR_SUM
 from stretto.cost.cure_costs import PLAIN, feedback_tensors
+from stretto.cost.layer_sums import LayerTimes, with_head
 from stretto.cost.layer_table import LayerCost, ModelCosts, keeping_inputs
 from stretto.cost.mixed_precision import sum_seconds
 from stretto.cost.shared_weights import Use, borrow
-from stretto.cost.stage_prediction import LayerTimes, Machine, layer_times, with_head
+from stretto.cost.stage_prediction import Machine, times_by_part
 from stretto.mesh import Mesh
 from stretto.plan.hidden_exchanges import hidden_exchanges, share_kept_busy
+from stretto.plan.host_lags import HostLags, host_lags
 from stretto.plan.places import (
     DeviceKind,
     Numbers,
@@ -115,8 +117,9 @@ class StageTable(NamedTuple):
     Seconds of a micro-batch: `forward` and `backward` include `intra_forward` and `intra_backward`, the communication
     among processes that share the stage; `forward_gather` and `backward_gather`, gathering sharded weights and
     scattering gradients; `recompute`, the second forward, of whole stages, or of layers once numbers stand instead of
-    tables; `message_overhead`, sending and receiving;
-    `action_overhead`, the runtime's own time. `deferrable` is the part of the backward that can fill a bubble: W.
+    tables; `message_overhead`, sending and receiving; `host_forward` and `host_backward`, waiting for the host that
+    starts kernels; `action_overhead`, the runtime's own time. `deferrable` is the part of the backward that can fill a
+    bubble: W, and `host_deferrable` what that waits for the host.
     `transit` is the part of a message to the next stage that keeps neither end busy.
 
     Seconds of a turn: `all_reduce` among replicas, and of norms' gradients on a divided sequence, `update`,
@@ -144,6 +147,9 @@ class StageTable(NamedTuple):
     static_bytes: Table
     microbatch_bytes: Table
     recompute_bytes: Table
+    host_forward: Table
+    host_backward: Table
+    host_deferrable: Table
 
     @property
     def end(self) -> Table:
@@ -211,7 +217,8 @@ class Prices:
         self.places = lru_cache(maxsize=None)(self._places)
         self.layers = lru_cache(maxsize=None)(self._layers)
         self.distinct = lru_cache(maxsize=None)(self._distinct)
-        self.layer_rows = lru_cache(maxsize=None)(self._layer_rows)
+        self.layer_parts = lru_cache(maxsize=None)(self._layer_parts)
+        self.host_lags = lru_cache(maxsize=256)(self._host_lags)
         self.least_rows = lru_cache(maxsize=None)(self._least_rows)
         self.intra_stage = lru_cache(maxsize=1024)(self._intra_stage)
         self.exchanges: dict[Hashable, tuple[Numbers, Numbers]] = {}
@@ -307,7 +314,10 @@ class Prices:
     def seconds(
         self, layers: Sequence[LayerCost], kinds: Sequence[DeviceKind], examples: float, *, on_chip: bool = False
     ) -> Table:
-        """Seconds of layers on the slowest of several kinds of devices: [layers, 6], columns as in `LayerTimes`."""
+        """Seconds of layers on the slowest of several kinds of devices, and of their hosts.
+
+        [2, layers, 6]: device and host, columns as in `LayerTimes`.
+        """
         costs = ModelCosts(tuple(layers), self.dtype)
         machines = [
             Machine(device.on_chip if on_chip else device, self.dtype, kind.crowded)
@@ -315,7 +325,7 @@ class Prices:
             for device in [self.cluster.devices_by_kind[kind.worker]]
         ]
         rows: Table = np.maximum.reduce([
-            kind.slowest * self.seconds_on(layers, costs, machine, examples)
+            np.array([kind.slowest, 1.0])[:, None, None] * self.seconds_on(layers, costs, machine, examples)
             for kind, machine in zip(kinds, machines, strict=True)
         ])  # fmt: skip
         return rows
@@ -333,12 +343,20 @@ class Prices:
         }  # fmt: skip
         return replace(cluster, devices=devices)
 
+    @property
+    def without_host(self) -> bool:
+        """Whether all kernels of a step are issued at once: no host starts them one by one."""
+        return self.as_large_models and self.problem.program.launches == "graph"
+
     def seconds_on(self, layers: Sequence[LayerCost], costs: ModelCosts, machine: Machine, examples: float) -> Table:
         """Seconds of layers on one machine, as `seconds`."""
-        rows = np.array(layer_times(costs, machine, examples, optimizer=self.steps.stepping))
+        parts = times_by_part(costs, machine, examples, optimizer=self.steps.stepping)
+        rows: Table = np.array(parts).transpose(1, 0, 2)
         if self.sums_as_large_models:
             in_products = self.problem.program.sums_in_products
-            rows[:, ACCUMULATE] = [sum_seconds(layer, machine, examples, in_products=in_products) for layer in layers]
+            rows[0, :, ACCUMULATE] = [
+                sum_seconds(layer, machine, examples, in_products=in_products) for layer in layers
+            ]
         return rows
 
     @cached_property
@@ -359,17 +377,27 @@ class Prices:
         firsts = [indices.index(place) for place in range(len(places))]
         return [replace(layers[first], name="") for first in firsts], np.array(indices)
 
-    def _layer_rows(self, kind: DeviceKind, form: Form, examples: float) -> Table:
+    def _layer_parts(self, kind: DeviceKind, form: Form, examples: float) -> Table:
         if kind.slowest != 1:
-            return kind.slowest * self.layer_rows(kind.on_average, form, examples)
+            return np.array([kind.slowest, 1.0])[:, None, None] * self.layer_parts(kind.on_average, form, examples)
         layers, indices = self.distinct(form)
-        rows: Table = self.seconds(layers, [kind], examples)[indices]
+        parts: Table = self.seconds(layers, [kind], examples)[:, indices]
+        return parts
+
+    def layer_rows(self, kind: DeviceKind, form: Form, examples: float) -> Table:
+        """Seconds of each layer on a kind of device: [layers, 6], columns as in `LayerTimes`."""
+        rows: Table = self.layer_parts(kind, form, examples)[0]
         return rows
+
+    def _host_lags(self, kind: DeviceKind, form: Form, examples: float) -> HostLags | None:
+        device, host = self.layer_parts(kind, form, examples)
+        return host_lags(LayerTimes(*device.T), LayerTimes(*host.T))
 
     def _least_rows(self, kind: DeviceKind, form: Form, examples: float) -> Table:
         if not self.stays_on_chip(kind):
             return self.layer_rows(kind, form, examples)
-        return self.seconds(self.layers(form), [kind], examples, on_chip=True)
+        rows: Table = self.seconds(self.layers(form), [kind], examples, on_chip=True)[0]
+        return rows
 
     def stays_on_chip(self, kind: DeviceKind) -> bool:
         """Whether a kind of device has a memory on its chip."""
@@ -603,18 +631,21 @@ class Prices:
             action_overhead=zeros,
             deferrable=times.weight_gradient,
             transit=zeros + message(c.link(s, places), self.message_share(c.form) * sizes.output),
-            all_reduce=self.summed_gradients(c, worker, gradients, sizes.tensors),
-            update=times.update + copy,
+            all_reduce=self.bucketed(c, worker, self.summed_gradients(c, worker, gradients, sizes.tensors)),
+            update=self.stepping(c, worker, times.update) + copy,
             loss_overhead=zeros + losses / stages_per_worker,
             turn_overhead=zeros + workers.per_action(worker) + workers.per_step(worker) / stages_per_worker,
             static_bytes=static + gradients * (1 + self.has_buckets(c)),
             microbatch_bytes=zeros + sizes.input[:, None] if c.recomputes(s) else held,
             recompute_bytes=held if c.recomputes(s) else sizes.recomputed,
+            host_forward=zeros,
+            host_backward=zeros,
+            host_deferrable=zeros,
         )
         stage = computing if c.shard == "none" else self.with_sharding(c, s, computing)
         if c.sequence:
             stage = stage._replace(all_reduce=stage.all_reduce + self.summed_once(c, worker))
-        return self.with_runtime(c, s, self.as_program_sums(c, stage))
+        return self.with_runtime(c, s, self.as_program_sums(c, self.with_host(c, s, stage)))
 
     def has_buckets(self, c: Candidate) -> bool:
         """Whether a copy of all gradients is kept to sum them, in networks that are only planned."""
@@ -751,8 +782,60 @@ class Prices:
 
     def launches(self, c: Candidate, worker: int, tensors: Table) -> Table:
         """Seconds in which a worker's host starts the updates of so many tensors, however small their shards are."""
-        attained = [device.attained for device in self.places_of(c).workers.devices(worker)]
-        return tensors * max(0.0 if each is None else each.per_launch for each in attained)
+        return tensors * max(each.update_of_tensor for each in self.hosts(c, worker))
+
+    def hosts(self, c: Candidate, worker: int) -> list[Attained]:
+        """What devices and hosts of a worker's replicas attain; one of no figures where none are known."""
+        devices = [] if self.without_host else self.places_of(c).workers.devices(worker)
+        return [device.attained or Attained() for device in devices] or [Attained()]
+
+    def lags_of(self, c: Candidate, worker: int) -> HostLags | None:
+        """How long the slowest device of a worker's replicas waits for its host; None without one."""
+        kinds = self.places_of(c).machines[worker]
+        found = [lags for kind in kinds if (lags := self.host_lags(kind, c.form, c.examples)) is not None]
+        return HostLags(*map(np.maximum.reduce, zip(*found, strict=True))) if found else None
+
+    def stepping(self, c: Candidate, worker: int, update: Table) -> Table:
+        """Seconds of an update: those of the device, or of the host that starts the steps of all weights."""
+        lags = self.lags_of(c, worker)
+        return update if lags is None else np.maximum(update, lags.stepping)
+
+    def bucketed(self, c: Candidate, worker: int, all_reduce: Table) -> Table:
+        """Seconds of a sum of gradients among replicas: its own, or the host's that puts each into a bucket."""
+        per_tensor = max(each.per_reduction for each in self.hosts(c, worker))
+        if not per_tensor or c.mesh.data == 1 or c.shard != "none":
+            return all_reduce
+        return np.maximum(all_reduce, per_tensor * self.sizes(c.form, c.examples).tensors)
+
+    def with_host(self, c: Candidate, s: int, stage: StageTable) -> StageTable:
+        """The stage with the seconds in which it waits for its host, which runs ahead while others' messages arrive.
+
+        Between a forward and a backward that follows it at once, in a stage that is the whole network, too.
+        """
+        lags = self.lags_of(c, c.worker_of(s))
+        if lags is None:
+            return stage
+        sends_gradient = not s or c.receives_gradient(s - 1)
+        splits, nothing = bool(c.planning.split and s), np.zeros_like(lags.forward)
+        weights = lags.weight_gradient
+        if splits and self.problem.weight_products:  # W is what B has beside I
+            weights = np.maximum(0.0, lags.backward - lags.input_gradient)
+        whole = lags.input_gradient + weights if splits else lags.backward
+        again = lags.forward if c.recomputes(s) else nothing
+        forward = np.maximum(0.0, lags.forward - stage.intra_forward - stage.forward_gather)
+        backward = (whole if sends_gradient else weights) + again - stage.intra_backward - stage.backward_gather
+        if c.stages == 1:
+            backward = backward - (stage.forward + forward - lags.issuing)
+        backward = np.maximum(0.0, backward)
+        deferrable = np.minimum(backward, weights)
+        return stage._replace(
+            forward=stage.forward + forward,
+            backward=stage.backward + backward,
+            deferrable=stage.deferrable + deferrable,
+            host_forward=forward,
+            host_backward=backward,
+            host_deferrable=deferrable,
+        )
 
     def sharding_messages(self, c: Candidate, worker: int, stage: StageTable) -> tuple[Table, Table]:
         """Seconds of gathering sharded weights once, and of scattering their gradients."""
@@ -786,7 +869,7 @@ class Prices:
         some = next(head for head in (*given, *costs.rows) if head is not None)
         heads = [some if head is None else head for head in given]
         missing = np.array([inf if head is None else 0.0 for head in given])
-        rows = self.seconds(heads, self.places_of(c).machines[worker], c.examples)
+        rows: Table = self.seconds(heads, self.places_of(c).machines[worker], c.examples).max(axis=0)
 
         def at_end(values: Sequence[float] | Numbers) -> Table:
             table: Table = np.concatenate([[0.0], np.asarray(values)])[None, :]
@@ -848,7 +931,12 @@ class Prices:
             return stages
         plain = self.stages_at(c._replace(recompute="none"), bounds)
         return [
-            one._replace(recompute=one.backward - one.intra_backward - (other.backward - other.intra_backward))
+            one._replace(
+                recompute=one.backward
+                - one.intra_backward
+                - one.host_backward
+                - (other.backward - other.intra_backward - other.host_backward)
+            )
             for one, other in zip(stages, plain, strict=True)
         ]
 
@@ -883,6 +971,7 @@ def stage_terms(c: Candidate, stage: StageTable) -> dict[str, Table]:
         "gathering weights": c.microbatches * (stage.forward_gather + stage.backward_gather),
         "all-reduce": stage.all_reduce,
         "update": stage.update,
+        "host": c.microbatches * (stage.host_forward + stage.host_backward),
         "runtime": c.microbatches * stage.action_overhead + stage.turn_overhead,
     }
     work = c.microbatches * (stage.forward + stage.backward) + stage.end
@@ -936,7 +1025,7 @@ class Head(NamedTuple):
 
 TERMS = (
     "computing", "below peak", "memory traffic", "launches", "computing again", "inside stages", "gathering weights",
-    "all-reduce", "update", "runtime", "messages", "bubble", "correction",
+    "all-reduce", "update", "host", "runtime", "messages", "bubble", "correction",
 )  # fmt: skip
 AMOUNTS = (
     "activation",

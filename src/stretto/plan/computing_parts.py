@@ -30,7 +30,7 @@ def below_peak(device: Device) -> Device:
 def without_starts(device: Device) -> Device:
     """The device whose kernels take no time to start."""
     attained = device.attained or Attained()
-    return replace(device, attained=replace(attained, per_kernel=0.0, per_launch=0.0))
+    return replace(device, attained=replace(attained.without_host(), per_kernel=0.0))
 
 
 LIMITS: tuple[Callable[[Device], Device], ...] = (at_peak, below_peak, without_starts, lambda device: device)

@@ -10,6 +10,7 @@ apex's former take 250 to 290 (github.com/NVIDIA/apex/pull/1037). They are price
 attention are views, and gates, biases and positions have kernels of their own (Megatron-LM's transformer.py).
 `buckets`: replicas that share nothing out keep a copy of all gradients to sum them, as DistributedDataParallel does
 unless gradients are views of it (`gradient_as_bucket_view`).
+`launches` are "eager" where a host starts each kernel (`Attained.per_launch`), and of a "graph" otherwise.
 
     megatron-2021     Megatron-LM before 16c90445e7 (September 2021), with which sums of input gradients are not waited
                       for, and 83b1e42f30 (February 2022), gradient accumulation fusion
@@ -20,6 +21,8 @@ unless gradients are views of it (`gradient_as_bucket_view`).
     scaling-2023      Aleph Alpha's, whose input gradients are summed as megatron-2021 does, by torch's operators
                       (github.com/Aleph-Alpha/scaling at 737f855, core/nn/linear/utils.py)
     torch             torch's backward adds gradients by operators (torch/csrc/autograd/functions/accumulate_grad.h)
+    torch-graph       the same, whose steps are replayed from a CUDA graph (torch.cuda.graph, or torch.compile with
+                      mode="reduce-overhead"): what is fused beside is said by the network
     apex-2019         the same, and apex's DistributedDataParallel, which sums gradients in every backward
 """
 
@@ -38,11 +41,14 @@ class Program(NamedTuple):
     persistent_norms: bool = False
     own_layouts: bool = False
     buckets: bool = False
+    launches: str = "eager"
 
     def attains(self, attained: Attained) -> Attained:
         """What a device attains of the program's kernels."""
         if self.persistent_norms:
             attained = attained.with_persistent_norms()
+        if self.launches == "graph":
+            attained = attained.without_host()
         return attained.with_own_layouts() if self.own_layouts else attained
 
 
@@ -53,6 +59,7 @@ PROGRAMS = {
     "nemo-2024": Program("in parts", replicas="beside a pass", persistent_norms=True, own_layouts=True),
     "scaling-2023": Program("waited", sums_in_products=False),
     "torch": Program(sums_in_products=False, buckets=True),
+    "torch-graph": Program(sums_in_products=False, buckets=True, launches="graph"),
     "apex-2019": Program(sums_in_products=False, replicas="each micro-batch"),
 }
 USUAL = "megatron-2022"

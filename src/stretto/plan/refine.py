@@ -6,9 +6,10 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from stretto.cost.head_costs import StageHeads, laid_out
+from stretto.cost.layer_sums import LayerTimes
 from stretto.cost.layer_table import ModelCosts
 from stretto.cost.shared_weights import uses_in
-from stretto.cost.stage_prediction import LayerTimes, StageTimes, stage_times
+from stretto.cost.stage_prediction import StageTimes, stage_times
 from stretto.cost.step_prediction import Pricer, silent, turn_seconds
 from stretto.cost.worker_memory import peak_bytes
 from stretto.methods import Method, method
@@ -126,7 +127,7 @@ def pricer_of(plan: Plan, prices: Prices, laid: LaidOut) -> Pricer:
         laid.costs, laid.ends, prices.cluster, c.examples * len(workers.ranks[0]),
         workers=[workers.ranks[laid.schedule.worker_of[s]] for s in range(c.stages)], dtype=prices.dtype,
         optimizer=prices.steps.stepping, heads=laid.heads.rows, silent=silent(laid.rules, c.stages),
-        cures=laid.chosen.step_cures(laid.schedule),
+        cures=laid.chosen.step_cures(laid.schedule), waits=False,
     )  # fmt: skip
     machines = prices.places_of(c).machines
     times = tuple(
@@ -162,13 +163,17 @@ def with_weight_products(times: LayerTimes[float], accumulate: float) -> LayerTi
 
 
 def with_parts(times: StageTimes, stage: StageTable, c: Candidate) -> StageTimes:
-    """The times of a stage with its replicas' all-reduce and the communication among processes that share it."""
+    """The times of a stage with its replicas' all-reduce, the communication among processes that share it, and what it
+    waits for its host.
+    """
     communication, bare = float(stage.intra_backward + stage.backward_gather), times.compute
     update = bare.update if c.shard == "none" else float(stage.update)
+    waits, waits_in_weights = float(stage.host_backward), float(stage.host_deferrable)
     compute = bare._replace(
-        forward=bare.forward + float(stage.intra_forward + stage.forward_gather),
-        backward=bare.backward + communication,
-        input_gradient=bare.input_gradient + communication,
+        forward=bare.forward + float(stage.intra_forward + stage.forward_gather + stage.host_forward),
+        backward=bare.backward + communication + waits,
+        input_gradient=bare.input_gradient + communication + waits - waits_in_weights,
+        weight_gradient=bare.weight_gradient + waits_in_weights,
         update=update + float(stage.all_reduce),
     )
     return replace(times, compute=compute)
@@ -212,10 +217,12 @@ def work_terms(worker: int, pricer: Pricer, stages: Sequence[StageTable]) -> dic
             again = {"B": 1.0, "I": 0.5, "W": 0.5}.get(action.kind, 0.0) * float(stage.recompute)
             if action.stage in pricer.rules.recompute:  # in actions of its own
                 again = 0.0
+            waits = host_of(action.kind, stage)
             seconds["inside stages"] += inside
             seconds["gathering weights"] += gathering
             seconds["computing again"] += again
-            seconds["computing"] += action_seconds.stage - inside - gathering - again
+            seconds["host"] += waits
+            seconds["computing"] += action_seconds.stage - inside - gathering - again - waits
     return seconds
 
 
@@ -227,3 +234,9 @@ def communication_of(kind: str, stage: StageTable) -> tuple[float, float]:
     if kind == "F":
         return float(stage.intra_forward), float(stage.forward_gather)
     return (float(stage.intra_backward), float(stage.backward_gather)) if kind in "BI" else (0.0, 0.0)
+
+
+def host_of(kind: str, stage: StageTable) -> float:
+    """The seconds in which a forward or backward waits for the host that starts its kernels."""
+    whole, weights = float(stage.host_backward), float(stage.host_deferrable)
+    return {"F": float(stage.host_forward), "B": whole, "I": whole - weights, "W": weights}.get(kind, 0.0)
