@@ -30,8 +30,8 @@ def uses_in(costs: ModelCosts, bounds: Sequence[int], rules: Rules) -> tuple[Use
 
     Stage s holds the layers from bounds[s] up to bounds[s + 1].
     """
-    if len(rules.reach.heads) == 1:  # their stages are priced as owners; see docs/design.md, "Tied weights"
-        return ()
+    if len(rules.reach.heads) == 1 and not rules.reach.predicted:
+        return ()  # their stages are priced as owners; see docs/design.md, "Tied weights"
     trains = {(tie.owner, tie.user): tie.trains for tie in rules.ties}
     found = []
     for shared in dict.fromkeys(tie.layers for tie in costs.ties):

@@ -28,6 +28,8 @@ In the code, `c` is a candidate, `s` one of its stages, and a table has at [i, j
                  max over stages, sum of the turns from it up to its chunk's end + end  chunked
                      turn = forward + backward + 2x within a chunk, hidden at its end
                  max(forward + 2x + W + end + forward and I of the stage above)         overlapping(delay=0)
+                 max over stages and k, (turn + end + sum of the next k stages'         synthetic-gradients
+                     forward + backward + L and the 2x below each) / (1 + k delay); its end includes L
 
 A gap is the largest of a method's sums of F, I and W (`Planning.gap`), fitted to simulations and tested against them.
 For equal stages the synchronous formulas are the schedules' exact times, (M + S - 1) turn + end; zb-h2's is the time
@@ -36,10 +38,13 @@ most, and by a transit for each further worker. Unequal stages take no longer wh
 that wait for each other. Where it has several, their mean counts: a long one (the logits') makes others wait only while
 it runs. Stages that differ by a tenth then take 4 % longer at most, or less. The formulas without a drain are exact for
 any stages if messages take no longer than the work that hides them; those of chunked and overlapping are exact for any
-messages. Memory of a stage:
+messages. Where gradients are predicted, B includes a forward of the module that does, and L takes its backward and its
+update; a stage waits where the gradient to learn from comes later than its own turns. That is exact for any stages, and
+for any messages if the delay is 1, else for those that take no longer than a turn. Memory of a stage:
 
     versions x weights + gradients + optimizer state (divided among replicas as far as they are sharded)
     + held x activations
+    + delay x (output, and the graph of its predicted gradient), of a stage that learns to predict one
     + what is recomputed at a time: by the layer that recomputes most, or by the whole stage; of a worker's stages, by
       the one that needs most
 
@@ -65,10 +70,12 @@ from stretto.cost.collective import GRADIENTS, RESHARDING, SHARDING, TENSOR_SUM
 from stretto.cost.cure_costs import PLAIN, feedback_tensors
 from stretto.cost.layer_table import LayerCost, ModelCosts, keeping_inputs
 from stretto.cost.mixed_precision import sum_seconds
+from stretto.cost.predicted_gradients import graph_of, learn_seconds
 from stretto.cost.shared_weights import Use, borrow
 from stretto.cost.stage_prediction import LayerTimes, Machine, layer_times, with_head
 from stretto.mesh import Mesh
 from stretto.plan.hidden_exchanges import hidden_exchanges, share_kept_busy
+from stretto.plan.partition import WaitForm
 from stretto.plan.places import (
     DeviceKind,
     Numbers,
@@ -119,8 +126,9 @@ class StageTable(NamedTuple):
     `action_overhead`, the runtime's own time. `deferrable` is the part of the backward that can fill a bubble: W.
     `transit` is the part of a message to the next stage that keeps neither end busy.
 
-    Seconds of a turn: `all_reduce` among replicas, and of norms' gradients on a divided sequence, `update`,
-    `loss_overhead` (sending and receiving losses), and `turn_overhead`, the runtime's own time.
+    Seconds of a turn: `learn`, learning to predict a gradient, `all_reduce` among replicas, and of norms' gradients on
+    a divided sequence, `update`, `loss_overhead` (sending and receiving losses), and `turn_overhead`, the runtime's own
+    time.
 
     Bytes: `static_bytes` always, `microbatch_bytes` for each micro-batch held, `recompute_bytes` for the one that is
     recomputed.
@@ -128,6 +136,7 @@ class StageTable(NamedTuple):
 
     forward: Table
     backward: Table
+    learn: Table
     intra_forward: Table
     intra_backward: Table
     forward_gather: Table
@@ -148,7 +157,7 @@ class StageTable(NamedTuple):
     @property
     def end(self) -> Table:
         """Seconds at the end of a turn."""
-        return self.all_reduce + self.update + self.loss_overhead + self.turn_overhead
+        return self.learn + self.all_reduce + self.update + self.loss_overhead + self.turn_overhead
 
 
 class Row(NamedTuple):
@@ -157,7 +166,8 @@ class Row(NamedTuple):
     A worker has the `kept` bytes of all its stages at a time, the `passing` ones of one of them. `busy` are the seconds
     of a step in which it keeps its worker busy.
     Under methods whose stages wait for the one above them in every turn, `beside_wait` are a stage's seconds without
-    that wait, and `awaited` the seconds that the stage below waits for it; else None.
+    that wait, `awaited` the seconds that the stage below waits for it, and `transits` those of the messages to and from
+    the stage above where `beside_wait` does not have them; else None.
     """
 
     fill: Table
@@ -167,6 +177,7 @@ class Row(NamedTuple):
     busy: Table
     beside_wait: Table | None = None
     awaited: Table | None = None
+    transits: Table | None = None
 
     @property
     def bytes(self) -> Table:
@@ -233,7 +244,8 @@ class Prices:
         # The uses of borrowed weights by stage s where it holds [i, j), and at which [i, j): later ones count. Whether
         # it trains a weight may depend on the stage that owns it; what its owner may be decides, in favour of training.
         tried, heads = planned(method), self.problem.heads_of(method)
-        if not self.shared or tried.family != "local" or not flow_of(method, stages, losses).heads:
+        flow = flow_of(method, stages, losses)
+        if not self.shared or tried.family != "local" or not (flow.heads or flow.predicted):
             return ()
         if heads is not None and heads.from_last:
             return tuple(
@@ -545,6 +557,10 @@ class Prices:
             twice = self.had_twice(c.method)
             static, gradients = static + head.static - twice, gradients + head.gradients
             held = held + head.held - twice
+        learn = np.zeros_like(static)
+        if s in c.gradients.predicted:
+            forward, learn, bytes_of_predictor = self.predictor(c, s)
+            times, static = times._replace(backward=times.backward + forward), static + bytes_of_predictor
         intra = self.intra_stage(
             c.mesh, c.pipeline, c.placement, worker, c.form, c.examples, self.hides_exchanges and not c.planning.split
         )
@@ -566,6 +582,7 @@ class Prices:
         computing = StageTable(
             forward=times.forward + intra_forward,
             backward=backward + intra_backward + again,
+            learn=zeros + learn,
             intra_forward=intra_forward,
             intra_backward=intra_backward,
             forward_gather=zeros,
@@ -654,16 +671,21 @@ class Prices:
         inputs, outputs = share * sizes.input, share * sizes.output
         forward_messages = receiving(below, inputs)[:, None] + sending(above, outputs)
         send_gradient = sending(below, inputs)[:, None] * c.receives_gradient(s - 1)
+        learns, to_learn_from = s in c.gradients.predicted, 0.0 * inputs
         receive_gradient = receiving(above, inputs) * c.receives_gradient(s)
+        if learns:
+            receive_gradient, to_learn_from = to_learn_from, receive_gradient
         num_backwards = c.num_backward_actions(s)
         num_actions = num_backwards + c.recomputes(s)
         # A stage with a head of its own sends that head's gradient down before it receives the one from above.
         deferred_receive = receive_gradient if num_backwards == 2 and not c.planned.drains else 0.0
+        gradient_messages = send_gradient + receive_gradient
         return stage._replace(
             forward=stage.forward + forward_messages + per_action,
-            backward=stage.backward + send_gradient + receive_gradient + num_actions * per_action,
-            message_overhead=stage.message_overhead + forward_messages + send_gradient + receive_gradient,
-            action_overhead=stage.action_overhead + (1 + num_actions) * per_action,
+            backward=stage.backward + gradient_messages + num_actions * per_action,
+            learn=stage.learn + to_learn_from + learns * per_action,
+            message_overhead=stage.message_overhead + forward_messages + gradient_messages + to_learn_from,
+            action_overhead=stage.action_overhead + (1 + num_actions + learns) * per_action,
             deferrable=stage.deferrable + deferred_receive + (per_action if num_backwards == 2 else 0.0),
         )
 
@@ -755,11 +777,24 @@ class Prices:
             at_end(missing + np.array([head.parameter_bytes + self.problem.state(head) for head in heads])),
             at_end([head.gradient_bytes for head in heads]),
             at_end([head.activation.at(c.examples) for head in heads]),
+            at_end([graph_of(head).at(c.examples) for head in heads]),
         )
+
+    def predictor(self, c: Candidate, s: int) -> tuple[Table, Table, Table]:
+        """What predicts the gradient of stage s: seconds that B takes longer, those of L, and bytes.
+
+        From B to L it keeps the stage's output, and the prediction's graph where that serves for L.
+        """
+        head, prediction = self.head(c, s), c.planned.method.prediction
+        assert prediction is not None, "the method says how predictions learn"
+        keeps, outputs = prediction.keeps_graph, self.sizes(c.form, c.examples).output
+        kept = prediction.delay * (outputs + keeps * head.graph)
+        return head.times.forward, learn_seconds(head.times, keeps_graph=keeps), head.static + kept
 
     def tables(self, c: Candidate) -> list[Row]:
         """The row of every stage; loads are infinite where the worker's memory is too small."""
-        place, method, heads, rows = self.places_of(c), c.planned, c.gradients.heads, []
+        place, method, rows = self.places_of(c), c.planned, []
+        heads = c.gradients.heads | c.gradients.predicted
         planning, last = method.planning, c.stages - 1
         losses = self.loss_seconds(c.mesh, c.pipeline, c.placement, c.worker_of(last))
         known: dict[Hashable, tuple[StageTable, Table, Table, Table]] = {}
@@ -786,7 +821,7 @@ class Prices:
             if place_key not in of_stage:
                 allowed = self.valid if self.problem.begins is None else self.valid & self.stands(s)
                 kept = np.where(allowed, stage.static_bytes + held * stage.microbatch_bytes, inf)
-                wait = wait_terms(c, s, stage) if planning.waits else (None, None)
+                wait = wait_terms(c, s, stage) if planning.waits else (None, None, None)
                 fits = (kept + stage.recompute_bytes <= memory) & np.isfinite(kept)
                 of_stage[place_key] = Row(fill, np.where(fits, load, inf), kept, stage.recompute_bytes, busy, *wait)
             rows.append(of_stage[place_key])
@@ -827,7 +862,7 @@ class Prices:
         total = load + (float(sum(fills)) if adds_fill(c) else 0.0)
         if c.planning.waits:
             terms = [wait_terms(c, s, stage) for s, stage in enumerate(stages)]
-            total = max(load, float(longest_turn(terms, waiting_stages(c), c)))
+            total = max(load, wait_form(c).longest([tuple(map(float, each)) for each in terms]))
         parts["bubble"] = total - sum(parts.values())
         parts["correction"] = total * (self.correction(c) - 1)
         return {name: float(value) for name, value in parts.items()}
@@ -890,6 +925,7 @@ class Head(NamedTuple):
     static: Table
     gradients: Table
     held: Table
+    graph: Table  # what it keeps beside its input
 
 
 TERMS = (
@@ -925,33 +961,29 @@ def microbatch_seconds(c: Candidate, stage: StageTable) -> Table:
     return np.maximum(work, stage.transit)
 
 
-def waiting_stages(c: Candidate) -> list[bool]:
-    """For each stage, whether it waits for the stage above it in every turn."""
-    return [c.receives_gradient(s) for s in range(c.stages)]
-
-
-def wait_terms(c: Candidate, s: int, stage: StageTable) -> tuple[Table, Table]:
-    """A stage's `Row.beside_wait` and `Row.awaited`, under methods whose stages wait for the one above them."""
-    work = stage.forward + stage.backward
+def wait_terms(c: Candidate, s: int, stage: StageTable) -> tuple[Table, Table, Table]:
+    """A stage's `Row.beside_wait`, `awaited` and `transits`, under methods whose stages wait for the one above them."""
+    work, in_flight = stage.forward + stage.backward, 2 * stage.transit
     if c.planning.waits == "hop":
-        return stage.forward + 2 * stage.transit + stage.deferrable + stage.end, work - stage.deferrable
-    turn = np.maximum(work, stage.transit) if not c.receives_gradient(s) else work + 2 * stage.transit
-    return turn + stage.end, turn
+        return stage.forward + in_flight + stage.deferrable + stage.end, work - stage.deferrable, 0.0 * work
+    if c.planning.waits == "prediction":
+        return work + stage.end, work + stage.learn, in_flight
+    turn = np.maximum(work, stage.transit) if not c.receives_gradient(s) else work + in_flight
+    return turn + stage.end, turn, 0.0 * work
 
 
-def longest_turn(stages: Sequence[tuple[Table, Table]], is_waiting: Sequence[bool], c: Candidate) -> Table:
-    """The seconds from one turn to the next of the slowest stage, waits included."""
-    longest = wait = np.zeros(())
-    for (beside_wait, awaited), waits in reversed(list(zip(stages, is_waiting, strict=True))):
-        own_wait = wait if waits else np.zeros(())
-        longest = np.maximum(longest, beside_wait + own_wait)
-        wait = awaited + (own_wait if c.planning.waits == "chunk" else 0.0)
-    return longest
+def wait_form(c: Candidate) -> WaitForm:
+    """How the stages of a candidate wait for the stages above them."""
+    prediction = c.planned.method.prediction if c.planning.waits == "prediction" else None
+    is_waiting = [c.receives_gradient(s) for s in range(c.stages)]
+    return WaitForm(is_waiting, c.planning.waits != "hop", 0 if prediction is None else prediction.delay)
 
 
 def fill_and_load(c: Candidate, s: int, stage: StageTable) -> tuple[Table, Table]:
     """The fill and the load of a stage, by the formulas at the top of this file."""
     turn, end, work = microbatch_seconds(c, stage), stage.end, stage.forward + stage.backward
+    if c.planning.waits == "prediction":  # gradients that come later than a turn are in its wait
+        return work, np.maximum(work + end, stage.transit)
     if c.planning.fills_bubble:
         bubble = 0.0 * work if not s else gap_seconds(c, stage) if c.microbatches >= c.stages else work
         return bubble + 2 * stage.transit, c.microbatches * turn + end

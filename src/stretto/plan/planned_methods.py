@@ -11,6 +11,7 @@ from stretto.errors import UsageError, nearest
 from stretto.methods import METHODS, Method, Planning, StageAt, method
 from stretto.methods.cure import Place, StepCure
 from stretto.methods.definition import Family
+from stretto.methods.gradient_prediction import name_in_plans
 from stretto.methods.table import FROM_FILES, PHASES
 from stretto.options.parse import parse
 from stretto.schedule import Reach
@@ -19,9 +20,13 @@ FAMILIES: tuple[Family, ...] = get_args(Family)
 
 
 class GradientFlow(NamedTuple):
-    """The stages with a head of their own, and for each stage whether it receives a gradient from the stage above."""
+    """The stages with a head of their own, and for each stage whether it receives a gradient from the stage above.
+
+    `predicted` are the stages behind which a gradient is predicted.
+    """
 
     heads: frozenset[int]
+    predicted: frozenset[int]
     arrive: tuple[bool, ...]
     everywhere: bool  # whether every stage but the last receives one
 
@@ -55,6 +60,18 @@ class PlannedMethod:
         if self.method.weights == "stash":
             return ceil(self.planning.delay(at)) + 1
         return 2 if self.method.weights == "double-buffered" and at.stages > 1 else 1
+
+    @property
+    def head(self) -> str:
+        """The name of the costs of what stands behind its stages: a head, or what predicts gradients there."""
+        if self.method.prediction is None:
+            return self.method.head
+        return name_in_plans(self.method.head, labelled=self.method.reach(2).labelled)
+
+    @property
+    def predicts_gradients(self) -> bool:
+        """Whether modules behind its stages predict gradients, and learn to, which only one process does."""
+        return self.method.prediction is not None
 
     @property
     def turns_whole_matrices(self) -> bool:
@@ -114,7 +131,7 @@ def gradients(planned: PlannedMethod, stages: int, losses: int) -> GradientFlow:
     """The gradient flow of a method on `stages` stages; `losses` train a chunk of the stages each."""
     reach = reach_of(planned, stages, losses)
     arrive = tuple(bool(reach.arriving(stage)) for stage in range(stages))
-    return GradientFlow(frozenset(reach.heads) - {stages - 1}, arrive, all(arrive[:-1]))
+    return GradientFlow(frozenset(reach.heads) - {stages - 1}, reach.predicted, arrive, all(arrive[:-1]))
 
 
 def catalogue() -> Mapping[str, PlannedMethod]:
