@@ -45,6 +45,7 @@ for any messages if the delay is 1, else for those that take no longer than a tu
     versions x weights + gradients + optimizer state (divided among replicas as far as they are sharded)
     + held x activations
     + delay x (output, and the graph of its predicted gradient), of a stage that learns to predict one
+    + of weights that another stage owns, those of the modules themselves, and one gradient to send there
     + what is recomputed at a time: by the layer that recomputes most, or by the whole stage; of a worker's stages, by
       the one that needs most
 
@@ -112,6 +113,8 @@ class Sizes(NamedTuple):
     recomputed: Table  # by the backward of the layer that recomputes most
     summed_once: Table  # gradients that processes which share weights sum once a turn
     largest: Table  # the weights of the largest layer
+    sent: Table  # gradients of borrowed weights, of one micro-batch
+    borrowed: Table  # weights of another stage
     input: Numbers
     output: Numbers
 
@@ -229,7 +232,7 @@ class Prices:
     @cached_property
     def least(self) -> "Prices":
         """The costs where all layers that share weights only read them: no more than those of any stage's layers."""
-        if not any(planned(name).family == "local" for name in self.problem.names):
+        if self.as_large_models and not any(planned(name).family == "local" for name in self.problem.names):
             return self
         return self.borrowing(tuple(Use(shared, shared, trains=False) for shared in self.shared))
 
@@ -245,8 +248,8 @@ class Prices:
         # it trains a weight may depend on the stage that owns it; what its owner may be decides, in favour of training.
         tried, heads = planned(method), self.problem.heads_of(method)
         flow = flow_of(method, stages, losses)
-        if not self.shared or tried.family != "local" or not (flow.heads or flow.predicted):
-            return ()
+        if not self.shared or (self.as_large_models and not (flow.heads or flow.predicted)):
+            return ()  # a single loss: each stage steps a copy of its own
         if heads is not None and heads.from_last:
             return tuple(
                 (tuple(borrowed(shared, max(shared), trains=True) for shared in self.shared if max(shared) >= cut),
@@ -420,32 +423,38 @@ class Prices:
         # What of the sizes does not depend on examples.
         layers, indices = self.distinct(form)
         amounts = [
-            (x.parameter_bytes, x.gradient_bytes, self.problem.state(x), x.parameter_tensors, x.summed_once)
+            (x.parameter_bytes, x.gradient_bytes, self.problem.state(x), x.parameter_tensors, x.summed_once,
+             x.sent_gradients)
             for x in layers
-        ]
-        weights, gradients, state, tensors, once = np.array(amounts, dtype=float)[indices].T
-        more, more_gradients, more_tensors = self.repeats(form)
+        ]  # fmt: skip
+        weights, gradients, state, tensors, once, sent = np.array(amounts, dtype=float)[indices].T
+        more, more_gradients, more_tensors, borrowed = self.repeats(form)
         more_of_all = more, more_gradients, self.problem.state_of_repeated * more_gradients, more_tensors
         tables = zip((weights, gradients, state, tensors), more_of_all, strict=True)
-        return (*(range_sums(values) - twice for values, twice in tables), range_sums(once), range_max(weights))
+        return (
+            *(range_sums(values) - twice for values, twice in tables), range_sums(once), range_max(weights),
+            range_sums(sent), borrowed,
+        )  # fmt: skip
 
-    def repeats(self, form: Form) -> tuple[Table, Table, Table]:
+    def repeats(self, form: Form) -> tuple[Table, Table, Table, Table]:
         """What the rows of the layers [i, j) count more than once: bytes of shared weights, bytes of their gradients,
-        and how many of these there are.
+        and how many of these there are; and the bytes of those that they borrow.
         """
         counted, layers = self.problem.counted_costs(form), len(self.problem.layers)
         costs, parts = (self.problem.whole_costs(form), form.tensor) if counted is None else (counted, 1)
-        num_bytes, gradients, tensors = (np.zeros((layers + 1,) * 2) for _ in range(3))
+        num_bytes, gradients, tensors, borrowed = (np.zeros((layers + 1,) * 2) for _ in range(4))
         for tie in costs.ties:
             uses = range_sums(np.isin(np.arange(layers), tie.layers).astype(float))
             more = np.maximum(0.0, uses - 1)
             num_bytes = num_bytes + more * tie.bytes / parts
-            if not tie.borrowed:
+            if tie.borrowed:
+                borrowed = borrowed + np.minimum(1.0, uses) * tie.bytes / parts
+            else:
                 gradients, tensors = gradients + more * tie.bytes / parts, tensors + more
-        return num_bytes, gradients, tensors
+        return num_bytes, gradients, tensors, borrowed
 
     def _sizes(self, form: Form, examples: float) -> Sizes:
-        parameters, gradients, state, tensors, summed_once, largest = self.weights(form)
+        parameters, gradients, state, tensors, summed_once, largest, sent, borrowed = self.weights(form)
         activation, shared, inputs, outputs, loose_input, loose_output, recomputed = (
             self.amount(form, key, examples) for key in AMOUNTS
         )
@@ -455,7 +464,7 @@ class Prices:
         return Sizes(
             parameters, gradients, state, tensors, held,
             range_max(np.maximum(0.0, recomputed)) if recomputed.any() else np.zeros_like(held),
-            summed_once, largest, np.append(inputs, 0.0), np.concatenate([[0.0], outputs]),
+            summed_once, largest, sent, borrowed, np.append(inputs, 0.0), np.concatenate([[0.0], outputs]),
         )  # fmt: skip
 
     def _intra_stage(
@@ -549,6 +558,7 @@ class Prices:
         workers, stages_per_worker = places.workers, c.planning.stages_per_worker
         times, sizes = self.slowest(c, worker), self.sizes(c.form, c.examples)
         static, gradients, held = sizes.parameters * versions + sizes.state, sizes.gradients, sizes.held
+        static = static + self.beside_borrowed(c, s)
         if s and not c.receives_gradient(s - 1):
             times = times._replace(backward=times.weight_gradient)
         if s in c.gradients.heads:
@@ -604,6 +614,14 @@ class Prices:
         if c.sequence:
             stage = stage._replace(all_reduce=stage.all_reduce + self.summed_once(c, worker))
         return self.with_runtime(c, s, self.as_program_sums(c, stage))
+
+    def beside_borrowed(self, c: Candidate, s: int) -> Table:
+        """Bytes beside the borrowed weights that stage s computes with: its modules' own, and gradients to be sent.
+
+        Stage 0 is taken for the owner: on its worker the modules' own are the owner's.
+        """
+        sizes = self.sizes(c.form, c.examples)
+        return sizes.sent + sizes.borrowed * (c.worker_of(s) != c.worker_of(0))
 
     def accumulating(self, c: Candidate, accumulate: Table) -> Table:
         """Seconds of adding gradients to earlier ones: to a shard alone in networks that are only planned."""
@@ -692,11 +710,12 @@ class Prices:
     def with_sharding(self, c: Candidate, s: int, stage: StageTable) -> StageTable:
         """The stage with its optimizer state, or weights and gradients too, sharded among replicas."""
         sizes, places, worker = self.sizes(c.form, c.examples), self.places_of(c), c.worker_of(s)
+        beside = self.beside_borrowed(c, s)
         if c.shard == SHARD_OPTIMIZER:
             return stage._replace(
                 all_reduce=self.scattered_and_gathered(c, worker, stage),
                 update=stage.update / c.mesh.data,
-                static_bytes=sizes.parameters + sizes.gradients + sizes.state / c.mesh.data,
+                static_bytes=sizes.parameters + sizes.gradients + sizes.state / c.mesh.data + beside,
             )
         gather, scatter = self.sharding_messages(c, worker, stage)
         kinds, replicas = places.machines[worker], places.replicas[worker]

@@ -89,7 +89,7 @@ class LaidOut(NamedTuple):
         heads = problem.heads_of(c.method) if c.gradients.heads or c.gradients.predicted else None
         behind = laid_out(heads, reach, costs, plan.bounds)
         schedule, rules = chosen.plan(c.stages, c.pipeline, ties=behind.ties, reads=behind.reads)
-        shared = prices.borrowing(uses_in(costs, plan.bounds, rules))
+        shared = prices.borrowing(uses_in(costs, plan.bounds, rules, copies=prices.as_large_models))
         rows = replace(shared.problem.counted_costs(c.form) or shared.problem.costs, layers=shared.rows(c.form))
         return cls(chosen, schedule, rules, rows, ends, behind)
 
