@@ -194,6 +194,16 @@ def at(n, process):
     return n["order"][process] if "order" in n else process
 
 
+def weight_copies(method, s, S):
+    """Copies of a stage's weights that predictions and corrections keep: of the weights seen, and of former ones."""
+    delayed = s < S - 1
+    if method == "spectrain":  # both passes look ahead
+        return (s // 2 + S - 1 - s > 0) + (s // 2 > 0)
+    if method == "pipemare":  # its backward looks back, along an average of changes
+        return 2 * delayed
+    return delayed * {"pb-lwp": 1, "pb-lwpw": 2, "pb-lwp-sc": 2, "pipeoptim": 1}.get(method, 0)
+
+
 def pace_of(n, worker):
     """How slow a worker is: its node's pace, times its own."""
     return n["paces"][worker // n["per_node"]] * slow_of(n, worker)
@@ -329,7 +339,7 @@ def stage_price(n, way, s, S, i, j):
     update = slowest(lambda pace: n["step"] * 5 * stepped * pace)
     update += n["once"] if stepped else 0
     gradients, kept = stepped, sum(x["kept"] * b / cut(x) for x in layers)
-    static = versions(method, s, S) * params
+    static = versions(method, s, S) * params + weight_copies(method, s, S) * stepped
     if has_head(method, s, S, chunks):
         head = n["heads"][j - 1]
         f += slowest(lambda pace: pace * head["f"] * b)

@@ -12,7 +12,7 @@ from stretto.cost.cure_costs import feedback_tensors, matrix_bytes, scratch_byte
 from stretto.cost.layer_table import LayerCost, ModelCosts, Peaks
 from stretto.cost.matrix_step import soap_scratch
 from stretto.methods import Method
-from stretto.methods.cure import StepCure
+from stretto.methods.cure import StepCure, WeightCopies
 from stretto.optimizers import Optimizer, Stepping, optimizer_of
 from stretto.schedule import Action, Edge, Rules, Schedule
 
@@ -22,6 +22,7 @@ STEADY = 4  # turns until the walk repeats, after those that fill the pipeline
 
 
 NONE = Peaks((), (), (), 0.0)  # for layers whose peaks were not measured
+NO_COPIES = WeightCopies()
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,8 @@ class StageMemory:
     `kept` is what a forward keeps for its backward, `forward` the peak of a forward, both without the stage's input. A
     backward frees the kept tensors as it goes: `first_backward` and `later_backward` are its peaks above them, without
     and with existing gradients to add to; `input_gradient` is the peak of I, `update` of an update.
-    `prediction` is what a predicted gradient keeps until L, `learn` the peak of L.
+    `prediction` is what a predicted gradient keeps until L, `learn` the peak of L. `seen` are the predicted weights
+    that forwards see, kept until the next update.
     """
 
     weights: float
@@ -47,10 +49,17 @@ class StageMemory:
     update: float
     prediction: float = 0.0
     learn: float = 0.0
+    seen: float = 0.0
 
 
-def stage_memory(rows: Sequence[LayerCost], examples: float, optimizer: str, head: LayerCost | None) -> StageMemory:
-    """The memory of a stage of these layers, loss included, with `head` behind them."""
+def stage_memory(
+    rows: Sequence[LayerCost], examples: float, optimizer: str, head: LayerCost | None,
+    copies: WeightCopies = NO_COPIES,
+) -> StageMemory:  # fmt: skip
+    """The memory of a stage of these layers, loss included, with `head` behind them and `copies` of its weights.
+
+    A backward that sees other weights makes those of a layer as it comes to it.
+    """
     whole = rows[0]
     for row in rows[1:]:
         whole = whole.then(row)
@@ -69,8 +78,9 @@ def stage_memory(rows: Sequence[LayerCost], examples: float, optimizer: str, hea
     first = later = inputs = 0.0
     for row, row_kept in reversed(list(zip(rows, kept_by, strict=True))):
         peaks = row.peaks or NONE
-        first = max(first, peaks.at("backward", examples) + gradients + sent - freed)
-        later = max(later, peaks.at("again", examples) + sent - freed)
+        made = sent + copies.backward * (gradients + row.gradient_bytes)
+        first = max(first, peaks.at("backward", examples) + gradients + made - freed)
+        later = max(later, peaks.at("again", examples) + made - freed)
         inputs = max(inputs, peaks.at("again", examples))
         freed, gradients, sent = freed + row_kept, gradients + row.gradient_bytes, sent + row.sent_gradients
     first, later = max(first, gradients + sent - freed), max(later, sent - freed)
@@ -80,7 +90,7 @@ def stage_memory(rows: Sequence[LayerCost], examples: float, optimizer: str, hea
     memory = StageMemory(
         weights=whole.parameter_bytes,
         gradients=whole.gradient_bytes,
-        state=whole.state_bytes(chosen),
+        state=whole.state_bytes(chosen) + copies.always * whole.gradient_bytes,
         input=input_bytes,
         output=output_bytes,
         kept=kept,
@@ -88,7 +98,8 @@ def stage_memory(rows: Sequence[LayerCost], examples: float, optimizer: str, hea
         first_backward=first,
         later_backward=later,
         input_gradient=inputs,
-        update=scratch,
+        update=scratch + copies.updating * whole.gradient_bytes,
+        seen=copies.forward * whole.gradient_bytes,
     )
     return memory if head is None else with_head(memory, head, examples, chosen)
 
@@ -123,7 +134,7 @@ def with_head(stage: StageMemory, head: LayerCost, examples: float, optimizer: O
         first_backward=stage.first_backward + head.gradient_bytes + stage.output - kept,
         later_backward=stage.later_backward + head.gradient_bytes + stage.output - kept,
         input_gradient=stage.input_gradient + head.gradient_bytes + stage.output,
-        update=stage.update,
+        update=stage.update, seen=stage.seen,
     )  # fmt: skip
 
 
@@ -158,9 +169,10 @@ def peak_bytes(
 
     predicted = rules.reach.predicted
     stage_heads = without(heads, predicted) or [None] * schedule.num_stages
+    copies = method.weight_copies(schedule)
     stages = [
         with_shared_once(
-            stage_memory(costs.layers[bounds[s] : bounds[s + 1]], examples, optimizer, stage_heads[s]),
+            stage_memory(costs.layers[bounds[s] : bounds[s + 1]], examples, optimizer, stage_heads[s], copies[s]),
             costs.repeated(bounds[s], bounds[s + 1]), costs.repeated(bounds[s], bounds[s + 1], gradients=True),
             optimizer_of(optimizer),
         )
@@ -264,6 +276,9 @@ class MemoryWalk:
                 self._held[edge] = self._received_bytes(edge)
         if action.kind == "F":
             self._newest[action.stage] = action.microbatch
+            self._held["seen", action.stage] = self._stages[action.stage].seen
+        elif action.kind == "U":
+            self._held.pop(("seen", action.stage), None)
         extra = max(self._extra_bytes(action), self._sum_bytes(action.stage, needs))
         peak = sum(self._held.values()) + self._older_versions() + extra
         for edge in self._rules.makes(action):

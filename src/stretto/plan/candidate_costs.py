@@ -43,6 +43,7 @@ update; a stage waits where the gradient to learn from comes later than its own 
 for any messages if the delay is 1, else for those that take no longer than a turn. Memory of a stage:
 
     versions x weights + gradients + optimizer state (divided among replicas as far as they are sharded)
+    + copies of weights that predictions and corrections keep
     + held x activations
     + delay x (output, and the graph of its predicted gradient), of a stage that learns to predict one
     + of weights that another stage owns, those of the modules themselves, and one gradient to send there
@@ -558,7 +559,8 @@ class Prices:
         workers, stages_per_worker = places.workers, c.planning.stages_per_worker
         times, sizes = self.slowest(c, worker), self.sizes(c.form, c.examples)
         static, gradients, held = sizes.parameters * versions + sizes.state, sizes.gradients, sizes.held
-        static = static + self.beside_borrowed(c, s)
+        copies = c.planned.weight_copies(c.stage_at(s))
+        static = static + self.beside_borrowed(c, s) + (copies.forward + copies.backward + copies.always) * gradients
         if s and not c.receives_gradient(s - 1):
             times = times._replace(backward=times.weight_gradient)
         if s in c.gradients.heads:
@@ -826,6 +828,7 @@ class Prices:
                 id(c.link(s - 1, place)), id(c.link(s, place)), c.receives_gradient(s - 1), c.receives_gradient(s),
                 losses[worker], s == 0, s == last, method.versions(stage_at), c.recomputes(s),
                 self.problem.head_variant(c.method, s, c.stages) if s in heads else None, method.step_cure(stage_at),
+                method.weight_copies(stage_at),
                 tuple(uses for uses, _ in self.borrowings(c.method, c.stages, c.losses, s)),
             )  # fmt: skip
             if key not in known:

@@ -9,7 +9,7 @@ from typing import NamedTuple, get_args
 from stretto.cost.cure_costs import PLAIN
 from stretto.errors import UsageError, nearest
 from stretto.methods import METHODS, Method, Planning, StageAt, method
-from stretto.methods.cure import Place, StepCure
+from stretto.methods.cure import ANY_MOMENTUM, Place, StepCure, WeightCopies
 from stretto.methods.definition import Family
 from stretto.methods.gradient_prediction import name_in_plans
 from stretto.methods.table import FROM_FILES, PHASES
@@ -81,6 +81,13 @@ class PlannedMethod:
     def step_cure(self, at: StageAt) -> StepCure:
         """What the method changes in the step of a stage."""
         return cure_at(self, at) if self.method.cure.changes_step else PLAIN
+
+    def weight_copies(self, at: StageAt) -> WeightCopies:
+        """What the method's predictions and corrections keep of a stage's weights."""
+        cure = self.method.cure
+        if cure.forward is None and cure.backward is None:
+            return WeightCopies()
+        return cure.copies(Place(at.stage, at.stages, self.planning.delay(at), ANY_MOMENTUM))
 
     def drives(self, optimizer: str) -> bool:
         """Whether the method works with an optimizer."""
