@@ -21,12 +21,15 @@ def rows():
 
 
 def test_as_many_rows_are_held_out_as_looked_at_and_none_is_both(rows):
-    seen, unseen, new, third = (rows.read_rows(file) for file in rows.FILES)
+    seen, unseen, new, third, fourth = (rows.read_rows(file) for file in rows.FILES)
     assert len(seen) == len(unseen)
     assert len(new) >= len(seen) + len(unseen)
     assert len(third) >= 34
     assert not {row.source for row in third} & {row.source for row in (*seen, *unseen, *new)}
-    every = [*seen, *unseen, *new, *third]
+    assert len(fourth) >= 60
+    assert sum("model-options.context" in row.options for row in fourth) >= 30
+    assert not {row.source for row in fourth} & {row.source for row in (*seen, *unseen, *new, *third)}
+    every = [*seen, *unseen, *new, *third, *fourth]
     assert len({row.name for row in every}) == len(every)
     assert len({(row.source, row.command) for row in every}) == len(every)
     assert {row.source for row in seen} == {row.source for row in unseen}
@@ -60,6 +63,19 @@ def test_seconds_of_a_step_from_flops_are_those_that_its_source_says(rows):
     assert again == pytest.approx(32, abs=0.5)
     once = rows.row_of(entry, {"options": options, "flops": "dao"}).seconds  # without the second forward
     assert once == pytest.approx(again * 3 / 4, rel=0.01)
+
+
+def test_flops_of_products_alone_are_those_that_the_source_counts_a_stage(rows):
+    # sail-sg/VocabularyParallelism, artifact/exp_one_host.csv, base, 256,000 words, 2,048 tokens: 128 forwards.
+    options = {
+        "model-options.depth": 32, "model-options.width": 3072, "model-options.context": 2048,
+        "model-options.vocabulary": 256000, "workers": 8, "batch-size": 128, "cluster": "8-a100",
+    }  # fmt: skip
+    flops = 3 * (7 * 263882790666240 + 676199651082240)
+    measured = {"percent_of_312_teraflops_per_gpu": 50}
+    entry = {"name": "a", "source": "b", "place": "c", "measured": measured, "options": {}}
+    row = rows.row_of(entry, {"options": options, "flops": "yeung"})
+    assert row.seconds == pytest.approx(flops / (8 * 156e12), rel=1e-12)
 
 
 def test_a_command_is_checked_without_a_prediction(rows, monkeypatch):

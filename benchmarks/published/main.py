@@ -16,7 +16,7 @@ from ablation import TERMS, without
 from command_check import complaints
 from rows import FILES, HERE, LOOKED_AT, ROOT, Row, read_rows
 
-RESULTS = dict(zip(FILES, ("result.json", "held_out.json", "held_out_2.json", "held_out_3.json"), strict=True))
+RESULTS = dict(zip(FILES, ("result.json", *(file.replace(".toml", ".json") for file in FILES[1:])), strict=True))
 BARS = {"mean": 0.05, "worst": 0.10, "memory": 0.08}  # of the rows that were looked at, and of those that were not
 
 

@@ -121,8 +121,8 @@ def main() -> None:
     """Replace what stands between a table's marks."""
     tables = {
         "rows": rows_table("result.json"), "held out": rows_table("held_out.json"),
-        "held out 2": rows_table("held_out_2.json"), "held out 3": rows_table("held_out_3.json"), "parts": parts(),
-        "ablation": ablation(), "commands": commands(),
+        "held out 2": rows_table("held_out_2.json"), "held out 3": rows_table("held_out_3.json"),
+        "held out 4": rows_table("held_out_4.json"), "parts": parts(), "ablation": ablation(), "commands": commands(),
     }  # fmt: skip
     page = (HERE / "README.md").read_text()
     for name, table in tables.items():

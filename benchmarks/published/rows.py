@@ -11,9 +11,9 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 UNITS = (
     "seconds", "examples_per_second", "examples_per_second_per_gpu", "tokens_per_second", "tokens_per_second_per_gpu",
-    "teraflops_per_second_per_gpu",
+    "teraflops_per_second_per_gpu", "percent_of_312_teraflops_per_gpu",
 )  # fmt: skip
-FILES = ("rows.toml", "held_out.toml", "held_out_2.toml", "held_out_3.toml")
+FILES = ("rows.toml", "held_out.toml", "held_out_2.toml", "held_out_3.toml", "held_out_4.toml")
 LOOKED_AT = FILES[0]
 
 
@@ -43,9 +43,9 @@ class Row:
         amount = float(self.options["batch-size"])
         if unit.startswith("tokens"):
             amount *= self.options["model-options.context"]
-        elif unit.startswith("teraflops"):
+        elif unit.startswith(("teraflops", "percent")):
             assert self.flops is not None, f"{self.name}: its source has no formula of FLOPs"
-            amount *= FLOPS[self.flops](self.options) / 1e12
+            amount *= FLOPS[self.flops](self.options) / (1e12 if unit.startswith("teraflops") else 3.12e12)
         return amount / (value * (self.options["workers"] if unit.endswith("per_gpu") else 1))
 
     def arguments(self, cluster: str | None = None) -> list[str]:
@@ -74,7 +74,15 @@ def dao_flops(options: Mapping[str, Any]) -> float:
     return 6 * tokens * weights + 12 * layers * width * tokens**2
 
 
-FLOPS: Mapping[str, Callable[[Mapping[str, Any]], float]] = {"narayanan": narayanan_flops, "dao": dao_flops}
+def yeung_flops(options: Mapping[str, Any]) -> float:
+    """FLOPs of an example: its products alone, and attention without regard to its mask (Yeung et al. 2024)."""
+    layers, width, tokens, words = shape_of(options)
+    return 6 * tokens * width * words + layers * (72 * tokens * width**2 + 12 * tokens**2 * width)
+
+
+FLOPS: Mapping[str, Callable[[Mapping[str, Any]], float]] = {
+    "narayanan": narayanan_flops, "dao": dao_flops, "yeung": yeung_flops,
+}  # fmt: skip
 
 
 def shape_of(options: Mapping[str, Any]) -> tuple[int, int, int, int]:

@@ -2,6 +2,7 @@
 
 OMP_NUM_THREADS=1 python experiments/findings/main.py depth --data FOLDER [--jobs 2]
 OMP_NUM_THREADS=1 python experiments/findings/main.py lecture --launch
+python experiments/findings/main.py advice
 """
 
 import argparse
@@ -14,6 +15,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))  # also in the processes that this one starts
 
+from harness.advice import entries, write_findings  # noqa: E402
 from harness.again import train_again  # noqa: E402
 from harness.cells import Study  # noqa: E402
 from harness.halving import next_runs, runs_left  # noqa: E402
@@ -23,6 +25,8 @@ from harness.store import Store  # noqa: E402
 from harness.work import in_processes, work  # noqa: E402
 
 PAGES = HERE / "pages"
+FINDINGS = HERE.parents[1] / "src/stretto/methods/findings.json"
+ADVISING = (("depth", "a decoder of 32 thin blocks", None), ("heads", "a decoder of 8 blocks", 8))
 
 
 def study_called(name: str) -> Study:
@@ -43,10 +47,24 @@ def work_at(name: str, folder: str, data: str | None, jobs: int, only: str) -> N
         sys.exit(130)
 
 
+def write_advice() -> str:
+    """Write what the package's advice rests on, and say what it has."""
+    found = []
+    for name, network, stages in ADVISING:
+        store = Store(PAGES / name / "runs.jsonl")
+        found += entries(study_called(name), store.read(), network, stages)
+    write_findings(FINDINGS, found)
+    return f"{FINDINGS.name}: {len(found)} methods of {', '.join(name for name, *_ in ADVISING)}"
+
+
 def main() -> None:
     """Make what is missing, then write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("study", help="the name of a file beside this one, without .py")
+    parser.add_argument(
+        "study",
+        help="the name of a file beside this one, without .py; or advice: from all runs that there are, write the file "
+        "of the package that method='async', 'local' and plans rest on",
+    )
     parser.add_argument("--data", help="the folder with the study's data; its own default unless given")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time, a process of one thread each")
     parser.add_argument("--out", type=Path, help="the folder of runs.jsonl and the page; pages/STUDY unless given")
@@ -63,6 +81,9 @@ def main() -> None:
     chosen = parser.parse_args()
     if chosen.jobs < 1:
         parser.error(f"--jobs {chosen.jobs}: at least 1")
+    if chosen.study == "advice":
+        print(write_advice())
+        return
     study = study_called(chosen.study)
     if chosen.data is not None and not study.needs_data:
         parser.error(f"--data {chosen.data}: study {study.name} makes its own data; leave --data out")

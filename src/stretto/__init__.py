@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from stretto.losses.value import mean
     from stretto.mesh import Mesh
     from stretto.methods import Method, method
+    from stretto.methods.advice import advised
     from stretto.nn.group_norm import group_norm
     from stretto.optim.batch_scaling import scale_for_batch
     from stretto.replicas import AllReduce, DiLoCo, FullyShard, LocalSGD, ParameterServer, ShardOptimizer
@@ -51,6 +52,7 @@ __all__ = [
     "StrettoError",
     "Trainer",
     "UsageError",
+    "advised",
     "alignment",
     "collectives",
     "compare",
@@ -87,6 +89,7 @@ _HOMES = {
     "group_norm": "stretto.nn.group_norm",
     "mean": "stretto.losses.value",
     "method": "stretto.methods",
+    "advised": "stretto.methods.advice",
     "noise_scale": "stretto.analysis.noise_scale",
     "probes": "stretto.analysis.linear_probes",
     "scale_for_batch": "stretto.optim.batch_scaling",

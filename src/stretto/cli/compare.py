@@ -81,13 +81,13 @@ def compare(
         steps: trace.pftrace in the folder of each run, for ui.perfetto.dev, and timelines in the report. Traced steps
         are a little slower, the numbers are the same.
     """
-    from stretto.methods import method
+    from stretto.methods.table import check_written
 
     chosen = parts or {"": settings}
     for swept in chosen.values():
         for name in swept.methods:
             if name != "all":
-                method(name)  # a mistyped one is told before torch is imported
+                check_written(name)  # a mistyped one is told before torch is imported
         check_jobs(swept, jobs)
         check_timeout(swept, timeout)
     sweeps = sweeps_of(config, chosen, output.out, selection)

@@ -1,6 +1,7 @@
 """How many steps methods take to a loss, as stretto plan takes it from options or from a study, and prints it."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from stretto.cli.output import aligned
@@ -35,6 +36,15 @@ def objective_of(settings: PlanSettings, study: "MeasuredPenalties | None") -> "
         penalties={name: Penalty(float(value), "given") for name, value in (settings.penalties or {}).items()},
         measured=study.penalties if study else {},
     )
+
+
+def with_findings(objective: "Objective", problem: "Problem", study: "MeasuredPenalties | None") -> "Objective":
+    """The objective with what this package's own studies found, where there is no study of the user's."""
+    from stretto.study.found_penalties import found_penalties
+
+    if objective.goal != "loss" or study is not None:
+        return objective
+    return replace(objective, measured=found_penalties(problem.names, problem.optimizer))
 
 
 def methods_of(settings: PlanSettings, objective: "Objective", study: "MeasuredPenalties | None") -> tuple[str, ...]:

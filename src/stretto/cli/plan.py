@@ -7,7 +7,7 @@ from cyclopts import Parameter
 
 from stretto.cli.failures import reliability_of, told
 from stretto.cli.output import print_json
-from stretto.cli.penalties import methods_of, objective_of, penalty_rows, study_of
+from stretto.cli.penalties import methods_of, objective_of, penalty_rows, study_of, with_findings
 from stretto.cli.plan_output import explained, in_words, points, summary, tell_difference, written
 from stretto.cli.plan_trials import check_trials, tried_or_kept
 from stretto.cli.progress import progress, rising
@@ -66,6 +66,7 @@ def plan(
     silent = output.json or output.quiet
     model = with_layers(model, settings, cluster, silent=silent)
     problem = with_steps(problem_of(settings, model, cluster, methods), model, settings, silent=silent)
+    objective = with_findings(objective, problem, study)
     found = search(problem, objective, keep=KEEP)
     if found.best is None:
         raise UsageError(misfit(problem))

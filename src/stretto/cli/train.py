@@ -115,9 +115,9 @@ def train(
         Go on from the newest checkpoint that is whole, on any number of workers. Ctrl-C and SIGTERM leave one after the
         step that is under way, also without --checkpoint-every; the second time they end the run at once.
     """
-    from stretto.methods import method
+    from stretto.methods.table import check_written
 
-    method(settings.method)  # a mistyped one is told before torch is imported
+    check_written(settings.method)  # a mistyped one is told before torch is imported
     if settings.workers is not None and not output.dry_run:
         fork_server.prepare()
     import torch

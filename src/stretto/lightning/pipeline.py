@@ -32,8 +32,10 @@ from stretto.lightning.stage_optimizers import StageOptimizers
 from stretto.losses.value import MeanOfStage
 from stretto.mesh import Placement
 from stretto.methods import Method
+from stretto.methods.advice import advised
 from stretto.nn.batch import cut
 from stretto.nn.remote_stage import RemoteStage
+from stretto.optim.kind import name_of
 
 CHECKED = 4  # minibatches that all processes compare at first; of later ones those whose number is a power of two
 
@@ -42,7 +44,7 @@ CHECKED = 4  # minibatches that all processes compare at first; of later ones th
 class PipelineSettings:
     """What a pipeline is built with. `options` go to stretto.Trainer as they are, `split` to stretto.split."""
 
-    method: Method
+    method: str | Method
     stages: int | Sequence[int]
     network: str
     split: Mapping[str, Any]
@@ -77,6 +79,8 @@ class Pipeline:
         example = replace(example, batch=on_cpu(example.batch))  # as the module is, until each process moves its stages
         arguments = {name: tensor.clone() for name, tensor in self.steps.caught(example).items()}
         self.network: Network = cut_network(self.steps.target, prefix, arguments, settings.stages, settings.split)
+        kind = "sgd" if reference is None else name_of(reference)  # without one, nothing is trained
+        self._method = advised(settings.method, kind, len(self.network.stages))
         self.optimizers = None if reference is None else self._stage_optimizers(reference)
         self.trainer = self._trainer(arguments)
         if self.optimizers is not None:
@@ -93,7 +97,7 @@ class Pipeline:
         self._warned = False  # of batches of unequal sizes
 
     def _stage_optimizers(self, reference: torch.optim.Optimizer) -> StageOptimizers:
-        stages, method, mesh = self.network.stages, self._settings.method, self._mesh
+        stages, method, mesh = self.network.stages, self._method, self._mesh
         here: Sequence[int] = range(len(stages))
         if self.processes.size > 1:
             workers = mesh.pipeline(self.processes.size)
@@ -120,7 +124,7 @@ class Pipeline:
             self.network.stages,
             MeanOfStage(partial(self._loss, None), lambda stage: partial(self._loss, stage)),
             without if optimizers is None else optimizers.build,
-            self._settings.method,
+            self._method,
             scheduler=None if optimizers is None else optimizers.scheduler,
             clip=self._settings.clip,
             device=self._settings.device,

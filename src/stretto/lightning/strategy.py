@@ -23,7 +23,6 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 from torch import Tensor
 from torch.optim import Optimizer
 
-import stretto
 from stretto.errors import UsageError
 from stretto.lightning.batch_parts import StepExamples, size_of
 from stretto.lightning.logged_values import logged_on_step, metrics_alone, replay
@@ -33,6 +32,7 @@ from stretto.lightning.process_group import Processes
 from stretto.lightning.refusals import precision_of, refuse_arguments, refuse_optimizers, refuse_training
 from stretto.mesh import Mesh
 from stretto.methods import Method
+from stretto.methods.table import check_written
 from stretto.nn.devices import accelerator
 from stretto.options.checks import one_of
 from stretto.runtime.world import choose_interface
@@ -78,7 +78,7 @@ class StrettoStrategy(ParallelStrategy):
         super().__init__(accelerator, parallel_devices, cluster_environment, checkpoint_io, precision_plugin)
         refuse_arguments(options)
         one_of("StrettoStrategy: start_method", start_method, LAUNCHED)
-        stretto.method(method)  # refuses a wrong one now; what it returns may not be pickled, for "spawn"
+        check_written(method)  # refuses a wrong one now; what it stands for may not be pickled, for "spawn"
         self._method, self._stages, self._network = method, stages, network
         self._split, self._options, self._start_method = dict(split or {}), options, start_method
         self.num_nodes = 1
@@ -232,7 +232,7 @@ class StrettoStrategy(ParallelStrategy):
         mesh = options.get("mesh") or Mesh()
         clip = trainer.gradient_clip_val
         settings = PipelineSettings(
-            method=stretto.method(self._method),
+            method=self._method,
             stages=mesh.pipeline(self.world_size) if self._stages is None else self._stages,
             network=self._network,
             split=self._split,

@@ -65,6 +65,7 @@ METHODS: dict[str, Callable[..., Method]] = {
 }
 
 
+ADVISED = ("async", "local")  # what they stand for is in methods/advice.py
 FROM_FILES: dict[str, Callable[..., Method]] = {"csv": csv}  # they need a file: not part of `--methods all`
 NAME = re.compile(r"[A-Za-z0-9][\w-]*")
 PHASES = ("warmup", "finish")  # options of every asynchronous pipeline
@@ -149,10 +150,28 @@ def builder(name: str) -> Callable[..., Method]:
     if ":" in name:
         return own_method(name)
     build = METHODS.get(name) or FROM_FILES.get(name)
+    if name in ADVISED:
+        raise UsageError(
+            f"method {name!r} stands for another one, which depends on the optimizer and the number of stages: name "
+            f"that one, which stretto.advised({name!r}, 'adamw', 8) tells for AdamW and 8 stages"
+        )
     if build is None:
-        known = nearest(name, [*METHODS, *FROM_FILES])
+        known = nearest(name, [*METHODS, *FROM_FILES, *ADVISED])
         raise UsageError(f"unknown method {name!r}: {known}")
     return build
+
+
+def is_advised(text: object) -> bool:
+    """Whether a method is written as "async" or "local", with or without options."""
+    return isinstance(text, str) and text.partition("(")[0].strip() in ADVISED
+
+
+def check_written(name: str | Method) -> None:
+    """Raise UsageError for a method that cannot be read; what "async" and "local" stand for is known later."""
+    if isinstance(name, str) and is_advised(name):
+        parse(name)
+    else:
+        method(name)
 
 
 def with_microbatches(chosen: Method, count: int) -> Method:

@@ -17,12 +17,13 @@ GOALS: tuple[Goal, ...] = ("step", "money", "energy", "memory", "loss")
 class Penalty(NamedTuple):
     """The steps that a method takes to a loss, over those of backprop, and the source of that factor.
 
-    A "measured" penalty has a standard `error` over seeds (None for a single seed), the number of `losses` that trained
-    the model, and the mean `delay` over stages, in updates. "extrapolated" is from a measurement at other values.
+    A "measured" penalty, or one of "ours" (of this package's own studies), has a standard `error` over seeds (None for
+    a single seed), the number of `losses` that trained the model, and the mean `delay` over stages, in updates.
+    "extrapolated" is from one of them at other values.
     """
 
     factor: float
-    source: Literal["law", "given", "measured", "extrapolated", "assumed"]
+    source: Literal["law", "given", "measured", "ours", "extrapolated", "assumed"]
     error: float | None = None
     losses: int = 0
     delay: float = 0.0
@@ -30,7 +31,7 @@ class Penalty(NamedTuple):
     def at(self, candidate: Candidate) -> "Penalty":
         """This penalty at the candidate's delay: its excess over 1 scales with it, not with the number of losses."""
         delay = mean_delay(candidate)
-        if self.source != "measured" or (num_losses(candidate), delay) == (self.losses, self.delay):
+        if self.source not in ("measured", "ours") or (num_losses(candidate), delay) == (self.losses, self.delay):
             return self
         excess = self.factor - 1
         ratio = delay / self.delay if self.delay and excess > 0 else 1.0
@@ -83,7 +84,8 @@ class Objective:
 
     `critical_batch` (B_crit) is the batch size that takes twice the least steps and twice the least examples;
     `least_steps` (S_min) are the steps of an infinite batch. A method's penalty is taken from `penalties`, else from
-    `measured`, at the nearest number of losses and delay, else assumed. Raises UsageError for values out of range.
+    `measured`, a study or what this package's own studies found, at the nearest number of losses and delay, else
+    assumed. Raises UsageError for values out of range.
     """
 
     goal: Goal = "step"

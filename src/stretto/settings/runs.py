@@ -219,8 +219,9 @@ class TrainSettings(Settings):
     method: str = "backprop"
     """Method with its options: backprop, greedy, "overlapping(delay=1)", "chunked(chunks=4)"; heads: linear, pooled,
     sequence, language, two-layer, auglocal, blocks, infopro, man, segprop, solo, as in "greedy(head=two-layer)", or the
-    network's own last layers, "greedy(share_top=2)"; or a function
-    of your own, path/to/file.py:function (see CONTRIBUTING.md)."""
+    network's own last layers, "greedy(share_top=2)"; async or local, which stand for what Stretto's studies found best
+    for the optimizer and the number of stages; or a function of your own, path/to/file.py:function (see
+    CONTRIBUTING.md)."""
     lr: Annotated[float | None, NUMBER] = None
     """Learning rate; unless said otherwise 0.01 for sgd, 0.003 for adam and adamw (0.001 for encoder-decoder)."""
     batch_size: Annotated[int | None, WHOLE] = None
@@ -253,7 +254,8 @@ class CompareSettings(Settings):
     }  # fmt: skip
 
     methods: Annotated[tuple[str, ...], TEXTS] = ("backprop", "greedy", "overlapping", "chunked(chunks=2)")
-    """Methods with their options, separated by commas or blanks; all stands for every one that can run."""
+    """Methods with their options, separated by commas or blanks; all stands for every one that can run, async and local
+    for what Stretto's studies found best."""
     lr: Annotated[tuple[float, ...] | None, NUMBERS] = None
     """Learning rates; unless said otherwise 0.003,0.01,0.03,0.1 for sgd, 0.001,0.003,0.01 for adam and adamw."""
     batch_size: Annotated[tuple[int, ...] | None, WHOLES] = None

@@ -7,6 +7,7 @@ from typing import Any
 from stretto.errors import ScheduleError, UsageError
 from stretto.methods import BASELINE, METHODS, method
 from stretto.methods.cure import Correction, Place, Prediction
+from stretto.methods.table import is_advised
 from stretto.settings.runs import CompareSettings
 from stretto.study.first_batches import refuse_other_sizes
 from stretto.study.first_evaluation import refuse_evaluation
@@ -31,7 +32,7 @@ def choose(settings: CompareSettings) -> Choice:
     """
     named = tuple(name for name in settings.methods if name != ALL)
     if named == settings.methods:
-        resolved = resolve(with_optimizer(settings, [method(name) for name in named]))
+        resolved = resolve(with_optimizer(settings, [method(name) for name in named if not is_advised(name)]))
         refuse_misfits(resolved)
         return Choice(resolved, {})
     resolved = resolve(replace(settings, methods=named or (BASELINE,)))

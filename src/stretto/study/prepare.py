@@ -18,6 +18,8 @@ from stretto.losses import Loss
 from stretto.losses.named_loss import AUTO, named_loss, suitable_loss
 from stretto.measure import Costs, measure
 from stretto.methods import Method, method
+from stretto.methods.advice import advised
+from stretto.methods.table import is_advised
 from stretto.models.greedy_decode import find_bleu
 from stretto.models.hugging_face import digest_of_folder
 from stretto.models.published import refuse_planned_only
@@ -181,6 +183,7 @@ def resolve(settings: S) -> S:
     batch_size = loaded.batch_size if isinstance(loaded, UserData) else None
     if batch_size is None and isinstance(loaded, UserData):
         batch_size = min(runs.OWN.batch_sizes[0], len(loaded.train))
+    settings = with_advice(settings, stages)
     row = optimizer_row(runs.optimizer_name(settings))
     resolved = runs.with_defaults(replace(settings, stages=stages, sources=sources_of(settings)), row, batch_size)
     runs.check(resolved)  # what was chosen here fits what was given
@@ -227,10 +230,26 @@ def with_methods(settings: S) -> S:
     """
     settings = replace(settings, sync=str(find_sync(settings.sync)))
     if isinstance(settings, runs.CompareSettings):
-        return replace(settings, methods=tuple(str(method(name)) for name in settings.methods))
-    if isinstance(settings, runs.TrainSettings):
+        return replace(settings, methods=tuple(map(written, settings.methods)))
+    if isinstance(settings, runs.TrainSettings) and not is_advised(settings.method):
         chosen = method(settings.method)
         return with_optimizer(replace(settings, method=str(chosen)), [chosen])
+    return settings
+
+
+def written(name: str) -> str:
+    """A method's name as Stretto itself writes it; "async" and "local" stay, until the stages are known."""
+    return name if is_advised(name) else str(method(name))
+
+
+def with_advice(settings: S, stages: int) -> S:
+    """Write the methods that "async" and "local" stand for; two that stand for the same one count once."""
+    optimizer = runs.optimizer_name(settings)
+    if isinstance(settings, runs.CompareSettings):
+        names = dict.fromkeys(str(advised(name, optimizer, stages)) for name in settings.methods)
+        return replace(settings, methods=tuple(names))
+    if isinstance(settings, runs.TrainSettings):
+        return replace(settings, method=str(advised(settings.method, optimizer, stages)))
     return settings
 
 

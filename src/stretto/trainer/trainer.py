@@ -19,7 +19,6 @@ from stretto.errors import StrettoError, UsageError
 from stretto.losses import Loss, understand
 from stretto.mesh import Mesh
 from stretto.methods import Method
-from stretto.methods import method as find_method
 from stretto.nn.batches import Batches, InputBatches
 from stretto.nn.chain import Chain
 from stretto.nn.seeding import PreservedGenerator
@@ -39,6 +38,7 @@ from stretto.tracing.pauses import PAUSE
 from stretto.trackers.tracker import RunDescription, Tracker
 from stretto.trainer.backend import State, find_backend
 from stretto.trainer.build import Construction
+from stretto.trainer.chosen_method import chosen_method
 from stretto.trainer.early_stop import EarlyStop
 from stretto.trainer.feed import Needs
 from stretto.trainer.fit import Callback, FitArguments, FitLoop, Log
@@ -66,7 +66,9 @@ class Trainer:
             minibatches are cut into micro-batches or among replicas, unless `stretto.mean(loss)` says that it is.
         optimizer: called once a stage with the parameters of the stage and its head. Stages without trainable
             parameters have none.
-        method: a name, "chunked(chunks=4)", or what `stretto.method` returned.
+        method: a name, "chunked(chunks=4)", or what `stretto.method` returned. "async" and "local" are settled here, by
+            the optimizer and the number of stages, as this package's studies found best (`stretto.advised`); `method`
+            tells for what they stand, and checkpoints keep that.
         example: one input batch, as `step` takes them. From it come the shapes that auxiliary heads need, and the check
             that the stages fit each other. May be left out if no heads are needed, if all are given, or if every stage
             begins and ends in a Linear.
@@ -141,7 +143,7 @@ class Trainer:
             check_kinds(stages, loss, scheduler, heads, workers, seed, clip)
             sync = find_sync(sync)
             check_mesh(mesh, sync)
-            method = find_method(method)
+            method = chosen_method(method, optimizer, list(stages))
             sync.check(method, precision)
             check_recompute(recompute, mesh)
             specification = Specification(
@@ -831,7 +833,8 @@ class Trainer:
         for name, value in own.items():
             if getattr(manifest, name) != value:
                 raise UsageError(
-                    f"{where} was saved with {name} {getattr(manifest, name)}, this trainer has {name} {value}"
+                    f"{where} was saved with {name} {getattr(manifest, name)}, this trainer has {name} {value}: give "
+                    f"{name}={getattr(manifest, name)!r}"
                 )
         parts = self._backend.sharing.parts
         if stages != len(self.stages):

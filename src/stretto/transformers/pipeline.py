@@ -30,7 +30,7 @@ FOLDER = "stretto"  # Stretto's checkpoint inside transformers' checkpoint-N
 class PipelineSettings:
     """What StrettoTrainer was given for Stretto: method, stages, and further arguments of stretto.Trainer."""
 
-    method: Method
+    method: str | Method  # a string only where it is "async" or "local", for the Trainer to settle
     stages: int | Sequence[int] | Stages
     options: Mapping[str, Any]
     padding: Padding
@@ -207,9 +207,9 @@ def parted(batch: Mapping[str, Tensor], label_names: Sequence[str]) -> tuple[Inp
     return inputs, {name: batch[name] for name in label_names if name in batch}
 
 
-def needs_heads(method: Method, num_stages: int) -> bool:
-    """Whether stages below the last have losses of their own."""
-    return any(hop is not None for hop in method.reach(num_stages).hops[:-1])
+def needs_heads(method: str | Method, num_stages: int) -> bool:
+    """Whether stages below the last have losses of their own, or may have, where a method is not known yet."""
+    return isinstance(method, str) or any(hop is not None for hop in method.reach(num_stages).hops[:-1])
 
 
 def no_loss(output: Any, target: Any) -> Tensor:

@@ -20,7 +20,7 @@ from stretto.errors import UsageError, nearest
 from stretto.losses import Loss
 from stretto.methods import Method
 from stretto.methods import method as find_method
-from stretto.methods.table import with_microbatches
+from stretto.methods.table import check_written, is_advised, with_microbatches
 from stretto.nn.seeding import PreservedGenerator
 from stretto.optim.named import NamedOptimizer
 from stretto.runtime import membership
@@ -55,7 +55,7 @@ class StrettoTrainer(Trainer):
 
     Args:
         model, args, ...: as transformers.Trainer takes them.
-        method: a method's name, "1f1b", "pb", "chunked(chunks=2)", or what stretto.method returned.
+        method: a method's name, "1f1b", "pb", "chunked(chunks=2)", "async", or what stretto.method returned.
         stages: into how many the model is cut; or where stages begin, [0, 2, 4]; or what stretto.split returned.
         options: further arguments of transformers.Trainer, and of stretto.Trainer: mesh, sync, precision, heads,
             workers, device, seed, timeout.
@@ -90,8 +90,9 @@ class StrettoTrainer(Trainer):
         config: Any = args.accelerator_config
         if config.dispatch_batches is None:
             config.dispatch_batches = False  # would read an IterableDataset on rank 0 alone
-        chosen = find_method(method)
-        if args.gradient_accumulation_steps > 1:
+        check_written(method)
+        chosen = method if is_advised(method) else find_method(method)
+        if isinstance(chosen, Method) and args.gradient_accumulation_steps > 1:
             chosen = with_microbatches(chosen, args.gradient_accumulation_steps)
         self._chosen = chosen, stages, {**defaults(args), **own}
         self.pipeline: Pipeline | None = None

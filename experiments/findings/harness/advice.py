@@ -1,0 +1,75 @@
+"""From the studies' stores to the file in the package that `method="async"` and `"local"` and plans rest on."""
+
+import json
+import math
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import stretto
+from harness.cells import SEEDS, Cell, Record, Study
+from harness.intervals import Interval
+from harness.results import result
+
+DIGITS = 5  # of the numbers in the file
+
+
+def entries(
+    study: Study, finished: Mapping[str, Record], network: str, stages: int | None = None
+) -> Iterator[dict[str, Any]]:
+    """What a study found of each cell that has losses of its own or old gradients; `network` is its name in messages.
+
+    `stages` is on how many all cells train, where their settings do not say it. Cells that are not finished, or
+    diverged, are left out. A cell that is shown beside another one counts against that.
+    """
+    for cell in study.cells:
+        chosen = stretto.method(cell.method)
+        found = result(study, finished, cell)
+        ratio = found.ratio if cell.beside is None else found.beside
+        if cell.reference is None or chosen.synchronous or ratio is None or found.loss is None:
+            continue
+        number = stages or int(cell.settings["stages"])
+        yield {
+            "advice": "local" if chosen.family == "local" else "async",
+            "study": study.name,
+            "network": network,
+            "optimizer": cell.optimizer.lower(),
+            "stages": number,
+            "method": str(chosen),
+            "losses": len(chosen.reach(number).heads),
+            "delay": rounded(statistics.fmean(chosen.delays(chosen.plan(number)[0]).mean)),
+            **numbers(ratio),
+            "gap": rounded(gap(study, finished, cell)),
+            "seeds": len(SEEDS),
+        }
+
+
+def numbers(ratio: Interval) -> dict[str, float | None]:
+    """An interval as the file has it: None where a seed never arrived."""
+    known = math.isfinite(ratio.high)
+    return {
+        "ratio": rounded(ratio.mean) if known else None,
+        "low": rounded(ratio.low),
+        "high": rounded(ratio.high) if known else None,
+    }
+
+
+def gap(study: Study, finished: Mapping[str, Record], cell: Cell) -> float:
+    """The last test loss above that of plain training, in %, both means over seeds."""
+    reference = study.cell(cell.beside or cell.reference or cell.name)
+    mine, theirs = (result(study, finished, each).loss for each in (cell, reference))
+    assert mine is not None, "a ratio is known of finished cells alone"
+    assert theirs is not None, "and of a reference that did not diverge"
+    return 100 * (mine.mean / theirs.mean - 1)
+
+
+def rounded(value: float) -> float:
+    """A number with few digits."""
+    return float(f"{value:.{DIGITS}g}")
+
+
+def write_findings(path: Path, found: Sequence[Mapping[str, Any]]) -> None:
+    """Write the package's file: an entry a line, so that changes can be read."""
+    lines = ",\n".join(json.dumps(entry) for entry in found)
+    path.write_text(f"[\n{lines}\n]\n", encoding="utf-8")

@@ -1,0 +1,105 @@
+"""What `method="async"` and `"local"` stand for: the best of this package's own studies, by optimizer and depth.
+
+`findings.json` has what they found (experiments/findings), made by their command and by nothing else.
+"""
+
+import json
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+
+from stretto.errors import UsageError
+from stretto.methods.definition import Method
+from stretto.methods.table import is_advised, method
+from stretto.options.parse import parse
+
+KIN = {"adam": "adamw", "lamb": "adamw", "lars": "sgd"}  # an optimizer of no study, and the studied one nearest to it
+UNKNOWN = "adamw"  # stands for any other
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """What one study found of one method: the steps that it takes to a loss, over those of plain training.
+
+    `advice` is the word that it belongs to, "async" or "local", `optimizer` a name of the table. `ratio` is the
+    geometric mean over `seeds`, None where a seed never came to the loss; `low` and `high` are the ends of its 95 %
+    interval, `high` None then. `gap` is how much higher the test loss was at the end, in % of plain training's.
+    `losses` is how many train the model, `delay` the mean delay over stages, in updates.
+    """
+
+    advice: str
+    study: str
+    network: str
+    optimizer: str
+    stages: int
+    method: str
+    losses: int
+    delay: float
+    ratio: float | None
+    low: float
+    high: float | None
+    gap: float
+    seeds: int
+
+    def rank(self) -> tuple[bool, float, float]:
+        """What the best method of a study has least of."""
+        return self.ratio is None, self.ratio or self.low, self.gap
+
+    @property
+    def error(self) -> float | None:
+        """The standard error of `ratio` that its interval stands for; None where there is no ratio."""
+        if self.ratio is None or self.high is None:
+            return None
+        return self.ratio * math.log(self.high / self.low) / (2 * STUDENT[self.seeds])
+
+    def __str__(self) -> str:
+        known = self.ratio is not None and self.high is not None
+        spread = f"{self.ratio:.2f} [{self.low:.2f}, {self.high:.2f}]" if known else f"more than {self.low:.2f}"
+        return f"{spread} times the steps of plain training ({self.network}, {self.stages} stages, {self.optimizer})"
+
+
+STUDENT = {2: 12.706, 3: 4.303, 4: 3.182}
+"""The 97.5 % quantiles of Student's distribution, by the number of seeds."""
+
+
+@cache
+def findings() -> tuple[Finding, ...]:
+    """All that the studies found."""
+    text = resources.files("stretto.methods").joinpath("findings.json").read_text(encoding="utf-8")
+    return tuple(Finding(**entry) for entry in json.loads(text))
+
+
+def kin(optimizer: str, studied: Collection[str]) -> str | None:
+    """The studied optimizer that stands for one: itself, its nearest kin, AdamW, any; None if there is none."""
+    return next((name for name in (optimizer, KIN.get(optimizer), UNKNOWN, *sorted(studied)) if name in studied), None)
+
+
+def finding_for(advice: str, optimizer: str, stages: int, among: Sequence[Finding] | None = None) -> Finding:
+    """The finding that the advice rests on: the fewest steps at the nearest depth (as a factor) under an optimizer.
+
+    Of methods that never came to the loss in time, the one that ended nearest to it. `optimizer` is a name of the
+    table; one of no study stands for its nearest kin, AdamW where there is none. Of two depths equally far the larger
+    one counts. Raises UsageError where no study has such a method.
+    """
+    known = [each for each in (findings() if among is None else among) if each.advice == advice]
+    own = kin(optimizer, {each.optimizer for each in known})
+    suited = [each for each in known if each.optimizer == own]
+    if not suited:
+        raise UsageError(f"method {advice!r}: no study has found a method for it yet: name a method instead")
+    depth = min({each.stages for each in suited}, key=lambda depth: (abs(math.log(depth / stages)), -depth))
+    return min((each for each in suited if each.stages == depth), key=Finding.rank)
+
+
+def advised(chosen: str | Method, optimizer: str, stages: int) -> Method:
+    """The method that "async" or "local" stands for under an optimizer of the table, on so many stages.
+
+    Options are added to the advice's own: "async(warmup=100)". Any other method is as `stretto.method` returns it.
+    Raises UsageError where no study has such a method.
+    """
+    if isinstance(chosen, Method) or not is_advised(chosen):
+        return method(chosen)
+    word, options = parse(chosen)
+    name, own = parse(finding_for(word, optimizer, stages).method)
+    return method(name, **{**own, **options})

@@ -1,0 +1,35 @@
+"""Which optimizer of the table a user's function makes."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from stretto.optim.combined import CombinedOptimizer
+from stretto.optim.named import NamedOptimizer
+from stretto.optim.parameter_labels import labelled_by
+
+
+def name_of(optimizer: torch.optim.Optimizer) -> str:
+    """The name of an optimizer, in small letters, as the table has it."""
+    return "muon" if isinstance(optimizer, CombinedOptimizer) else type(optimizer).__name__.lower()
+
+
+def name_made_by(function: Callable[..., Any], stages: Sequence[Any]) -> str:
+    """The name of what an optimizer function makes: that of a class; else of what it makes for a stage's parameters.
+
+    `stages` may be functions that build modules: where no stage with parameters is known it is called for one matrix.
+    """
+    made = function
+    while isinstance(made, partial):
+        made = made.func
+    if isinstance(made, type) and issubclass(made, torch.optim.Optimizer):
+        return made.__name__.lower()
+    modules = (stage for stage in stages if isinstance(stage, nn.Module))
+    stage = next((each for each in modules if any(p.requires_grad for p in each.parameters())), nn.Linear(2, 2))
+    trained = {f"0.{name}": p for name, p in stage.named_parameters() if p.requires_grad}
+    if isinstance(function, NamedOptimizer):
+        return name_of(function.named(list(trained))(list(trained.values())))
+    return name_of(labelled_by(function, [stage])(list(trained.values())))

@@ -1,0 +1,16 @@
+"""The method that a Trainer was asked for: what "async" and "local" stand for is settled here, once and for all."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from stretto.methods import Method, method
+from stretto.methods.advice import advised
+from stretto.methods.table import is_advised
+from stretto.optim.kind import name_made_by
+
+
+def chosen_method(asked: str | Method, optimizer: Callable[..., Any], stages: Sequence[Any]) -> Method:
+    """The method, for this optimizer function and these stages."""
+    if isinstance(asked, Method) or not is_advised(asked):
+        return method(asked)
+    return advised(asked, name_made_by(optimizer, stages), max(1, len(stages)))

@@ -1,0 +1,146 @@
+"""What "async" and "local" stand for, and the penalties that plans take from the package's own studies."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+import stretto
+from stretto.errors import UsageError
+from stretto.mesh import Mesh
+from stretto.methods.advice import Finding, finding_for, findings
+from stretto.optim.kind import name_made_by
+from stretto.optim.named import NamedOptimizer
+from stretto.optimizers import OPTIMIZERS
+from stretto.plan.objective import Objective
+from stretto.plan.search_space import Candidate
+from stretto.settings.runs import CompareSettings
+from stretto.study.found_penalties import found_penalties
+from stretto.study.prepare import with_advice
+
+MADE_UP = Finding(
+    advice="async", study="made up", network="an MLP", optimizer="adamw", stages=8, method="pipedream", losses=1,
+    delay=3.5, ratio=1.2, low=1.1, high=1.3, gap=4.0, seeds=3,
+)  # fmt: skip
+KNOWN = (
+    MADE_UP,
+    replace(MADE_UP, method="pb", delay=7.0, ratio=1.1),
+    replace(MADE_UP, stages=32, method="pipedream", ratio=None, low=2.0, high=None),
+    replace(MADE_UP, stages=32, method="pb", ratio=None, low=2.0, high=None, gap=3.0),
+    replace(MADE_UP, optimizer="sgd", method="spectrain"),
+)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "stages", "method"),
+    [
+        ("adamw", 8, "pb"),  # the smaller ratio
+        ("adam", 9, "pb"),  # kin, and the nearest depth
+        ("adamw", 16, "pb"),  # as far from 8 as from 32: the deeper one, and there the one that ended nearest
+        ("lars", 2, "spectrain"),
+        ("adagrad", 8, "pb"),  # of no study, and no kin
+    ],
+)
+def test_the_best_at_the_nearest_depth_of_the_nearest_optimizer(optimizer, stages, method):
+    assert finding_for("async", optimizer, stages, KNOWN).method == method
+
+
+def test_where_nothing_arrived_the_one_that_ended_nearest_counts():
+    assert finding_for("async", "adamw", 32, KNOWN).gap == 3.0
+
+
+def test_advice_that_no_study_gives():
+    with pytest.raises(UsageError, match="no study has found a method for it yet"):
+        finding_for("local", "adamw", 8, KNOWN)
+
+
+def test_the_error_is_that_of_the_interval():
+    assert MADE_UP.error == pytest.approx(1.2 * 0.16705 / (2 * 4.303), rel=1e-4)
+    assert KNOWN[2].error is None
+    assert str(KNOWN[2]).startswith("more than 2.00 times the steps")
+    assert str(MADE_UP).startswith("1.20 [1.10, 1.30] times the steps of plain training")
+
+
+def test_all_findings_can_be_trained_and_are_of_known_optimizers():
+    for each in findings():
+        chosen = stretto.method(each.method)
+        assert str(chosen) == each.method
+        assert chosen.family == {"async": "asynchronous", "local": "local"}[each.advice]
+        assert each.optimizer in OPTIMIZERS
+        chosen.plan(each.stages)
+
+
+def pairs(count):
+    torch.manual_seed(0)
+    return [nn.Linear(3, 3) for _ in range(count)]
+
+
+def by_name(named):
+    return torch.optim.Adam([parameter for _, parameter in named])
+
+
+def made_here(parameters):
+    return torch.optim.RMSprop(parameters)
+
+
+@pytest.mark.parametrize(
+    ("function", "name"),
+    [
+        (torch.optim.SGD, "sgd"),
+        (lambda parameters: torch.optim.AdamW(parameters, lr=0.1), "adamw"),
+        (stretto.optim.muon, "muon"),
+        (NamedOptimizer(by_name), "adam"),
+        (made_here, "rmsprop"),
+    ],
+)
+def test_the_kind_of_an_optimizer_function(function, name):
+    assert name_made_by(function, [nn.ReLU(), *pairs(1)]) == name
+    assert name_made_by(function, [lambda: pairs(1)[0]]) == name
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW])
+def test_a_trainer_settles_it_once_and_saves_what_it_stands_for(optimizer, tmp_path):
+    def trainer(method):
+        return stretto.Trainer(pairs(4), nn.functional.mse_loss, optimizer, method, device="cpu")
+
+    first = trainer("async(warmup=3)")
+    expected = stretto.advised("async(warmup=3)", optimizer.__name__.lower(), 4)
+    assert str(first.method) == str(expected)
+    assert "warmup=3" in str(first.method)
+    first.step(torch.ones(2, 3), torch.ones(2, 3))
+    first.flush()
+    first.save(tmp_path / "saved")
+    trainer(str(expected)).load(tmp_path / "saved")  # outlives other advice
+    with pytest.raises(UsageError, match=r"give method='"):
+        trainer("1f1b").load(tmp_path / "saved")
+
+
+def test_elsewhere_it_is_told_what_to_name():
+    with pytest.raises(UsageError, match=r"stretto.advised\('async', 'adamw', 8\) tells"):
+        stretto.method("async")
+
+
+def test_a_study_names_what_it_stands_for_and_one_method_once():
+    named = str(stretto.advised("async", "adamw", 4))
+    settings = CompareSettings(methods=("backprop", "async", named), optimizer="adamw")
+    assert with_advice(settings, 4).methods == ("backprop", named)
+
+
+def test_penalties_of_plans_come_with_their_spread_and_are_marked():
+    found = found_penalties(("1f1b", "pipedream", "pb"), "adam", KNOWN)
+    assert set(found) == {"pipedream", "pb"}
+    objective = Objective(goal="loss", critical_batch=100.0, measured=found)
+    there = objective.penalty(Candidate(8, Mesh(), 1, "pipedream", 8))
+    assert (there.factor, there.source, there.error) == (1.2, "ours", MADE_UP.error)
+    other = objective.penalty(Candidate(4, Mesh(), 1, "pipedream", 4))
+    assert other.source == "extrapolated"
+    assert 1.0 < other.factor < 1.2
+
+
+def test_methods_with_options_have_the_penalty_of_their_own():
+    rotated = replace(MADE_UP, method="pipedream(rotate=True)", ratio=1.05)
+    found = found_penalties(("pipedream", "pipedream(rotate=True)"), "adamw", (MADE_UP, rotated))
+    assert {name: penalty.factor for name, (penalty,) in found.items()} == {
+        "pipedream": 1.2, "pipedream(rotate=True)": 1.05,
+    }  # fmt: skip
