@@ -30,7 +30,7 @@ from stretto.study.tensor_format import TensorFormat
 ROUNDS = 5
 LAYERS, DEVICES = 100, 64
 CLUSTER, BATCH = "128-nodes-of-8-h100", 1536
-GOALS: tuple[Goal, ...] = ("step", "energy")
+GOALS: tuple[Goal, ...] = ("step", "money", "energy")
 DECODER = {"depth": 96, "width": 12288, "heads": 96, "context": 2048, "vocabulary": 51200}
 BARS = {"partition": 1.0, "gpt3-175b": 3.0, "costs": 2.0}  # seconds
 PEERS = {"Calculon, ms a configuration": 2.0, "AutoParallel, s, Llama-3-8B on 64 GPUs": 51.6}  # published

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Any
 
 from stretto.errors import UsageError
@@ -41,10 +42,17 @@ class Mesh:
                 value = getattr(self, axis)
                 raise UsageError(f"{axis}={shown(value)}: the length of an axis is a whole number of at least 1")
 
-    @property
+    @cached_property
     def inside(self) -> int:
         """The number of processes that share one stage of one replica."""
         return self.tensor * math.prod(self.space)
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.data, self.tensor, self.space))
+
+    def __hash__(self) -> int:
+        return self._hash  # made once: searches for plans look up a lot by their mesh
 
     def pipeline(self, processes: int) -> int:
         """The number of workers that hold stages. Raises UsageError if the other axes do not divide `processes`."""
@@ -107,7 +115,11 @@ class Placement:
 
     def replicas_of(self, worker: int, part: int = 0) -> list[int]:
         """The ranks that hold the same part of the same stages, one in each replica."""
-        return [self.rank(replica, worker, part) for replica in range(self.mesh.data)]
+        return [*self.replica_range(worker, part)]
+
+    def replica_range(self, worker: int, part: int = 0) -> range:
+        """`replicas_of` as a range."""
+        return range(self.rank(0, worker, part), self.size, self.workers * self.mesh.inside)
 
     def workers_of(self, replica: int, part: int = 0) -> list[int]:
         """The ranks of one part of every worker of a replica, in the order of the pipeline."""
@@ -115,16 +127,30 @@ class Placement:
 
     def parts_of(self, replica: int, worker: int) -> list[int]:
         """The ranks that share the stages of one worker of a replica."""
-        return [self.rank(replica, worker, part) for part in range(self.mesh.inside)]
+        return [*self.part_range(replica, worker)]
+
+    def part_range(self, replica: int, worker: int) -> range:
+        """`parts_of` as a range."""
+        first = self.rank(replica, worker)
+        return range(first, first + self.mesh.inside)
 
     def slabs_of(self, replica: int, worker: int) -> list[list[int]]:
         """The ranks that share the stages of one worker, by the part of the weights that they hold: slabs of images."""
-        parts, slabs = self.parts_of(replica, worker), math.prod(self.mesh.space)
+        return list(map(list, self.slab_ranges(replica, worker)))
+
+    def slab_ranges(self, replica: int, worker: int) -> list[range]:
+        """`slabs_of` as ranges."""
+        parts, slabs = self.part_range(replica, worker), math.prod(self.mesh.space)
         return [parts[first : first + slabs] for first in range(0, len(parts), slabs)]
 
     def weights_of(self, replica: int, worker: int) -> list[list[int]]:
         """The ranks that share the stages of one worker, by the slab that they hold: parts of the weights."""
-        return [list(ranks) for ranks in zip(*self.slabs_of(replica, worker), strict=True)]
+        return list(map(list, self.weight_ranges(replica, worker)))
+
+    def weight_ranges(self, replica: int, worker: int) -> list[range]:
+        """`weights_of` as ranges."""
+        parts, slabs = self.part_range(replica, worker), math.prod(self.mesh.space)
+        return [parts[slab::slabs] for slab in range(slabs)]
 
     @property
     def inner(self) -> dict[str, int]:

@@ -11,9 +11,9 @@ from brute_force import as_run, best, best_placed, joules, least_cost, money, ro
 from stretto.cost import Cluster, Device, Group, LayerCost, Link, ModelCosts, Rate, Work
 from stretto.cost.layer_table import Affine, ImageWindow, TiedLayers
 from stretto.parallel.space.geometry import SlidingWindow
-from stretto.plan import Objective, Problem, candidates, search
+from stretto.plan import Objective, Problem, candidates, search, search_space
 from stretto.plan.bound import Bounds
-from stretto.plan.branch_and_bound import Values, alone
+from stretto.plan.branch_and_bound import Values
 from stretto.plan.candidate_costs import Prices
 
 EIGHTH = Fraction(1, 8)
@@ -346,7 +346,7 @@ def test_the_cheapest_of_all(goal, seed):
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_no_cut_uses_less_energy_than_its_bound(seed):
+def test_no_cut_takes_less_time_or_energy_than_its_bounds(seed):
     """Of every method, those whose stages wait in every turn included."""
     n = with_devices(images(draw(6000 + seed, workers=(2, 4)[seed % 2], layers=3), seed), seed)
     prices, aim = Prices(problem(n)), Objective(goal="energy")
@@ -355,10 +355,18 @@ def test_no_cut_uses_less_energy_than_its_bound(seed):
     for c in candidates(prices.problem):
         cuts = [(0, *inner, layers) for inner in combinations(range(1, layers), c.stages - 1)]
         used = [value for cut in cuts if (value := joules(n, way_of(c), cut)) is not None]
+        taken = [value for cut in cuts if (value := step(n, way_of(c), cut)) is not None]
         for seconds in (bounds.seconds(c), bounds.tighter(c)) if used else ():
+            assert seconds <= min(taken)
             assert values.of_seconds(c, seconds) * c.batch <= float(min(used))
         for communicating in (False, True) if used else ():
-            assert values.of_group([alone(c)], communicating=communicating) * c.batch <= float(min(used))
+            assert values.of_group(group_of(c), communicating=communicating) * c.batch <= float(min(used))
+
+
+def group_of(c):
+    """A candidate as a group of its own."""
+    same = search_space.Choice(c.method, c.per_worker, c.losses, (c.shard,), (c.recompute,), (c.sequence,))
+    return search_space.Group(c, (same,))
 
 
 def compare(n, methods=None, *, empty=False):

@@ -469,11 +469,25 @@ class Cluster:
 
     def collective_links(self, workers: Iterable[int]) -> list[Link]:
         """Every different link between these workers; those within and between nodes as one where both have rings."""
-        nodes = Counter(map(self.place, workers))
+        steps = self.steps_of(workers)
+        if steps is not None and steps in self._links_by_steps:
+            return list(self._links_by_steps[steps])
+        links = self._links_by_nodes(Counter(map(self.place, workers)))
+        if steps is not None:
+            self._links_by_steps[steps] = links
+        return list(links)
+
+    def steps_of(self, workers: Iterable[int]) -> tuple[int, int, int] | None:
+        """What tells the links between workers at equal distances where all nodes are alike; None for any others."""
+        if len(self.groups) > 1 or not isinstance(workers, range) or not workers or workers[-1] >= self.num_workers:
+            return None
+        return workers.start % self.groups[0].workers, workers.step, len(workers)
+
+    def _links_by_nodes(self, nodes: Counter[WorkerPlace]) -> list[Link]:
         shape = tuple((place.group, count) for place, count in nodes.items())  # all that tells, of many such workers
         if shape not in self._links_by_shape:
             self._links_by_shape[shape] = self._collective_links(nodes)
-        return list(self._links_by_shape[shape])
+        return self._links_by_shape[shape]
 
     def _collective_links(self, nodes: Counter[WorkerPlace]) -> list[Link]:
         links = self._links_among(nodes)
@@ -490,6 +504,10 @@ class Cluster:
 
     @cached_property
     def _links_by_shape(self) -> dict[tuple[tuple[int, int], ...], list[Link]]:
+        return {}
+
+    @cached_property
+    def _links_by_steps(self) -> dict[tuple[int, int, int], list[Link]]:
         return {}
 
     @cached_property
@@ -526,7 +544,8 @@ class Cluster:
 
     def sum_over(self, workers: Collection[int], figure: Callable[[Device], float | None]) -> float | None:
         """The sum of a figure over these workers' devices; None if that of one is not known."""
-        if not self.is_uneven and max(workers, default=0) < self.num_workers:
+        ends = workers[:: len(workers) - 1] if isinstance(workers, range) and len(workers) > 1 else workers
+        if not self.is_uneven and max(ends, default=0) < self.num_workers:
             value = figure(self.device(0))
             return None if value is None else len(workers) * value
         return sum_of_known(figure(self.device(worker)) for worker in workers)

@@ -63,8 +63,8 @@ class Workers:
     def link(self, a: int, b: int) -> Link:
         """The link between two workers: the slowest of those between their replicas."""
         if (a, b) not in self._links:
-            pairs = zip(self.ranks[a], self.ranks[b], strict=True)
-            self._links[a, b] = reduce(Link.or_slower, dict.fromkeys(self.cluster.link(*pair) for pair in pairs))
+            between = {id(link): link for link in map(self.cluster.link, self.ranks[a], self.ranks[b])}
+            self._links[a, b] = reduce(Link.or_slower, dict.fromkeys(between.values()))
         return self._links[a, b]
 
     def losses(self, worker: int, last: int) -> float:

@@ -1,9 +1,10 @@
 """Lower bounds of a candidate over all partitions: candidates that cannot win, or cannot fit, are not priced.
 
-There are two bounds: one from sums over all layers, which takes microseconds, and one from the layers' exact bottleneck
-without messages, for candidates that pass the first.
+There are two bounds: one from sums over all layers and from the worker that has most to do, which takes microseconds,
+and one from the exact bottleneck of the work inside stages, for candidates that pass the first.
 """
 
+from collections.abc import Collection, Hashable
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
@@ -11,43 +12,46 @@ import numpy as np
 
 from stretto.cost.cluster import Link
 from stretto.mesh import Mesh
-from stretto.plan.candidate_costs import SLACK, UPDATE, Prices, adds_fill
+from stretto.plan.candidate_costs import ACCUMULATE, SLACK, UPDATE, Prices
 from stretto.plan.memory_bound import MemoryBounds
+from stretto.plan.method_shape import Shape, filling
 from stretto.plan.objective import Rates
 from stretto.plan.partition import least_bottleneck
 from stretto.plan.places import Bill, DeviceKind, Numbers, Places, message, receiving, sending
 from stretto.plan.problem import Form
-from stretto.plan.range_tables import Table
+from stretto.plan.range_tables import Table, range_sums, running_sums
 from stretto.plan.search_space import Candidate
 
 ENDS = ("input", "output")  # what may be a message
-FORWARD = (1, 0, 0)  # factors of F, I and W, as in `Planning.gap`
-ONE_PASS = (FORWARD, (0, 1, 0), (0, 0, 1))
 
 
 class MeshSummary(NamedTuple):
     """The facts of a mesh and its pipeline that bounds need.
 
-    `workers` has one worker for each set of links inside stages,
-    `seconds_per_byte` is the least, over workers, of the slowest link among a worker's replicas. `per_action` and
-    `per_step` are the runtime's own seconds on the fastest device.
+    `workers` has one worker for each set of links inside stages, `per_action` and `per_step` are the runtime's own
+    seconds on the fastest device. `all_reduce` are the least seconds of sums of gradients among replicas, of all
+    stages, and `resharding` of gathering sharded weights twice in a micro-batch and scattering gradients, both without
+    latencies.
     """
 
     kinds: tuple[DeviceKind, ...]
     workers: tuple[int, ...]
-    seconds_per_byte: float
     per_action: float
     per_step: float
+    all_reduce: float
+    resharding: float
 
 
 class LeastMessages(NamedTuple):
     """The least seconds of a micro-batch's communication.
 
-    `inside` is communication inside all stages, forward and backward. `transit` and `overhead` are of the messages of
-    one pass through all stages: the time that keeps neither end busy, and the time of sending and receiving.
+    `inside` is communication inside all stages, forward and backward, and `of_layers` each layer's. `transit` and
+    `overhead` are of the messages of one pass through all stages: the time that keeps neither end busy, and the time of
+    sending and receiving.
     """
 
     inside: float
+    of_layers: Numbers
     transit: float
     overhead: float
 
@@ -56,9 +60,10 @@ class LeastWork(NamedTuple):
     """The least seconds of all layers on the fastest device.
 
     `whole` is a forward and a backward, `forward` a forward, `update` an update, `separate` a forward and the least
-    weight gradients. `split` is a forward with I and W as separate actions, without the first stage's I; the W of a
-    stage takes at least as long as the backwards of its layers with weights, minus `gap`. `forward_share` and
-    `input_share` are the largest shares that a forward, and an input gradient, have in one layer's total.
+    weight gradients, `accumulate` adding gradients to earlier ones. `split` is a forward with I and W as separate
+    actions, without the first stage's I; the W of a stage takes at least as long as the backwards of its layers with
+    weights, minus `gap`. `forward_share` and `input_share` are the largest shares that a forward, and an input
+    gradient, have in one layer's total. `wholes`, `separates` and `accumulates` are those of each layer.
     """
 
     whole: float
@@ -69,14 +74,21 @@ class LeastWork(NamedTuple):
     gap: float
     forward_share: float
     input_share: float
+    accumulate: float
+    wholes: Numbers
+    separates: Numbers
+    accumulates: Numbers
+
+
+class OnAxes(NamedTuple):
+    """What bounds of all methods on the same axes have in common."""
+
+    axes: MeshSummary
+    least: LeastWork
+    messages: LeastMessages
 
 
 Passes = Literal["whole", "split", "weights"]  # the backward of a stage but the first: B, I and W, or at least W
-
-
-def all_receive_gradients(c: Candidate) -> bool:
-    """Whether every stage but the last receives a gradient from the stage above."""
-    return c.gradients.everywhere
 
 
 class Bounds:
@@ -92,6 +104,8 @@ class Bounds:
         self.memory = MemoryBounds(prices)
         self.total = self.memory.total
         self.bottleneck = lru_cache(maxsize=None)(self._bottleneck)
+        self.fullest = lru_cache(maxsize=None)(self._fullest)
+        self.on_axes = lru_cache(maxsize=None)(self._on_axes)
 
     def _axes(self, mesh: Mesh, pipeline: int, placement: tuple[int, ...]) -> MeshSummary:
         place = self.prices.places(mesh, pipeline, placement)
@@ -102,9 +116,10 @@ class Bounds:
         return MeshSummary(
             kinds,
             tuple({tuple(map(id, links)): worker for worker, links in enumerate(inside)}.values()),
-            min(seconds_per_byte),
             min(least(device.per_action, device.alone_per_action) for device in devices),
             min(least(device.per_step, device.alone_per_step) for device in devices),
+            self.all_reduce(mesh, min(seconds_per_byte)),
+            3 * (mesh.data - 1) / mesh.data * self.total(mesh.tensor).gradients * min(seconds_per_byte),
         )
 
     def _least(self, kinds: tuple[DeviceKind, ...], forms: tuple[Form, ...], examples: float) -> LeastWork:
@@ -119,39 +134,53 @@ class Bounds:
         both = forward + least_backward
         has_weights = weights > 0
         separate = forward + np.where(has_weights, np.minimum(least_backward, weights), 0.0)
+        accumulates = rows[:, ACCUMULATE]
         input_gradients = np.where(np.arange(len(weights)) > lowest, inputs, 0.0)
         return LeastWork(
             float(both.sum()), float(forward.sum()), float(rows[:, UPDATE].sum()), float(separate.sum()),
             float((forward + np.where(has_weights, least_backward, 0.0) + input_gradients).sum()),
             float((backward - weights)[has_weights].max(initial=0.0)), share(forward, both),
             share(input_gradients, forward + np.where(has_weights, least_backward, 0.0)),
+            float(accumulates.sum()), both, separate, accumulates,
         )  # fmt: skip
 
     def _messages(
         self, mesh: Mesh, pipeline: int, placement: tuple[int, ...], forms: tuple[Form, ...], examples: float
     ) -> LeastMessages:
         axes, place = self.axes(mesh, pipeline, placement), self.prices.places(mesh, pipeline, placement)
-        inside = 0.0
+        inside, of_layers = 0.0, np.zeros(len(self.prices.problem.layers))
         if mesh.inside > 1:
-            communication = (
-                self.prices.intra_stage(mesh, pipeline, placement, worker, form, examples, self.prices.hides_exchanges)
+            communication = [
+                forward + backward
                 for worker in axes.workers
                 for form in forms
-            )
-            inside = min(float(forward.sum() + backward.sum()) for forward, backward in communication)
+                for forward, backward in [
+                    self.prices.intra_stage(
+                        mesh, pipeline, placement, worker, form, examples, self.prices.hides_exchanges
+                    )
+                ]
+            ]
+            inside, of_layers = min(float(each.sum()) for each in communication), np.minimum.reduce(communication)
         least_bytes, links = np.array([min(self.message(form, examples) for form in forms)]), place.ahead[:-1]
         transit = overhead = 0.0
         for link in {id(link): link for link in links}.values():
             number = sum(other is link for other in links)
             transit += number * float(message(link, least_bytes)[0])
             overhead += number * float(sending(link, least_bytes)[0] + receiving(link, least_bytes)[0])
-        return LeastMessages(inside, transit, overhead)
+        return LeastMessages(inside, of_layers, transit, overhead)
 
     def _message(self, form: Form, examples: float) -> float:
         # The bytes of the smallest message between stages.
         return self.prices.message_share(form) * min(
             float(self.prices.amount(form, key, examples).min()) for key in ENDS
         )
+
+    def _on_axes(
+        self, mesh: Mesh, pipeline: int, placement: tuple[int, ...], forms: tuple[Form, ...], examples: float
+    ) -> OnAxes:
+        axes = self.axes(mesh, pipeline, placement)
+        least = self.least(axes.kinds, forms, examples)
+        return OnAxes(axes, least, self.messages(mesh, pipeline, placement, forms, examples))
 
     def bill(self, c: Candidate) -> Places | Bill:
         """What a candidate's workers cost; without building their places, where workers are alike."""
@@ -164,64 +193,93 @@ class Bounds:
         cluster = self.prices.problem.cluster
         return tuple(sorted({DeviceKind(cluster.kinds[0], crowded) for crowded in cluster.crowded(range(workers))}))
 
-    def computing(self, c: Candidate, forms: tuple[Form, ...], *, whole: bool) -> tuple[float, float]:
+    def computing(
+        self, c: Candidate, forms: tuple[Form, ...], *, whole: bool, shards: Collection[str]
+    ) -> tuple[float, float]:
         """The least seconds of a step, and of all workers of a pipeline together in it, from computing alone.
 
-        Of every method with as many micro-batches on the same axes, and every sharding; where `whole`, of those whose
-        stages all run a whole backward.
+        Of every method with as many micro-batches on the same axes, and these shardings; where `whole`, of methods
+        whose stages all run a whole backward.
         """
         even = not (self.prices.problem.cluster.is_uneven or c.placement)
         kinds = self.kinds(c.workers) if even else self.axes(c.mesh, c.pipeline, c.placement).kinds
         least = self.least(kinds, forms, c.examples)
-        turn = least.whole if whole else least.separate
+        turn = (least.whole if whole else least.separate) + self.share_added(c, shards) * least.accumulate
         busy = (c.microbatches * turn + least.update / c.mesh.data) * SLACK
         return busy / c.pipeline, busy
 
-    def working(self, c: Candidate, forms: tuple[Form, ...], *, whole: bool) -> tuple[float, float]:
-        """The same with the communication inside stages and among replicas."""
-        inside = self.messages(c.mesh, c.pipeline, c.placement, forms, c.examples).inside
-        all_reduce = self.all_reduce(c, self.axes(c.mesh, c.pipeline, c.placement))
-        busy = self.computing(c, forms, whole=whole)[1] + (c.microbatches * inside + all_reduce) * SLACK
-        return busy / c.pipeline, busy
+    def working(
+        self, c: Candidate, forms: tuple[Form, ...], *, whole: bool, shards: Collection[str]
+    ) -> tuple[float, float]:
+        """The same with the communication inside stages and among replicas, and of the worker that has most to do."""
+        axes, _, messages = self.on_axes(c.mesh, c.pipeline, c.placement, forms, c.examples)
+        computing = self.computing(c, forms, whole=whole, shards=shards)[1]
+        busy = computing + (c.microbatches * messages.inside + axes.all_reduce) * SLACK
+        fullest = self.fullest(
+            c.mesh, c.pipeline, c.placement, forms, c.examples, whole, self.share_added(c, shards)
+        )  # fmt: skip
+        return max(busy / c.pipeline, c.microbatches * fullest * SLACK), busy
+
+    def share_added(self, c: Candidate, shards: Collection[str]) -> float:
+        """The least share of its gradients that a process adds to those of earlier micro-batches."""
+        if c.microbatches == 1:
+            return 0.0
+        shared = self.prices.as_large_models and any(shard.startswith("fully") for shard in shards)
+        return 1 / c.mesh.data if shared else 1.0
+
+    def _fullest(
+        self, mesh: Mesh, pipeline: int, placement: tuple[int, ...], forms: tuple[Form, ...], examples: float,
+        whole: bool, added: float,
+    ) -> float:  # fmt: skip
+        # The least seconds of a micro-batch of the worker that has most to do, communication inside it included.
+        _, least, messages = self.on_axes(mesh, pipeline, placement, forms, examples)
+        seconds = (least.wholes if whole else least.separates) + added * least.accumulates + messages.of_layers
+        return least_of_fullest(seconds, pipeline)
 
     def seconds(self, c: Candidate, forms: tuple[Form, ...] = ()) -> float:
         """A lower bound of a step's seconds, from sums over all layers: as if they divided evenly among stages.
 
         With `forms`, of the candidate with its layers run in any of them: on layers that take the least time of all.
         """
-        mesh, planning, axes, stages = c.mesh, c.planning, self.axes(c.mesh, c.pipeline, c.placement), c.stages
-        forms = forms or (c.form,)
-        least = self.least(axes.kinds, forms, c.examples)
-        inside, transit, message_overhead = self.messages(mesh, c.pipeline, c.placement, forms, c.examples)
-        whole, parts = (least.whole if all_receive_gradients(c) else least.separate) + inside, float(stages)
-        overhead = self.overhead(c, axes, message_overhead)
-        if self.goes_back_twice(c):
-            parts_with_inputs = parts + planning.stages_per_worker * least.input_share
-            per_part = (least.split - stages * least.gap) / parts_with_inputs
+        forms, shape = forms or (c.form,), Shape.of(c)
+        axes, least, messages = self.on_axes(c.mesh, c.pipeline, c.placement, forms, c.examples)
+        inside, transit, per_worker, added = (
+            messages.inside, messages.transit, shape.per_worker, self.share_added(c, (c.shard,))
+        )  # fmt: skip
+        whole, parts = (least.whole if shape.receives else least.separate) + inside, float(shape.stages)
+        overhead, accumulate = self.overhead(shape, axes, messages), added * least.accumulate
+        if self.goes_back_twice(shape):
+            parts_with_inputs = parts + per_worker * least.input_share
+            per_part = (least.split - shape.stages * least.gap) / parts_with_inputs
             if per_part > least.separate / parts:
-                whole, parts = least.split - stages * least.gap + inside, parts_with_inputs
+                whole, parts = least.split - shape.stages * least.gap + inside, parts_with_inputs
             else:
                 whole = least.separate + inside
+        whole += accumulate
         if c.recompute == "stage":  # in all stages but perhaps the last
-            whole, parts = whole + least.forward, parts + planning.stages_per_worker * least.forward_share
+            whole, parts = whole + least.forward, parts + per_worker * least.forward_share
         if c.shard == "fully-shard(reshard=True)":
-            whole += 3 * (mesh.data - 1) / mesh.data * self.total(mesh.tensor).gradients * axes.seconds_per_byte
-        turn = whole + overhead + (2 * transit * planning.stages_per_worker if planning.messages == "exposed" else 0.0)
-        turns = turns_of(c)
-        mean = (turns * turn + gaps(c, least) + planning.stages_per_worker * self.ends(c, axes, least)) / parts
-        if planning.waits == "chunk":  # one chunk has at least its share of the work
+            whole += axes.resharding
+        turn = whole + overhead + (2 * transit * per_worker if shape.exposes else 0.0)
+        gaps = shape.gap_forwards * least.forward
+        mean = (shape.turns * turn + gaps + per_worker * self.ends(c, axes, least)) / parts
+        if shape.waits_in_chunks:  # one chunk has at least its share of the work
             mean = max(mean, turn / c.losses)
-        if ends_after_a_forward(c):  # the first stage runs M forwards, the others wait for one at least
+        if shape.ends_after_a_forward:  # the first stage runs M forwards, the others wait for one at least
             mean = max(mean, least.forward + (1 - 1 / c.microbatches) * mean)
-        return (self.fill(c, least.whole + inside + overhead, transit) + mean) * SLACK
+        fullest = self.fullest(
+            c.mesh, c.pipeline, c.placement, forms, c.examples, self.goes_back_whole(shape), added
+        )  # fmt: skip
+        load = max(mean, shape.turns * (fullest / per_worker + 2 * axes.per_action))
+        return (filling(shape, least.whole + inside + overhead + accumulate, transit) + load) * SLACK
 
-    def goes_back_whole(self, c: Candidate) -> bool:
+    def goes_back_whole(self, shape: Shape) -> bool:
         """Whether all stages run a backward as long as a whole one at least."""
-        return all_receive_gradients(c) and not self.goes_back_twice(c)
+        return shape.receives and not self.goes_back_twice(shape)
 
-    def goes_back_twice(self, c: Candidate) -> bool:
+    def goes_back_twice(self, shape: Shape) -> bool:
         """Whether stages run I and W, each backward through all operators."""
-        return c.planning.split and c.stages > 1 and not self.prices.problem.weight_products
+        return shape.splits and not self.prices.problem.weight_products
 
     def value(self, c: Candidate, rates: Rates, seconds: float, forms: tuple[Form, ...] = ()) -> float:
         """A lower bound of the objective's value where a step takes so many `seconds` at least, without correction.
@@ -230,9 +288,8 @@ class Bounds:
         """
         if not rates.busy:
             return rates.step * seconds
-        forms = forms or (c.form,)
-        least = self.least(self.axes(c.mesh, c.pipeline, c.placement).kinds, forms, c.examples)
-        busy, more = self.busy(c, least, forms), min(rates.busy)
+        common = self.on_axes(c.mesh, c.pipeline, c.placement, forms or (c.form,), c.examples)
+        least, busy, more = common.least, self.busy(c, common), min(rates.busy)
         if c.recompute != "stage" or c.recomputes(c.stages - 1) or not least.forward:
             return rates.step * seconds + more * busy
 
@@ -244,63 +301,72 @@ class Bounds:
         longest = seconds * least.forward_share / c.microbatches  # of which it is busy for no longer than the step
         return min(without(min(longest, least.forward)), without(least.forward))
 
-    def busy(self, c: Candidate, least: LeastWork, forms: tuple[Form, ...]) -> float:
+    def busy(self, c: Candidate, common: OnAxes) -> float:
         """The least seconds of a step in which workers are busy, summed over them, if all stages run forwards again."""
-        mesh, axes = c.mesh, self.axes(c.mesh, c.pipeline, c.placement)
-        inside, _, message_overhead = self.messages(mesh, c.pipeline, c.placement, forms, c.examples)
-        whole = least.whole if all_receive_gradients(c) else least.separate
-        if self.goes_back_twice(c):
-            whole = max(least.separate, least.split - c.stages * least.gap)
+        axes, least, messages = common
+        shape = Shape.of(c)
+        whole = least.whole if shape.receives else least.separate
+        if self.goes_back_twice(shape):
+            whole = max(least.separate, least.split - shape.stages * least.gap)
         whole += least.forward if c.recompute == "stage" else 0.0
         if c.shard == "fully-shard(reshard=True)":
-            whole += 3 * (mesh.data - 1) / mesh.data * self.total(mesh.tensor).gradients * axes.seconds_per_byte
-        turn = whole + inside + self.overhead(c, axes, message_overhead)
+            whole += axes.resharding
+        added = self.share_added(c, (c.shard,)) * least.accumulate
+        turn = whole + messages.inside + added + self.overhead(shape, axes, messages)
         return (c.microbatches * turn + self.ends(c, axes, least)) * SLACK
 
-    def overhead(self, c: Candidate, axes: MeshSummary, message_overhead: float) -> float:
+    def overhead(self, shape: Shape, axes: MeshSummary, messages: LeastMessages) -> float:
         """The least seconds of the runtime and of sending and receiving for a micro-batch, summed over all stages."""
-        directions = 2 if all_receive_gradients(c) else 1
-        return 2 * c.stages * axes.per_action + directions * c.planning.stages_per_worker * message_overhead
-
-    def fill(self, c: Candidate, whole: float, transit: float) -> float:
-        """The least seconds of filling the pipeline."""
-        if not adds_fill(c):
-            return 0.0
-        return 2 * transit if c.planning.fills_bubble and c.stages > 1 else whole + 2 * transit
+        directions = 2 if shape.receives else 1
+        return 2 * shape.stages * axes.per_action + directions * shape.per_worker * messages.overhead
 
     def tighter(self, c: Candidate) -> float:
-        """A tighter bound of a step's seconds: from the exact bottleneck of computation over all partitions."""
-        mesh, axes = c.mesh, self.axes(c.mesh, c.pipeline, c.placement)
-        forms = (c.form,)
-        least = self.least(axes.kinds, forms, c.examples)
-        inside, transit, message_overhead = self.messages(mesh, c.pipeline, c.placement, forms, c.examples)
-        whole: Passes = "whole" if all_receive_gradients(c) else "weights"
-        passes: Passes = "split" if c.planning.split and c.stages > 1 else whole
-        machines = self.prices.places_of(c).machines
-        kinds = tuple(machines[c.worker_of(s)] for s in range(c.stages))
-        bottleneck = self.bottleneck(kinds, c.form, c.examples, passes, c.recompute == "stage")
+        """A tighter bound of a step's seconds: from the exact bottleneck of the work inside stages over all partitions.
+
+        Of the work of a stage, or of that of one of a worker's stages, whose others may take no time.
+        """
+        axes, least, messages = self.on_axes(c.mesh, c.pipeline, c.placement, (c.form,), c.examples)
+        shape, added = Shape.of(c), self.share_added(c, (c.shard,))
+        passes: Passes = "split" if shape.splits else "whole" if shape.receives else "weights"
+        workers = tuple(c.worker_of(s) for s in range(c.stages))
+        bottleneck = self.bottleneck(
+            c.mesh, c.pipeline, c.placement, workers, c.form, c.examples, passes, c.recompute == "stage", added
+        )
         bottleneck += 2 * axes.per_action
-        load = turns_of(c) * bottleneck / c.planning.stages_per_worker  # others of its worker may take no time
-        if ends_after_a_forward(c):
+        load = shape.turns * bottleneck / shape.per_worker
+        if shape.ends_after_a_forward:
             load = max(load, least.forward + (c.microbatches - 1) * bottleneck)
-        return (self.fill(c, least.whole + inside + self.overhead(c, axes, message_overhead), transit) + load) * SLACK
+        turn = least.whole + messages.inside + self.overhead(shape, axes, messages) + added * least.accumulate
+        return (filling(shape, turn, messages.transit) + load) * SLACK
 
     def _bottleneck(
-        self, kinds: tuple[tuple[DeviceKind, ...], ...], form: Form, examples: float, passes: Passes, recomputes: bool
-    ) -> float:
-        known: dict[tuple[tuple[DeviceKind, ...], bool, bool], Table] = {}
-        last = len(kinds) - 1
-        stages = [(machines, s == 0, recomputes and s < last) for s, machines in enumerate(kinds)]
-        for machines, is_first, again in dict.fromkeys(stages):
-            times = [self.prices.times(kind, form, examples) for kind in machines]
-            forward, backward, inputs, weights = (
-                np.maximum.reduce([kind_times[i] for kind_times in times]) for i in range(4)
-            )
-            seconds = {"whole": forward + backward, "split": forward + inputs + weights, "weights": forward + weights}[
-                "whole" if is_first else passes
-            ]
-            known[machines, is_first, again] = np.where(self.prices.valid, seconds + forward * again, np.inf)
-        return least_bottleneck([known[stage] for stage in stages]) or 0.0
+        self, mesh: Mesh, pipeline: int, placement: tuple[int, ...], workers: tuple[int, ...], form: Form,
+        examples: float, passes: Passes, recomputes: bool, added: float,
+    ) -> float:  # fmt: skip
+        place, last = self.prices.places(mesh, pipeline, placement), len(workers) - 1
+        known: dict[Hashable, Table] = {}
+        tables = []
+        for s, worker in enumerate(workers):
+            machines, again = place.machines[worker], recomputes and s < last
+            links = (tuple(map(id, links[worker])) for links in (place.weights, place.slabs))
+            key = (machines, *links, s == 0, again)
+            if key not in known:
+                inside = self.prices.intra_stage(
+                    mesh, pipeline, placement, worker, form, examples,
+                    self.prices.hides_exchanges and passes != "split",
+                )  # fmt: skip
+                times = [self.prices.times(kind, form, examples) for kind in machines]
+                forward, backward, inputs, weights, _, accumulate = (
+                    np.maximum.reduce([kind_times[i] for kind_times in times]) for i in range(6)
+                )
+                forward = forward + range_sums(inside[0])
+                seconds = {"whole": backward, "split": inputs + weights, "weights": weights}[
+                    "whole" if s == 0 else passes
+                ]
+                seconds = (1 + again) * forward + seconds + range_sums(inside[1]) + added * accumulate
+                known[key] = np.where(self.prices.valid, seconds, np.inf)
+            tables.append(known[key])
+        return least_bottleneck(tables) or 0.0
 
     def ends(self, c: Candidate, axes: MeshSummary, least: LeastWork) -> float:
         """The least seconds of updates and all-reduces of all stages, without latencies."""
@@ -308,20 +374,36 @@ class Bounds:
         if c.shard == "fully-shard(reshard=True)":
             return least.update / c.mesh.data + overhead
         update = least.update / (1 if c.shard == "none" else c.mesh.data)
-        return update + self.all_reduce(c, axes) + overhead
+        return update + axes.all_reduce + overhead
 
-    def all_reduce(self, c: Candidate, axes: MeshSummary) -> float:
-        """The least seconds of sums of gradients among replicas, of all stages, without latencies."""
+    def all_reduce(self, mesh: Mesh, seconds_per_byte: float) -> float:
+        """The least seconds of sums of gradients among replicas, of all stages, without latencies.
+
+        `seconds_per_byte` is the least, over workers, of the slowest link among a worker's replicas.
+        """
         if self.prices.problem.program.replicas == "beside a pass":  # all of it may be hidden
             return 0.0
-        replicas = c.mesh.data * c.mesh.space[0] * c.mesh.space[1]
-        total = self.total(c.mesh.tensor)
-        return 2 * (replicas - 1) / replicas * min(total.gradients, total.parameters) * axes.seconds_per_byte
+        replicas = mesh.data * mesh.space[0] * mesh.space[1]
+        total = self.total(mesh.tensor)
+        return 2 * (replicas - 1) / replicas * min(total.gradients, total.parameters) * seconds_per_byte
 
 
 def least(seconds: float, alone: float | None) -> float:
     """The smaller one of two figures, of which the second may not be known."""
     return seconds if alone is None else min(seconds, alone)
+
+
+def least_of_fullest(seconds: Numbers, workers: int) -> float:
+    """The least seconds of the worker that has most to do, whoever has which layers, each of so many seconds.
+
+    Of the k W + 1 longest layers, one of W workers has k + 1.
+    """
+    if workers == 1:
+        return float(seconds.sum())
+    sums = running_sums(np.sort(seconds)[::-1])
+    each = np.arange(1, (len(seconds) - 1) // workers + 2)
+    longest = (each - 1) * workers + 1
+    return float((sums[longest] - sums[longest - each]).max())
 
 
 def least_seconds_per_byte(link: Link) -> float:
@@ -336,24 +418,3 @@ def share(part: Numbers, whole: Numbers) -> float:
     """The largest share that `part` has of `whole` in one layer; infinite if `whole` is 0 and the part is not."""
     shares = np.divide(part, whole, out=np.full_like(part, np.inf), where=whole > 0)
     return float(np.where(part > 0, shares, 0.0).max(initial=0.0))
-
-
-def ends_after_a_forward(c: Candidate) -> bool:
-    """Whether each stage but the first adds a forward at least to a step in which W fills the bubble."""
-    return c.planning.fills_bubble and c.stages > 1 and FORWARD in c.planning.gap
-
-
-def gaps(c: Candidate, least: LeastWork) -> float:
-    """The least seconds, summed over stages, that further workers add to a step of a V beside those in `turns_of`."""
-    counted = c.planning.order != "v" or set(ONE_PASS) <= set(c.planning.gap)
-    return 0.0 if counted or FORWARD not in c.planning.gap else (c.pipeline - 1) * least.forward
-
-
-def turns_of(c: Candidate) -> float:
-    """The number of turns of the busiest stage in a step, without the fill."""
-    if c.planning.order == "v":
-        third = set(ONE_PASS) <= set(c.planning.gap)  # the longest of F, I and W is a third of a turn at least
-        return c.microbatches * c.planning.stages_per_worker + third * (c.pipeline - 1) / 3
-    if c.planning.stages_per_worker > 1:
-        return c.microbatches * c.planning.stages_per_worker + c.pipeline - 1
-    return c.microbatches - (adds_fill(c) and not c.planning.fills_bubble)

@@ -13,10 +13,11 @@ import numpy as np
 from stretto.plan.bound import Bounds
 from stretto.plan.candidate_costs import Prices, Row
 from stretto.plan.cuts import best_cut, least_memory
+from stretto.plan.method_shape import shape_of
 from stretto.plan.objective import Objective, Rates
 from stretto.plan.partition import SAME
 from stretto.plan.problem import Form, Problem
-from stretto.plan.search_space import Alternatives, Candidate, all_alternatives
+from stretto.plan.search_space import Alternatives, Candidate, Choice, Group, all_groups
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,9 +93,9 @@ def search(
     begin = time.perf_counter()
     aim, prices = objective or Objective(), prices or Prices(problem)
     bounds = Bounds(prices)
-    every = list(all_alternatives(problem))
+    every = list(all_groups(problem))
     if among is not None:
-        every = [alone(c) for each in every for c in each.each() if among(c)]
+        every = [each for group in every if (each := group.among(among)).choices]
     best: list[tuple[float, tuple[object, ...], Plan]] = []
     number, least_of_all = 0, inf
     for bound, c in in_order(every, aim, prices, bounds):
@@ -106,7 +107,7 @@ def search(
         if plan is not None:
             best = sorted([*best, (plan.value, c.order, plan)], key=lambda entry: entry[:2])[:keep]
     plans, seconds = tuple(plan for _, _, plan in best), time.perf_counter() - begin
-    return Found(plans, sum(map(len, every)), number, seconds, least_of_all, prices)
+    return Found(plans, sum(group.number for group in every), number, seconds, least_of_all, prices)
 
 
 class Entry(NamedTuple):
@@ -115,49 +116,40 @@ class Entry(NamedTuple):
     least: float
     number: int
     rank: int  # -1: a group by its computing, 0: with communication, 1: alternatives, 2: one, 3: with the tighter bound
-    members: Sequence[Alternatives]
+    members: Group | Alternatives
 
 
 def in_order(
-    every: Iterable[Alternatives], aim: Objective, prices: Prices, bounds: Bounds
+    every: Iterable[Group], aim: Objective, prices: Prices, bounds: Bounds
 ) -> Iterator[tuple[float, Candidate]]:
     """(lower bound, candidate) of each candidate whose weights could fit, the least bound first."""
     numbers, pricing = count(), Values(aim, prices, bounds)
-    heap = [Entry(pricing.of_group(group), next(numbers), -1, group) for group in groups(every)]
+    fitting = filter(bounds.memory.any_fits, every)
+    heap = [Entry(pricing.of_group(group), next(numbers), -1, group) for group in fitting]
     heapq.heapify(heap)
     while heap:
         least, number, rank, members = heapq.heappop(heap)
-        if rank == -1:
-            value = pricing.of_group(members, communicating=True)
-            heapq.heappush(heap, Entry(max(least, value), number, 0, members))
-            continue
-        if rank == 0:
-            for alternatives in members:
+        if isinstance(members, Group):
+            if rank == -1:
+                value = pricing.of_group(members, communicating=True)
+                heapq.heappush(heap, Entry(max(least, value), number, 0, members))
+                continue
+            for alternatives in members.alternatives():
                 if bounds.memory.fits(alternatives.plain):
                     value = max(least, pricing.of_alternatives(alternatives))
-                    heapq.heappush(heap, Entry(value, next(numbers), 1, (alternatives,)))
+                    heapq.heappush(heap, Entry(value, next(numbers), 1, alternatives))
             continue
-        (alternatives,) = members
         if rank == 1:
-            for c in alternatives.each():
-                own = pricing.of_alternatives(alone(c)) if len(alternatives) > 1 else least
-                heapq.heappush(heap, Entry(max(least, own), next(numbers), 2, (alone(c),)))
+            for c in members.each():
+                own = pricing.of_alternatives(alone(c)) if len(members) > 1 else least
+                heapq.heappush(heap, Entry(max(least, own), next(numbers), 2, alone(c)))
             continue
-        (c,) = alternatives.each()
+        (c,) = members.each()
         if rank == 3 or aim.goal == "memory":
             yield least, c
         elif bounds.memory.reaches(c):
             tighter = pricing.of_seconds(c, bounds.tighter(c))
             heapq.heappush(heap, Entry(max(least, tighter), number, 3, members))
-
-
-def groups(every: Iterable[Alternatives]) -> Iterable[Sequence[Alternatives]]:
-    """Candidates on the same axes with the same micro-batches, which have one bound before others."""
-    found: dict[Hashable, list[Alternatives]] = {}
-    for alternatives in every:
-        c = alternatives.plain
-        found.setdefault((c.pipeline, c.mesh, c.batch, c.placement, c.microbatches), []).append(alternatives)
-    return found.values()
 
 
 class Values:
@@ -169,17 +161,21 @@ class Values:
         self.bounds = bounds
         self._rates: dict[Hashable, Rates] = {}
 
-    def of_group(self, group: Sequence[Alternatives], *, communicating: bool = False) -> float:
+    def of_group(self, group: Group, *, communicating: bool = False) -> float:
         """Of candidates on the same axes: of their computing alone, without building their places; or of all work."""
-        c = group[0].plain
+        c = group.axes
         if self.aim.goal in ("memory", "loss") or self.prices.problem.ratios:
             return 0.0
-        forms = tuple(dict.fromkeys(form for alternatives in group for form in alternatives.forms))
-        methods = {(each.plain.method, each.plain.losses, each.plain.per_worker): each.plain for each in group}
-        whole = all(map(self.bounds.goes_back_whole, methods.values()))
-        seconds, busy = (self.bounds.working if communicating else self.bounds.computing)(c, forms, whole=whole)
+        shards, whole = group.shards, all(self.goes_back_whole(c, choice) for choice in group.choices)
+        bound = self.bounds.working if communicating else self.bounds.computing
+        seconds, busy = bound(c, group.forms, whole=whole, shards=shards)
         rates = self.aim.rates(c, self.bounds.bill(c))
         return rates.step * seconds + min(rates.busy, default=0.0) * busy
+
+    def goes_back_whole(self, axes: Candidate, choice: Choice) -> bool:
+        """Whether all stages run a backward as long as a whole one at least, whatever a choice leaves open."""
+        shape = shape_of(choice.method, choice.per_worker, axes.pipeline, axes.microbatches, choice.losses)
+        return self.bounds.goes_back_whole(shape)
 
     def of_alternatives(self, alternatives: Alternatives) -> float:
         """Of candidates that differ in what is recomputed, and in whether the sequence is divided."""

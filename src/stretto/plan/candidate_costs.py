@@ -58,7 +58,7 @@ Energy of a step: every device's power while it waits, times the step, plus what
 
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, reduce
 from itertools import pairwise
 from math import inf
 from typing import NamedTuple
@@ -189,6 +189,33 @@ class Row(NamedTuple):
         return self.kept + self.passing
 
 
+class Replicas(NamedTuple):
+    """Links among replicas and their number; two are equal if their links are the same objects."""
+
+    links: tuple[Link, ...]
+    data: int
+    gamma: float
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Replicas) and self.identity == other.identity
+
+    def __hash__(self) -> int:
+        return hash(self.identity)
+
+    @property
+    def identity(self) -> Hashable:
+        """Equal for the same links; comparing their figures takes longer."""
+        return (*map(id, self.links), self.data, self.gamma)
+
+
+class WeightMessages(NamedTuple):
+    """Seconds in which replicas sum the gradients of the layers [i, j), gather their weights and scatter gradients."""
+
+    gradient_sum: Table
+    gather: Table
+    scatter: Table
+
+
 class Prices:
     """The costs of all candidates of a problem; tables that several candidates share are computed once."""
 
@@ -203,6 +230,7 @@ class Prices:
         self.least_rows = lru_cache(maxsize=None)(self._least_rows)
         self.intra_stage = lru_cache(maxsize=1024)(self._intra_stage)
         self.exchanges: dict[Hashable, tuple[Numbers, Numbers]] = {}
+        self.weight_messages = lru_cache(maxsize=256)(self._weight_messages)
         self.times = lru_cache(maxsize=256)(self._times)
         self.lines = lru_cache(maxsize=None)(self._lines)
         self.weights = lru_cache(maxsize=None)(self._weights)
@@ -676,6 +704,8 @@ class Prices:
         places, slabs = self.places_of(c), c.mesh.space[0] * c.mesh.space[1]
         replicas, parts = places.replicas[worker], places.slabs[worker]
         if slabs == 1:
+            if gradients is self.weights(c.form)[1]:  # without a head
+                return self.weight_messages(Replicas(replicas, c.mesh.data, places.gamma), c.form).gradient_sum
             return gradient_sum(replicas, c.mesh.data, gradients, tensors, places.gamma)
         sums = tensors / TENSORS_OF_SUM
         on_slabs = measured_seconds(TENSOR_SUM, parts, slabs, gradients, calls=sums)
@@ -743,11 +773,20 @@ class Prices:
 
         Where collectives were measured as training runs them: those of the sum of gradients, which sends as many bytes.
         """
-        places, sizes = self.places_of(c), self.sizes(c.form, c.examples)
+        places = self.places_of(c)
         links, data = places.replicas[worker], c.mesh.data
         if any(GRADIENTS in link.collectives for link in links):
             return stage.all_reduce
-        return gathering(links, data, sizes.parameters) + scattering(links, data, sizes.gradients, places.gamma)
+        _, gather, scatter = self.weight_messages(Replicas(links, data, places.gamma), c.form)
+        return gather + scatter
+
+    def _weight_messages(self, replicas: "Replicas", form: Form) -> "WeightMessages":
+        weights, gradients, _, tensors, *_ = self.weights(form)
+        return WeightMessages(
+            gradient_sum(replicas.links, replicas.data, gradients, tensors, replicas.gamma),
+            gathering(replicas.links, replicas.data, weights),
+            scattering(replicas.links, replicas.data, gradients, replicas.gamma),
+        )
 
     def launches(self, c: Candidate, worker: int, tensors: Table) -> Table:
         """Seconds in which a worker's host starts the updates of so many tensors, however small their shards are."""
@@ -762,8 +801,7 @@ class Prices:
             RESHARDING if again else SHARDING, links, data, sizes.gradients, tensors=sizes.tensors
         )
         if longer is None:
-            gather = gathering(links, data, sizes.parameters)
-            return gather, scattering(links, data, sizes.gradients, places.gamma)
+            return self.weight_messages(Replicas(links, data, places.gamma), c.form)[1:]
         # Measured all together, beside a meeting of replicas; each has about as many bytes.
         part = (stage.all_reduce + longer) / (3 if again else 2)
         return part, part
@@ -1025,9 +1063,16 @@ def fill_and_load(c: Candidate, s: int, stage: StageTable) -> tuple[Table, Table
 
 def gap_seconds(c: Candidate, stage: StageTable) -> Table:
     """The seconds that each further worker adds to a step where W fills the bubble: `Planning.gap` of the method."""
-    forward, inputs, weights = stage.forward, stage.backward - stage.deferrable, stage.deferrable
-    gap: Table = np.maximum.reduce([f * forward + i * inputs + w * weights for f, i, w in c.planning.gap])
+    parts = (stage.forward, stage.backward - stage.deferrable, stage.deferrable)
+    gap: Table = reduce(np.maximum, (weighted(factors, parts) for factors in c.planning.gap))
     return gap
+
+
+def weighted(factors: Sequence[int], tables: Sequence[Table]) -> Table:
+    """The sum of tables times factors."""
+    pairs = zip(factors, tables, strict=True)
+    products = [table if factor == 1 else factor * table for factor, table in pairs if factor]
+    return reduce(np.add, products or [np.zeros_like(tables[0])])
 
 
 def breadth_first_phase(c: Candidate, work: Table, transit: Table) -> Table:

@@ -11,7 +11,7 @@ from math import inf
 from typing import NamedTuple
 
 import numpy as np
-from numpy.lib.stride_tricks import sliding_window_view
+from numpy.lib.stride_tricks import as_strided, sliding_window_view
 from numpy.typing import NDArray
 
 from stretto.plan.partition import SAME
@@ -123,8 +123,12 @@ def least_by_count(table: Numbers, most: int, first: bool, last: bool) -> Number
         entries = table[0, 1 : most + 1] if first else table[layers - np.arange(1, most + 1), layers]
         least[1:] = table[0, layers] if first and last else entries
         return least
-    for count in range(1, min(most, layers - 2) + 1):
-        least[count] = table.diagonal(count)[1:-1].min()
+    longest = min(most, layers - 2)
+    if longest > 0:
+        # Row i - 1 has the entries [i, i + n] of an inner stage, at n - 1; infinite beyond the last layer but one.
+        inner = np.concatenate([table[1:-2, 2:-1], np.full((layers - 2, longest - 1), inf)], axis=1)
+        rows, step = inner.shape[0], inner.strides[0] + inner.strides[1]
+        least[1 : longest + 1] = as_strided(inner, (rows, longest), (step, inner.strides[1])).min(axis=0)
     return least
 
 

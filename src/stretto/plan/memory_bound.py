@@ -14,7 +14,7 @@ from stretto.plan.places import Numbers
 from stretto.plan.planned_methods import planned
 from stretto.plan.problem import SHARD_OPTIMIZER, Form
 from stretto.plan.range_tables import running_sums
-from stretto.plan.search_space import Candidate
+from stretto.plan.search_space import Candidate, Group
 
 Size = TypeVar("Size", float, Numbers)
 
@@ -51,6 +51,18 @@ class MemoryBounds:
     def fits(self, c: Candidate) -> bool:
         """Whether weights, gradients and optimizer state fit if divided evenly among all workers."""
         return self.bytes(c) * SLACK <= self.memory(c.mesh, c.pipeline, c.placement)
+
+    def any_fits(self, group: Group) -> bool:
+        """Whether some of a group's candidates fit by that, on workers that are alike: without building their places.
+
+        True for a group on workers that differ.
+        """
+        axes, cluster = group.axes, self.prices.problem.cluster
+        if cluster.is_uneven or axes.placement:
+            return True
+        memory = axes.pipeline * cluster.device(0).memory
+        total = self.total(axes.mesh.tensor)
+        return any(static_bytes(*total, shard, axes.mesh.data) * SLACK <= memory for shard in group.shards)
 
     def bytes(self, c: Candidate) -> float:
         """Bytes of weights, gradients and optimizer state of all stages."""

@@ -93,22 +93,22 @@ class Places:
     def of(cls, cluster: Cluster, mesh: Mesh, pipeline: int, placed: Sequence[int] = ()) -> "Places":
         """The places of a mesh of pipelines: process p is the worker placed[p] of a cluster, or worker p."""
         placement = Placement(mesh, pipeline)
-        busy = placed or range(placement.size)
+        busy: Sequence[int] = placed or range(placement.size)
         crowded = dict(zip(busy, cluster.crowded(busy), strict=True))
 
-        def on(processes: Sequence[int]) -> list[int]:
-            return [busy[process] for process in processes]
+        def on(processes: range) -> Sequence[int]:
+            return [busy[process] for process in processes] if placed else processes
 
         replicas = [
-            [on(placement.replicas_of(worker, part)) for part in range(mesh.inside)] for worker in range(pipeline)
+            [on(placement.replica_range(worker, part)) for part in range(mesh.inside)] for worker in range(pipeline)
         ]
         ranks = tuple(
-            tuple(rank for replica in range(mesh.data) for rank in on(placement.parts_of(replica, worker)))
+            tuple(rank for replica in range(mesh.data) for rank in on(placement.part_range(replica, worker)))
             for worker in range(pipeline)
         )
         workers = Workers(cluster, ranks)
 
-        def inside(groups_of: Callable[[int, int], list[list[int]]], length: int) -> list[list[list[int]]]:
+        def inside(groups_of: Callable[[int, int], list[range]], length: int) -> list[list[Sequence[int]]]:
             if length == 1:
                 return [[] for _ in range(pipeline)]
             return [
@@ -116,28 +116,24 @@ class Places:
                 for worker in range(pipeline)
             ]
 
-        slowest = {
-            kind: cluster.devices_by_kind[kind].slowest_of(len(busy)) for kind in {cluster.kinds[rank] for rank in busy}
-        }
-
-        def kinds(worker_ranks: Sequence[int]) -> tuple[DeviceKind, ...]:
-            among = {(cluster.kinds[rank], crowded[rank]): None for rank in worker_ranks}
-            return tuple(DeviceKind(kind, many, slowest[kind]) for kind, many in among)
+        among = [dict.fromkeys((cluster.kinds[rank], crowded[rank]) for rank in own) for own in ranks]
+        used = {kind: cluster.devices_by_kind[kind] for own in among for kind, _ in own}
+        slowest = {kind: device.slowest_of(len(busy)) for kind, device in used.items()}
 
         def links_within(groups: Sequence[Sequence[int]]) -> tuple[Link, ...]:
             return distinct(link for group in groups if len(group) > 1 for link in cluster.collective_links(group))
 
         return cls(
             workers,
-            tuple(kinds(worker_ranks) for worker_ranks in ranks),
-            tuple(min(cluster.device(rank).memory for rank in worker_ranks) for worker_ranks in ranks),
+            tuple(tuple(DeviceKind(kind, many, slowest[kind]) for kind, many in own) for own in among),
+            tuple(min(used[kind].memory for kind, _ in own) for own in among),
             cluster.price_per_hour(busy),
             Power.of(cluster, ranks),
             tuple(workers.link(w, (w + 1) % pipeline) for w in range(pipeline)) if pipeline > 1 else (),
             tuple(map(links_within, replicas)),
-            tuple(map(links_within, inside(placement.weights_of, mesh.tensor))),
-            tuple(map(links_within, inside(placement.slabs_of, math.prod(mesh.space)))),
-            max(cluster.device(rank).reduction_seconds_per_byte for rank in busy),
+            tuple(map(links_within, inside(placement.weight_ranges, mesh.tensor))),
+            tuple(map(links_within, inside(placement.slab_ranges, math.prod(mesh.space)))),
+            max(device.reduction_seconds_per_byte for device in used.values()),
         )
 
     @property

@@ -1,6 +1,6 @@
 """The search space: data x pipeline x tensor (x sequence) x space x method x micro-batches x recompute x sharding."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import product
 from typing import NamedTuple
@@ -127,11 +127,7 @@ class Candidate(NamedTuple):
 
     def recomputes(self, stage: int) -> bool:
         """Whether a stage runs whole forwards again: only if it holds several micro-batches, else it saves nothing."""
-        return self.recompute == "stage" and self.holds_several(stage)
-
-    def holds_several(self, stage: int) -> bool:
-        """Whether a stage holds several micro-batches for their backward."""
-        return self.planning.held(self.stage_at(stage)) > 1
+        return self.recompute == "stage" and holds_several(self.method, self.per_worker, self.stage_at(stage))
 
     def __str__(self) -> str:
         """The method with its options, as `stretto.method` reads it."""
@@ -171,6 +167,64 @@ def forms(
     return tuple(Form(tensor, space, sequence, kind) for kind, sequence in product(kinds, sequences))
 
 
+class Choice(NamedTuple):
+    """Candidates that have a method with its options in common, and axes: all combinations of the other choices."""
+
+    method: str
+    per_worker: int
+    losses: int
+    shards: tuple[str, ...]
+    recompute: tuple[str, ...]
+    sequences: tuple[bool, ...]
+
+    def __len__(self) -> int:
+        return len(self.shards) * len(self.recompute) * len(self.sequences)
+
+    def alternatives(self, axes: Candidate) -> Iterator[Alternatives]:
+        """The candidates on given axes."""
+        common = axes._replace(method=self.method, losses=self.losses, per_worker=self.per_worker)
+        for shard in self.shards:
+            plain = common if shard == common.shard else common._replace(shard=shard)
+            yield Alternatives(plain, self.recompute, self.sequences)
+
+
+class Group(NamedTuple):
+    """Candidates on the same axes with the same micro-batches; those of a choice are made when they are asked for."""
+
+    axes: Candidate
+    choices: Sequence[Choice]
+
+    @property
+    def number(self) -> int:
+        """How many candidates there are."""
+        return sum(map(len, self.choices))
+
+    @property
+    def shards(self) -> set[str]:
+        """The shardings of any of them."""
+        return {shard for choice in self.choices for shard in choice.shards}
+
+    @property
+    def forms(self) -> tuple[Form, ...]:
+        """How layers are run in any of them."""
+        mesh, found = self.axes.mesh, dict[Form, None]()
+        for recompute, sequences in dict.fromkeys((choice.recompute, choice.sequences) for choice in self.choices):
+            found |= dict.fromkeys(forms(mesh.tensor, mesh.space, recompute, sequences))
+        return tuple(found)
+
+    def alternatives(self) -> Iterator[Alternatives]:
+        """The candidates, together with those that differ in recomputation and sequence alone."""
+        for choice in self.choices:
+            yield from choice.alternatives(self.axes)
+
+    def among(self, chosen: Callable[[Candidate], bool]) -> "Group":
+        """The candidates that satisfy a condition, each without alternatives."""
+        kept = (c for alternatives in self.alternatives() for c in alternatives.each() if chosen(c))
+        return self._replace(
+            choices=[Choice(c.method, c.per_worker, c.losses, (c.shard,), (c.recompute,), (c.sequence,)) for c in kept]
+        )
+
+
 def candidates(problem: Problem) -> Iterator[Candidate]:
     """Every candidate of a problem, each once."""
     for alternatives in all_alternatives(problem):
@@ -179,6 +233,23 @@ def candidates(problem: Problem) -> Iterator[Candidate]:
 
 def all_alternatives(problem: Problem) -> Iterator[Alternatives]:
     """Every candidate of a problem, each once, together with those that differ in recomputation and sequence alone."""
+    for axes in all_axes(problem):
+        for count, choice in choices_on(problem, axes):
+            yield from choice.alternatives(axes._replace(microbatches=count))
+
+
+def all_groups(problem: Problem) -> Iterator[Group]:
+    """Every candidate of a problem, each once, in groups on the same axes with the same micro-batches."""
+    for axes in all_axes(problem):
+        found: dict[int, list[Choice]] = {}
+        for count, choice in choices_on(problem, axes):
+            found.setdefault(count, []).append(choice)
+        for count, choices in found.items():
+            yield Group(axes._replace(microbatches=count), choices)
+
+
+def all_axes(problem: Problem) -> Iterator[Candidate]:
+    """The axes of a problem's candidates, of no method yet."""
     counts = [problem.workers] if problem.all_workers else divisors(problem.workers)
     for workers in counts:
         for tensor, space in inner_axes(problem, workers):
@@ -190,7 +261,7 @@ def all_alternatives(problem: Problem) -> Iterator[Alternatives]:
                 mesh = Mesh(data=data, tensor=tensor, space=space)
                 batches = [batch for batch in problem.batch_sizes if batch % data == 0]
                 for batch, placement in product(batches, placements_of(problem, mesh, pipeline)):
-                    yield from methods_on(problem, Candidate(pipeline, mesh, batch, placement=placement))
+                    yield Candidate(pipeline, mesh, batch, placement=placement)
 
 
 def placements_of(problem: Problem, mesh: Mesh, pipeline: int) -> Sequence[tuple[int, ...]]:
@@ -218,11 +289,12 @@ def tensors_of(problem: Problem) -> tuple[int, ...]:
     return (1,) if optimizer_of(problem.optimizer).needs_whole else usual_tensors(problem.cluster)
 
 
-def methods_on(problem: Problem, axes: Candidate) -> Iterator[Alternatives]:
-    """The candidates on given axes: methods with all their options."""
+def choices_on(problem: Problem, axes: Candidate) -> Iterator[tuple[int, Choice]]:
+    """The candidates on given axes, methods with all their options, and the number of micro-batches of each choice."""
     sequences = tuple(each for each in problem.sequences if problem.has(Form(axes.mesh.tensor, sequence=each)))
     if not sequences:
         return
+    layerwise = layerwise_on(problem, axes.mesh, sequences)
     for method, per_worker in loops_on(problem, axes):
         tried = planned(method)
         stages = axes.pipeline * (per_worker or tried.planning.stages_per_worker)
@@ -235,34 +307,52 @@ def methods_on(problem: Problem, axes: Candidate) -> Iterator[Alternatives]:
         if not allows(problem.stages, stages):
             continue
         untied = stages == 1 or not problem.costs.ties  # no stages share weights
-        shards = [
+        shards = tuple(
             shard
             for shard in dict.fromkeys(problem.shards)
             if shard == "none" or (tried.drains and shareable(shard, axes.mesh, problem, untied=untied))
-        ]
+        )
+        if not shards:
+            continue
         # A single loss is backprop, one for each stage is greedy.
         chunks = range(2, stages) if tried.planning.losses else (1,)
         for count, losses in product(counts_of(problem, axes, method), chunks):
-            candidate = axes._replace(method=method, microbatches=count, losses=losses, per_worker=per_worker)
-            kinds = recomputable(problem, candidate, sequences)
+            several = holds_several(method, per_worker, StageAt(0, stages, count, axes.ahead, stages // axes.pipeline))
+            kinds = recomputable(problem, tried, layerwise, several=several)
             if kinds:
-                for shard in shards:
-                    yield Alternatives(candidate._replace(shard=shard), kinds, sequences)
+                yield count, Choice(method, per_worker, losses, shards, kinds, sequences)
 
 
-def recomputable(problem: Problem, c: Candidate, sequences: tuple[bool, ...]) -> tuple[str, ...]:
+@cache
+def holds_several(method: str, per_worker: int, at: StageAt) -> bool:
+    """Whether a stage holds several micro-batches for their backward."""
+    return planning_of(method, per_worker).held(at) > 1
+
+
+def layerwise_on(problem: Problem, mesh: Mesh, sequences: tuple[bool, ...]) -> Mapping[str, bool]:
+    """Whether each kind of recomputation of single layers is possible on some axes.
+
+    `stretto train` recomputes no layers on parts of images.
+    """
+    possible = mesh.space == (1, 1) or not problem.trained
+    counted = all(problem.has(Form(mesh.tensor, (1, 1), each, "selective")) for each in sequences)
+    return {"selective": possible and counted, "full": possible}
+
+
+def recomputable(
+    problem: Problem, tried: PlannedMethod, layerwise: Mapping[str, bool], *, several: bool
+) -> tuple[str, ...]:
     """What may be recomputed: what a problem lists, and `stretto train` can run of networks that it trains.
 
-    It recomputes no layers on parts of images, and whole layers only on the weights that their forward saw.
+    It recomputes whole layers only on the weights that their forward saw, and whole stages only where the first one
+    holds `several` micro-batches.
     """
-    tried, tensor = c.planned, c.mesh.tensor
-    layerwise = c.mesh.space == (1, 1) or not problem.trained
     keeps_weights = tried.drains or tried.family == "local" or tried.method.weights != "live"
     possible = {
         "none": True,
-        "selective": layerwise and all(problem.has(Form(tensor, (1, 1), each, "selective")) for each in sequences),
-        "full": layerwise and keeps_weights,
-        "stage": tried.drains and c.holds_several(0),
+        "selective": layerwise["selective"],
+        "full": layerwise["full"] and keeps_weights,
+        "stage": tried.drains and several,
     }
     return tuple(kind for kind in problem.recompute if possible[kind])
 
