@@ -54,6 +54,8 @@ def ways(n, methods=SYNC + ASYNC + LOCAL):
                         for shard in limits.get("shards", ("none", "state", "keep", "reshard")):
                             if shard != "none" and not can_shard:
                                 continue
+                            if shard in ("keep", "reshard") and "tied" in n and stages > 1:
+                                continue
                             for chunks in range(2, stages) if method == "chunked" else (1,):
                                 yield pipeline, data, tensor, method, m, again, shard, chunks, space, sequence
 
@@ -192,6 +194,16 @@ def at(n, process):
     return n["order"][process] if "order" in n else process
 
 
+def weight_copies(method, s, S):
+    """Copies of a stage's weights that predictions and corrections keep: of the weights seen, and of former ones."""
+    delayed = s < S - 1
+    if method == "spectrain":  # both passes look ahead
+        return (s // 2 + S - 1 - s > 0) + (s // 2 > 0)
+    if method == "pipemare":  # its backward looks back, along an average of changes
+        return 2 * delayed
+    return delayed * {"pb-lwp": 1, "pb-lwpw": 2, "pb-lwp-sc": 2, "pipeoptim": 1}.get(method, 0)
+
+
 def pace_of(n, worker):
     """How slow a worker is: its node's pace, times its own."""
     return n["paces"][worker // n["per_node"]] * slow_of(n, worker)
@@ -281,9 +293,10 @@ def stage_price(n, way, s, S, i, j):
     layers = list(as_run(n, T, again, sequence, slice(i, j + 1)))
     following, layers = layers[-1], layers[: j - i]
     has_heads = method in LOCAL and any(has_head(method, each, S, chunks) for each in range(S))
-    if "tied" in n and has_heads and i > 0 and j == len(n["layers"]):
-        layers[-1] = layers[-1] | n["tied"]["read"]  # stage 0 owns the weights: the last one reads them
-        layers[-1]["stepped"] = layers[-1]["weights"] - n["tied"]["bytes"]
+    borrows = n["tied"]["bytes"] if "tied" in n and i > 0 and j == len(n["layers"]) else 0
+    if borrows:  # stage 0 owns the weights: the last one reads them, or sends their gradient there
+        layers[-1] = layers[-1] | (n["tied"]["read"] if has_heads else {})
+        layers[-1]["stepped"] = layers[-1]["weights"] - borrows
     busy = [at(n, process) for process in range(R * W * inside)]
     n = n | {"gamma": n["gamma"] * max(slow_of(n, worker) for worker in busy)}
     bandwidth = Q(n["bandwidth"], max(slow_of(n, worker) for group in ranks for worker in group))
@@ -320,13 +333,13 @@ def stage_price(n, way, s, S, i, j):
     silent = s > 0 and not returns(method, s - 1, S, chunks)  # nobody is told a gradient of the inputs
     back = slowest(inputs) + slowest(late) if split else slowest(late if silent else whole)
     params = sum(Q(x["weights"]) / D for x in layers)
-    if M > 1:
-        back += 3 * params / bandwidth
     stepped = sum(Q(x.get("stepped", x["weights"])) / D for x in layers)
+    if M > 1:  # a gradient that is sent is added up where it goes
+        back += 3 * stepped / bandwidth
     update = slowest(lambda pace: n["step"] * 5 * stepped * pace)
     update += n["once"] if stepped else 0
     gradients, kept = stepped, sum(x["kept"] * b / cut(x) for x in layers)
-    static = versions(method, s, S) * params
+    static = versions(method, s, S) * params + weight_copies(method, s, S) * stepped
     if has_head(method, s, S, chunks):
         head = n["heads"][j - 1]
         f += slowest(lambda pace: pace * head["f"] * b)
@@ -360,9 +373,9 @@ def stage_price(n, way, s, S, i, j):
     state = n.get("states", 0)  # of the optimizer, for each number of the weights
     size = static + (1 + state) * gradients
     if shard == "state":  # gradients are scattered before an update of a part, weights are gathered after it
-        scatter = max(ring(n, group, params, halves=1) for group in replicas)
+        scatter = max(ring(n, group, gradients, halves=1) for group in replicas)
         end = scatter + max(ring(n, group, params, adds=False, halves=1) for group in replicas) + update / R
-        size = 2 * params + state * params / R
+        size = params + gradients + state * gradients / R
     elif shard == "keep":
         end = max(ring(n, group, params) for group in replicas) + update / R
         size = 2 * params + (1 + state) * params / R
@@ -374,6 +387,8 @@ def stage_price(n, way, s, S, i, j):
         size = (2 + state) * params / R + 2 * max(Q(x["weights"]) / D for x in layers)
     if sequence:  # of vectors' gradients, which each process has of its part
         end += max(ring(n, group, sum(x["sums"] for x in layers)) for group in of_slabs)
+    if borrows:  # the modules' own copy, where that is not the owner's, and the gradient to send
+        size += Q(borrows) / D * (w != home(method, 0, S, W)) + (0 if has_heads else Q(borrows) / D)
     size += count * enters * b if recomputed else count * kept
     passing = kept if recomputed else layerwise
     x = Q(0)

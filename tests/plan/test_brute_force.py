@@ -228,8 +228,10 @@ def test_the_best_of_one_method(method, seed):
 
 
 @pytest.mark.parametrize("seed", seeds(3, 8))
-@pytest.mark.parametrize("method", ["greedy", "chunked", "overlapping", "overlapping(delay=0)"])
-def test_the_best_of_a_local_method_where_the_first_and_the_last_layer_share_weights(method, seed, monkeypatch):
+@pytest.mark.parametrize(
+    "method", ["greedy", "chunked", "overlapping", "overlapping(delay=0)", "gpipe", "zb-v", "pipedream"]
+)
+def test_the_best_of_a_method_where_the_first_and_the_last_layer_share_weights(method, seed, monkeypatch):
     from stretto import optimizers
 
     monkeypatch.setitem(optimizers.OPTIMIZERS, "sgd", optimizers.OPTIMIZERS["sgd"]._replace(states=seed % 3))

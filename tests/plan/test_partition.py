@@ -6,7 +6,7 @@ import time
 import numpy as np
 import pytest
 
-from stretto.plan.partition import partition, partition_waiting
+from stretto.plan.partition import WaitForm, WaitTables, partition, partition_waiting
 
 
 def tables(stages, layers, rng, holes=0.1):
@@ -72,14 +72,44 @@ def test_the_best_of_all_partitions_whose_stages_wait(seed, onward):
     load, before = tables(stages, layers, rng)
     after = list(rng.integers(0, 50, (stages, layers + 1, layers + 1)).astype(float))
     waits = [*(rng.random(stages - 1) < 0.6).tolist(), False]
-    found = partition_waiting(load, before, after, waits, onward=onward)
+    found = partition_waiting(load, list(map(WaitTables, before, after, before)), WaitForm(waits, onward))
     assert_best(found, stages, layers, lambda bounds: longest(bounds, load, before, after, waits, onward))
+
+
+def longest_of_earlier_turns(bounds, load, own, awaited, transits, delay):
+    """Every run of stages above a stage, whose gradients come to it `delay` turns later each."""
+    pairs = list(itertools.pairwise(bounds))
+    runs = [load[s][pair] for s, pair in enumerate(pairs)]
+    for first in range(len(pairs)):
+        for last in range(first, len(pairs)):
+            seconds = own[first][pairs[first]] + sum(awaited[s][pairs[s]] for s in range(first + 1, last + 1))
+            seconds += sum(transits[s][pairs[s]] for s in range(first, last))
+            runs.append(seconds / (1 + (last - first) * delay))
+    return max(runs)
+
+
+@pytest.mark.parametrize("delay", [1, 3])
+@pytest.mark.parametrize("seed", range(20))
+def test_the_best_of_all_partitions_whose_stages_wait_for_what_is_turns_ago(seed, delay):
+    rng, stages, layers = some(seed)
+    load, own = tables(stages, layers, rng)
+    awaited, transits = (list(rng.integers(0, 90, (stages, layers + 1, layers + 1)).astype(float)) for _ in "at")
+    form = WaitForm([True] * (stages - 1) + [False], onward=True, delay=delay)
+    found = partition_waiting(load, list(map(WaitTables, own, awaited, transits)), form)
+    values = {
+        bounds: longest_of_earlier_turns(bounds, load, own, awaited, transits, delay)
+        for bounds in every(stages, layers)
+    }
+    assert (found is None) == (min(values.values()) == np.inf)
+    if found is not None:
+        assert found.value == pytest.approx(min(values.values()), rel=1e-12)
+        assert found.value == pytest.approx(values[found.bounds], rel=1e-12)
 
 
 def test_more_stages_than_layers():
     none = [np.zeros((3, 3))] * 3
     assert partition(none) is None
-    assert partition_waiting(none, none, none, [False] * 3, onward=True) is None
+    assert partition_waiting(none, [WaitTables(*none)] * 3, WaitForm([False] * 3, onward=True)) is None
 
 
 @pytest.mark.parametrize("filled", [False, True])
@@ -95,6 +125,7 @@ def test_a_hundred_layers_on_64_devices_within_a_second(filled):
 def test_stages_that_wait_within_a_second():
     load, before = tables(64, 100, np.random.default_rng(0), holes=0)
     begin = time.process_time()
-    found = partition_waiting(load, before, load, [s % 4 != 3 for s in range(64)], onward=True)
+    stages = list(map(WaitTables, before, load, load))
+    found = partition_waiting(load, stages, WaitForm([s % 4 != 3 for s in range(64)], onward=True))
     assert time.process_time() - begin < 1
     assert found is not None

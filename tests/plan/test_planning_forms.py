@@ -3,6 +3,8 @@
 import random
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from stretto.mesh import Mesh
 from stretto.methods import method
@@ -12,9 +14,8 @@ from stretto.plan.candidate_costs import (
     adds_fill,
     busiest,
     fill_and_load,
-    longest_turn,
+    wait_form,
     wait_terms,
-    waiting_stages,
 )
 from stretto.plan.planned_methods import catalogue, planned
 from stretto.simulate import period, simulate
@@ -105,7 +106,7 @@ def durations(stages):
     def duration(action):
         x = stages[action.stage]
         times = {"F": x.forward, "B": x.backward, "I": x.backward - x.deferrable, "W": x.deferrable, "U": x.update}
-        return times[action.kind]
+        return (times | {"L": x.learn})[action.kind]
 
     return duration
 
@@ -202,5 +203,22 @@ def test_stages_that_wait_take_what_the_schedule_takes_whatever_they_cost(name, 
         for s in range(5)
     ]
     schedule, rules = method(str(c)).plan(5, 5)
-    told = longest_turn([wait_terms(c, s, x) for s, x in enumerate(stages)], waiting_stages(c), c)
+    told = wait_form(c).longest([wait_terms(c, s, x) for s, x in enumerate(stages)])
     assert told == period(schedule, rules, durations(stages), latency=latency)
+
+
+@given(data=st.data(), pipeline=st.integers(2, 6), delay=st.integers(1, 3), latency=st.sampled_from([0, 1, 3, 8]))
+@settings(max_examples=60, deadline=None)
+def test_predicted_gradients_take_what_the_schedule_takes_whatever_stages_cost(data, pipeline, delay, latency):
+    """Messages of any latency, and of L what is learned from earlier turns."""
+    c = candidate(f"synthetic-gradients(delay={delay})", pipeline, 1)
+
+    def stage(s):
+        forward, backward, update, learn = (data.draw(st.integers(0, 9)) for _ in range(4))
+        x = stage_of(forward, backward, 0, message=float(latency * (s < pipeline - 1)), end=update)
+        return x._replace(learn=learn * (s < pipeline - 1))
+
+    stages = [stage(s) for s in range(pipeline)]
+    told = wait_form(c).longest([wait_terms(c, s, x) for s, x in enumerate(stages)])
+    schedule, rules = method(str(c)).plan(pipeline, pipeline)
+    assert told == pytest.approx(period(schedule, rules, durations(stages), latency=float(latency)), rel=1e-12)

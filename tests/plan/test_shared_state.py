@@ -30,7 +30,7 @@ def prices_of(ties=()):
     )  # fmt: skip
     return Prices(Problem(
         costs=ModelCosts(tuple(map(layer, range(4))), "bfloat16", ties=ties), cluster=cluster, workers=64,
-        batch_sizes=(64,), optimizer="adam", masters=True,
+        batch_sizes=(64,), optimizer="adam", masters=True, weight_products=True,
     ))  # fmt: skip
 
 

@@ -114,7 +114,7 @@ def costs_of(settings: PlanSettings, methods: tuple[str, ...], cluster: "Cluster
 
     model, options = settings.model, settings.model_options or {}
     usual = DEFAULTS[model].data if model in DEFAULTS and not is_planned_only(model, options) else None
-    heads = {planned(name).method.head: None for name in names_of(methods) if planned(name).family == "local"}
+    heads = {planned(name).head: None for name in names_of(methods) if planned(name).family == "local"}
     if measures_on(cluster, settings):  # steps with heads are measured whatever the methods are
         heads |= {"auto": None}
     return costed(

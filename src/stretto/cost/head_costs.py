@@ -143,7 +143,7 @@ def laid_out(
 ) -> StageHeads:
     """The heads behind the stages of a cut, and the weights that stages share, where gradients reach so far."""
     if isinstance(heads, HeadCosts):
-        return heads.laid_out(reach.heads[:-1], costs, bounds)
+        return heads.laid_out(sorted({*reach.heads[:-1], *reach.predicted}), costs, bounds)
     tied = tied_bytes(costs, bounds)
     return StageHeads([None] * (len(bounds) - 1) if heads is None else list(heads), tied, tuple(tied))
 

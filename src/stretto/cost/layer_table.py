@@ -191,7 +191,8 @@ class LayerCost:
     parameter that layers share counts there in the first of them alone.
 
     `forward_exchanges` and `backward_exchanges` are what processes that share the layer send each other, None where
-    that has not been counted. `summed_once` are bytes of gradients that they sum once a step.
+    that has not been counted. `summed_once` are bytes of gradients that they sum once a step. `sent_gradients` are
+    bytes of gradients of weights that another stage steps: each backward makes them anew, and they go there.
     """
 
     name: str
@@ -220,6 +221,7 @@ class LayerCost:
     summed_once: float = 0.0
     matrices: MatrixWork = NO_MATRICES
     matrix_shapes: tuple[tuple[int, int], ...] = ()
+    sent_gradients: float = 0.0
 
     def state_bytes(self, optimizer: Optimizer) -> float:
         """Bytes of an optimizer's state, of the dtype of the parameters."""
@@ -277,6 +279,7 @@ class LayerCost:
             recomputed=max(self.recomputed, after.recomputed, key=lambda bytes: (bytes.each, bytes.fixed)),
             summed_once=self.summed_once + after.summed_once,
             matrices=self.matrices + after.matrices,
+            sent_gradients=self.sent_gradients + after.sent_gradients,
         )
 
 
@@ -466,7 +469,7 @@ def layer_of(content: Mapping[str, Any]) -> LayerCost:
     for key in (field.name for field in fields(LayerCost)):
         if key == "summed_once" and key not in content:  # a table of 0.2 before it was counted
             continue
-        if key == "matrix_shapes" and key not in content:
+        if key in ("matrix_shapes", "sent_gradients") and key not in content:
             continue
         value = content[key]
         if key in works:

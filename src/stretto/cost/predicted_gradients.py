@@ -8,12 +8,12 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from stretto.cost.cluster import Cluster
-from stretto.cost.layer_sums import LayerTimes
-from stretto.cost.layer_table import LayerCost, ModelCosts
+from stretto.cost.layer_sums import LayerTimes, Seconds
+from stretto.cost.layer_table import Affine, LayerCost, ModelCosts
 from stretto.cost.stage_prediction import StageTimes, speeds_of
 from stretto.cost.worker_memory import StageMemory
 from stretto.methods import Method
-from stretto.optimizers import Optimizer, optimizer_of
+from stretto.optimizers import Optimizer, Stepping, optimizer_of, stepping_of
 
 Heads = Sequence[LayerCost | None]
 
@@ -32,7 +32,7 @@ def with_predictions(
     *,
     workers: Sequence[Sequence[int]],
     dtype: str,
-    optimizer: str = "sgd",
+    optimizer: str | Stepping = "sgd",
 ) -> tuple[StageTimes, ...]:
     """Stages, priced without heads, with what predicts their gradients; `heads` has the rows of those modules.
 
@@ -41,7 +41,7 @@ def with_predictions(
     predicted = method.reach(len(stages)).predicted
     if heads is None or method.prediction is None:
         return tuple(stages)
-    chosen, kept = optimizer_of(optimizer), method.prediction.keeps_graph
+    chosen, kept = optimizer_of(stepping_of(optimizer).name), method.prediction.keeps_graph
     priced = []
     for index, (stage, head, places) in enumerate(zip(stages, heads, workers, strict=True)):
         if head is None or index not in predicted:
@@ -49,18 +49,23 @@ def with_predictions(
             continue
         speeds = speeds_of(ModelCosts((head,), dtype), cluster, [places], examples / len(places), dtype, optimizer)
         times = LayerTimes(*map(max, zip(*(speeds[worker][0].alone for worker in places), strict=True)))
-        forward = times.forward
-        compute = stage.compute._replace(backward=stage.compute.backward + forward)
+        compute = stage.compute._replace(backward=stage.compute.backward + times.forward)
         priced.append(
             replace(
                 stage,
                 compute=compute,
-                learn=times.weight_gradient + times.update + (0.0 if kept else forward),
+                learn=learn_seconds(times, keeps_graph=kept),
                 parameters=stage.parameters + head.parameter_bytes,
                 state=stage.state + head.state_bytes(chosen),
             )
         )
     return tuple(priced)
+
+
+def learn_seconds(times: LayerTimes[Seconds], *, keeps_graph: bool) -> Seconds:
+    """Seconds of L, by those of the module: a forward if it does not keep the prediction's graph, W, and an update."""
+    again = times.forward * (not keeps_graph)
+    return times.weight_gradient + times.update + again
 
 
 def with_predictor(
@@ -70,7 +75,7 @@ def with_predictor(
 
     From B to L it keeps the stage's output, and the module's graph if that `keeps_graph`.
     """
-    graph = (head.activation - (head.input - head.loose_input)).at(examples)
+    graph = graph_of(head).at(examples)
     prediction = stage.output  # of the size of what it predicts the gradient of
     return replace(
         stage,
@@ -81,3 +86,8 @@ def with_predictor(
         prediction=stage.output + (graph if keeps_graph else 0.0),
         learn=head.gradient_bytes + prediction + (0.0 if keeps_graph else graph),
     )
+
+
+def graph_of(head: LayerCost) -> Affine:
+    """Bytes that the graph of a prediction keeps beside the stage's output."""
+    return head.activation - (head.input - head.loose_input)

@@ -1,4 +1,4 @@
-"""What weights that stages share cost the stages that do not own them: local methods, as training runs them.
+"""What weights that stages share cost the stages that do not own them, as training runs them.
 
 A stage that borrows a weight computes with a copy of it, which its optimizer does not step: there is no update, no
 state, and no sum of gradients. Where its losses train the owner, too, the gradient of each micro-batch goes there; else
@@ -25,12 +25,13 @@ class Use(NamedTuple):
     trains: bool
 
 
-def uses_in(costs: ModelCosts, bounds: Sequence[int], rules: Rules) -> tuple[Use, ...]:
-    """The uses of borrowed weights by the stages of a cut; none under methods with a single loss.
+def uses_in(costs: ModelCosts, bounds: Sequence[int], rules: Rules, *, copies: bool = False) -> tuple[Use, ...]:
+    """The uses of borrowed weights by the stages of a cut.
 
-    Stage s holds the layers from bounds[s] up to bounds[s + 1].
+    Stage s holds the layers from bounds[s] up to bounds[s + 1]. `copies` says that under methods with a single loss
+    each stage steps a copy of its own, as systems for large models have it; then they borrow nothing.
     """
-    if len(rules.reach.heads) == 1:  # their stages are priced as owners; see docs/design.md, "Tied weights"
+    if copies and len(rules.reach.heads) == 1 and not rules.reach.predicted:
         return ()
     trains = {(tie.owner, tie.user): tie.trains for tie in rules.ties}
     found = []
@@ -49,8 +50,8 @@ def uses_in(costs: ModelCosts, bounds: Sequence[int], rules: Rules) -> tuple[Use
 def borrow(costs: ModelCosts, uses: Iterable[Use]) -> ModelCosts:
     """The costs where layers borrow weights: what their rows have of updates, state and sums of gradients is gone.
 
-    The gradient that a use sends counts as kept by the forward, as it is there when the backward's memory is at its
-    peak. Costs without weights that those layers share stay as they are.
+    A use that trains has the gradient that each backward sends beside (`LayerCost.sent_gradients`). Costs without
+    weights that those layers share stay as they are.
     """
     of_layer: dict[int, list[tuple[Use, TiedLayers]]] = {}
     rows, reading, ties = list(costs.layers), dict(costs.read_rows), list[TiedLayers]()
@@ -83,7 +84,7 @@ def not_stepped(row: LayerCost, num_bytes: float, tensors: int, sent: float, rea
     measured = None if row.measured is None else without_step(row.measured, row, passes, gradients)
     return replace(
         passes, gradient_bytes=gradients, parameter_tensors=row.parameter_tensors - tensors, measured=measured,
-        activation=passes.activation + Affine(sent),
+        sent_gradients=passes.sent_gradients + sent,
     )  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from stretto.cost.cure_costs import feedback_tensors, matrix_bytes, scratch_byte
 from stretto.cost.layer_table import LayerCost, ModelCosts, Peaks
 from stretto.cost.matrix_step import soap_scratch
 from stretto.methods import Method
-from stretto.methods.cure import StepCure
+from stretto.methods.cure import StepCure, WeightCopies
 from stretto.optimizers import Optimizer, Stepping, optimizer_of
 from stretto.schedule import Action, Edge, Rules, Schedule
 
@@ -22,6 +22,7 @@ STEADY = 4  # turns until the walk repeats, after those that fill the pipeline
 
 
 NONE = Peaks((), (), (), 0.0)  # for layers whose peaks were not measured
+NO_COPIES = WeightCopies()
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,8 @@ class StageMemory:
     `kept` is what a forward keeps for its backward, `forward` the peak of a forward, both without the stage's input. A
     backward frees the kept tensors as it goes: `first_backward` and `later_backward` are its peaks above them, without
     and with existing gradients to add to; `input_gradient` is the peak of I, `update` of an update.
-    `prediction` is what a predicted gradient keeps until L, `learn` the peak of L.
+    `prediction` is what a predicted gradient keeps until L, `learn` the peak of L. `seen` are the predicted weights
+    that forwards see, kept until the next update.
     """
 
     weights: float
@@ -47,10 +49,17 @@ class StageMemory:
     update: float
     prediction: float = 0.0
     learn: float = 0.0
+    seen: float = 0.0
 
 
-def stage_memory(rows: Sequence[LayerCost], examples: float, optimizer: str, head: LayerCost | None) -> StageMemory:
-    """The memory of a stage of these layers, loss included, with `head` behind them."""
+def stage_memory(
+    rows: Sequence[LayerCost], examples: float, optimizer: str, head: LayerCost | None,
+    copies: WeightCopies = NO_COPIES,
+) -> StageMemory:  # fmt: skip
+    """The memory of a stage of these layers, loss included, with `head` behind them and `copies` of its weights.
+
+    A backward that sees other weights makes those of a layer as it comes to it.
+    """
     whole = rows[0]
     for row in rows[1:]:
         whole = whole.then(row)
@@ -65,21 +74,23 @@ def stage_memory(rows: Sequence[LayerCost], examples: float, optimizer: str, hea
         forward = max(forward, before + loose + (row.peaks or NONE).at("forward", examples))
         before += row_kept
     kept_output = output_bytes - rows[-1].loose_output.at(examples)  # the graph keeps it until the end of the backward
-    freed, gradients = -kept_output, 0.0
+    freed, gradients, sent = -kept_output, 0.0, 0.0  # gradients of layers above, and those of borrowed weights
     first = later = inputs = 0.0
     for row, row_kept in reversed(list(zip(rows, kept_by, strict=True))):
         peaks = row.peaks or NONE
-        first = max(first, peaks.at("backward", examples) + gradients - freed)
-        later = max(later, peaks.at("again", examples) - freed)
+        made = sent + copies.backward * (gradients + row.gradient_bytes)
+        first = max(first, peaks.at("backward", examples) + gradients + made - freed)
+        later = max(later, peaks.at("again", examples) + made - freed)
         inputs = max(inputs, peaks.at("again", examples))
-        freed, gradients = freed + row_kept, gradients + row.gradient_bytes
+        freed, gradients, sent = freed + row_kept, gradients + row.gradient_bytes, sent + row.sent_gradients
+    first, later = max(first, gradients + sent - freed), max(later, sent - freed)
     chosen = optimizer_of(optimizer)
     largest = max((row.peaks.largest for row in rows if row.peaks is not None), default=0.0)
     scratch = max([chosen.scratch * largest, *(matrix_scratch(row, chosen) for row in rows)])
     memory = StageMemory(
         weights=whole.parameter_bytes,
         gradients=whole.gradient_bytes,
-        state=whole.state_bytes(chosen),
+        state=whole.state_bytes(chosen) + copies.always * whole.gradient_bytes,
         input=input_bytes,
         output=output_bytes,
         kept=kept,
@@ -87,7 +98,8 @@ def stage_memory(rows: Sequence[LayerCost], examples: float, optimizer: str, hea
         first_backward=first,
         later_backward=later,
         input_gradient=inputs,
-        update=scratch,
+        update=scratch + copies.updating * whole.gradient_bytes,
+        seen=copies.forward * whole.gradient_bytes,
     )
     return memory if head is None else with_head(memory, head, examples, chosen)
 
@@ -122,7 +134,7 @@ def with_head(stage: StageMemory, head: LayerCost, examples: float, optimizer: O
         first_backward=stage.first_backward + head.gradient_bytes + stage.output - kept,
         later_backward=stage.later_backward + head.gradient_bytes + stage.output - kept,
         input_gradient=stage.input_gradient + head.gradient_bytes + stage.output,
-        update=stage.update,
+        update=stage.update, seen=stage.seen,
     )  # fmt: skip
 
 
@@ -157,15 +169,17 @@ def peak_bytes(
 
     predicted = rules.reach.predicted
     stage_heads = without(heads, predicted) or [None] * schedule.num_stages
+    copies = method.weight_copies(schedule)
     stages = [
         with_shared_once(
-            stage_memory(costs.layers[bounds[s] : bounds[s + 1]], examples, optimizer, stage_heads[s]),
+            stage_memory(costs.layers[bounds[s] : bounds[s + 1]], examples, optimizer, stage_heads[s], copies[s]),
             costs.repeated(bounds[s], bounds[s + 1]), costs.repeated(bounds[s], bounds[s + 1], gradients=True),
             optimizer_of(optimizer),
         )
         for s in range(schedule.num_stages)
     ]  # fmt: skip
     versions, cures = method.versions(schedule), method.step_cures(schedule)
+    stashes = [method.weights == "stash" and number > 1 for number in versions]
     stages = [
         with_step_cure(stage, cure, costs.layers[bounds[s] : bounds[s + 1]], stage_heads[s], optimizer)
         for s, (stage, cure) in enumerate(zip(stages, cures, strict=True))
@@ -182,11 +196,24 @@ def peak_bytes(
     for worker in range(schedule.num_workers):
         held_stages = [s for s, holder in schedule.worker_of.items() if holder == worker]
         permanent = sum(
-            stages[s].weights + stages[s].state + (versions[s] - 1) * stages[s].gradients for s in held_stages
-        )
-        walk = MemoryWalk(schedule, rules, stages, worker, weights or {})
+            stages[s].weights + stages[s].state + (versions[s] - 1) * stages[s].gradients
+            + originals(costs, (bounds[s], bounds[s + 1]), s, rules, schedule)
+            for s in held_stages
+        )  # fmt: skip
+        walk = MemoryWalk(schedule, rules, stages, worker, weights or {}, stashes)
         peaks.append(permanent + buffers[worker] + walk.peak())
     return tuple(peaks)
+
+
+def originals(costs: ModelCosts, ends: tuple[int, int], stage: int, rules: Rules, schedule: Schedule) -> float:
+    """Bytes of borrowed weights that a stage's modules keep beside the versions that it computes with.
+
+    Only where another worker owns them: else they are the owner's.
+    """
+    homes = schedule.worker_of
+    if all(homes[tie.owner] == homes[stage] for tie in rules.ties if tie.user == stage and tie.shares):
+        return 0.0
+    return sum(tie.bytes for tie in costs.ties if tie.borrowed and any(ends[0] <= at < ends[1] for at in tie.layers))
 
 
 def channel_bytes(
@@ -216,20 +243,27 @@ def channel_bytes(
 
 
 class MemoryWalk:
-    """A walk through a worker's actions; `peak` gives the peak bytes above those that are always allocated."""
+    """A walk through a worker's actions; `peak` gives the peak bytes above those that are always allocated.
+
+    `weights` are as in `peak_bytes`; `stashes` says of which stages an update keeps the weights of graphs in flight.
+    """
 
     def __init__(
         self, schedule: Schedule, rules: Rules, stages: Sequence[StageMemory], worker: int,
-        weights: Mapping[tuple[int, int], float],
+        weights: Mapping[tuple[int, int], float], stashes: Sequence[bool],
     ) -> None:  # fmt: skip
         self._schedule, self._rules, self._stages, self._worker = schedule, rules, stages, worker
-        self._weights = weights
+        self._weights, self._stashes = weights, stashes
         self._held: dict[Edge | tuple[str, int], float] = {}
+        homes = schedule.worker_of
+        self._newest: dict[int, int] = {}  # the micro-batch of each stage's last forward
+        self._borrowed = [tie for tie in rules.ties if tie.shares and homes[tie.user] == worker]
 
     def peak(self) -> float:
         """The peak bytes of the walk, which goes on until its turns repeat."""
-        peak = 0.0
-        for turn in range(self._schedule.drain + STEADY):
+        peak, behind = 0.0, max((max(tie.behind) for tie in self._borrowed), default=0)
+        first_full = self._schedule.drain + -(-behind // self._schedule.per_turn)  # all versions in flight differ
+        for turn in range(first_full + STEADY):
             for action in self._schedule.turn(self._worker, turn):
                 peak = max(peak, self._run(action))
         return peak
@@ -240,7 +274,13 @@ class MemoryWalk:
         for edge in needs:
             if edge not in self._held:
                 self._held[edge] = self._received_bytes(edge)
-        peak = sum(self._held.values()) + self._extra_bytes(action)
+        if action.kind == "F":
+            self._newest[action.stage] = action.microbatch
+            self._held["seen", action.stage] = self._stages[action.stage].seen
+        elif action.kind == "U":
+            self._held.pop(("seen", action.stage), None)
+        extra = max(self._extra_bytes(action), self._sum_bytes(action.stage, needs))
+        peak = sum(self._held.values()) + self._older_versions() + extra
         for edge in self._rules.makes(action):
             self._held[edge] = self._made_bytes(edge)
         for edge in self._rules.frees(action, needs):
@@ -251,6 +291,25 @@ class MemoryWalk:
         elif action.kind == "U":
             self._held.pop(gradients_key, None)
         return peak
+
+    def _sum_bytes(self, stage: int, needs: Sequence[Edge]) -> float:
+        # A sum of two gradients of a lent weight is a new tensor. It is gone before an update that stashes weights.
+        arrived = (self._received_bytes(edge) for edge in needs if edge.value == "tied-gradient")
+        return max(arrived, default=0.0) - self._stages[stage].gradients * self._stashes[stage]
+
+    def _older_versions(self) -> float:
+        # Bytes of borrowed weights that graphs in flight hold, beside the newest.
+        older = 0.0
+        for tie in self._borrowed:
+            seen_by = [self._newest.get(tie.user, 0)]
+            seen_by += [
+                edge.source.microbatch
+                for edge in self._held
+                if isinstance(edge, Edge) and edge.value in ("graph", "version") and edge.stage == tie.user
+            ]
+            versions = {max(-1, tie.newest(microbatch)) for microbatch in seen_by}
+            older += (len(versions) - 1) * self._weights.get((tie.owner, tie.user), 0.0)
+        return older
 
     def _extra_bytes(self, action: Action) -> float:
         stage = self._stages[action.stage]

@@ -4,6 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+ANY_MOMENTUM = 0.9  # where it matters only that there is one
+
 
 class Place(NamedTuple):
     """What a cure may depend on: the stage, how many there are, its steady-state delay, its optimizer's momentum.
@@ -66,6 +68,20 @@ class StepCure(NamedTuple):
     along_step: bool = False
 
 
+class WeightCopies(NamedTuple):
+    """The copies of its trained weights that a stage keeps for what its passes see, beside the weights themselves.
+
+    `forward`: predicted ones, from the first forward after an update to the next update. `backward`: predicted or past
+    ones, made by each backward for itself. `always`: of weights or their changes before the last update; `updating` as
+    many more while an update runs.
+    """
+
+    forward: int = 0
+    backward: int = 0
+    always: int = 0
+    updating: int = 0
+
+
 @dataclass(frozen=True)
 class Cure:
     """How a method makes up for delay.
@@ -95,6 +111,16 @@ class Cure:
             return StepCure(feedback, along_step=along_step)
         return StepCure(feedback, self.rotate.interval(place), self.rotate.two_sided, along_step)
 
+    def copies(self, place: Place) -> WeightCopies:
+        """What its predictions and corrections keep of the weights of the stage there."""
+        passes = [each for each in (self.forward, self.backward) if each is not None and looks(each, place)]
+        corrections = sum(isinstance(each, Correction) for each in passes)
+        formers = sum(isinstance(each, Prediction) and each.form == "weight" for each in passes)
+        return WeightCopies(
+            forward=int(self.forward in passes), backward=int(self.backward in passes), always=formers + corrections,
+            updating=corrections,
+        )  # fmt: skip
+
     @property
     def step_predictions(self) -> list[Prediction]:
         """Its predictions along the optimizer's step."""
@@ -122,3 +148,8 @@ class Cure:
             return ("adam", "adamw")
         known = ("sgd", "adam", "adamw", "nadam", "lion", "muon", "soap")
         return known if self.spike or "step" in forms else ()
+
+
+def looks(cure: Prediction | Correction, place: Place) -> bool:
+    """Whether a pass of the stage there sees other weights than the current ones."""
+    return bool(cure.span(place) if isinstance(cure, Correction) else cure.horizon(place))

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from stretto.errors import UsageError
-from stretto.methods.cure import Cure, Place, StepCure
+from stretto.methods.cure import ANY_MOMENTUM, Cure, Place, StepCure, WeightCopies
 from stretto.methods.gradient_prediction import GradientPrediction
 from stretto.methods.phases import Phases
 from stretto.methods.planning import Planning
@@ -100,6 +100,16 @@ class Method:
         mean = sum(delays) / len(delays)
         return tuple(
             self.cure.at(Place(stage, len(delays), delay, 0.0, mean_delay=mean)) for stage, delay in enumerate(delays)
+        )
+
+    def weight_copies(self, schedule: Schedule) -> tuple[WeightCopies, ...]:
+        """What its predictions and corrections keep of each stage's weights, with a momentum like any other."""
+        of_kind("schedule", schedule, Schedule, "a stretto.schedule.Schedule")
+        if self.cure.forward is None and self.cure.backward is None:
+            return (WeightCopies(),) * schedule.num_stages
+        delays = self.delays(schedule).mean
+        return tuple(
+            self.cure.copies(Place(stage, len(delays), delay, ANY_MOMENTUM)) for stage, delay in enumerate(delays)
         )
 
     def versions(self, schedule: Schedule) -> tuple[int, ...]:

@@ -7,6 +7,7 @@ from stretto.errors import UsageError
 from stretto.options.checks import is_number, is_whole, shown
 
 MOST_DELAY = 10_000
+PREDICTING, FROM_LABELS = "gradients by ", "gradients, with labels, by "  # before the name of a head in plans
 
 
 @dataclass(frozen=True)
@@ -31,3 +32,16 @@ class GradientPrediction:
             raise UsageError(f"synthetic-gradients(delay={shown(self.delay)}): {wanted}")
         if not is_number(self.rate) or not 0 <= self.rate < math.inf:
             raise UsageError(f"synthetic-gradients(rate={shown(self.rate)}): a number of at least 0")
+
+
+def name_in_plans(head: str, *, labelled: bool) -> str:
+    """The name under which plans know the costs of what predicts gradients, apart from the heads with that name."""
+    return f"{FROM_LABELS if labelled else PREDICTING}{head}"
+
+
+def read_in_plans(name: str) -> tuple[str, bool, bool]:
+    """The head behind a name in plans, whether it predicts gradients, and whether it reads labels for it."""
+    for prefix, labelled in ((FROM_LABELS, True), (PREDICTING, False)):
+        if name.startswith(prefix):
+            return name.removeprefix(prefix), True, labelled
+    return name, False, False

@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 Messages = Literal["exposed", "streamed", "hidden"]
 Order = Literal["line", "loop", "breadth first", "v"]
 Factors = tuple[int, int, int]  # of the seconds of F, I and W
-Waits = Literal["chunk", "hop"]
+Waits = Literal["chunk", "hop", "prediction"]
 
 
 class StageAt(NamedTuple):
@@ -57,7 +57,8 @@ class Planning:
     worker, "loop" interleaved 1F1B, "breadth first" looped-bfs, "v" ZB-V and DualPipeV. any_per_worker: whether there
     may be more of them; plans try as many as --stages asks for.
     waits: what a stage waits for in every turn: "chunk", the gradient of the stages above it in its chunk; "hop", that
-    of the stage above it; None for neither.
+    of the stage above it; "prediction", that of the stage above it, for the micro-batch of as many turns ago as the
+    method's `prediction` has for its delay; None for none of them.
     """
 
     cut: str | None = None

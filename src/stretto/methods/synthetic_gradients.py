@@ -9,6 +9,7 @@ computed with its own prediction, or, as the last stage, with the loss.
 from stretto.errors import UsageError
 from stretto.methods.definition import Method
 from stretto.methods.gradient_prediction import GradientPrediction
+from stretto.methods.planning import Planning
 from stretto.options.checks import is_among, shown
 from stretto.schedule import Reach
 from stretto.schedule.library.backprop_and_local import predicted_gradients
@@ -37,4 +38,5 @@ def synthetic_gradients(*, head: str = "auto", labels: bool = False, delay: int 
         synchronous=False,
         head=head,
         prediction=prediction,
+        planning=Planning(messages="hidden", waits="prediction"),
     )

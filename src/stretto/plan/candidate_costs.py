@@ -28,6 +28,8 @@ In the code, `c` is a candidate, `s` one of its stages, and a table has at [i, j
                  max over stages, sum of the turns from it up to its chunk's end + end  chunked
                      turn = forward + backward + 2x within a chunk, hidden at its end
                  max(forward + 2x + W + end + forward and I of the stage above)         overlapping(delay=0)
+                 max over stages and k, (turn + end + sum of the next k stages'         synthetic-gradients
+                     forward + backward + L and the 2x below each) / (1 + k delay); its end includes L
 
 A gap is the largest of a method's sums of F, I and W (`Planning.gap`), fitted to simulations and tested against them.
 For equal stages the synchronous formulas are the schedules' exact times, (M + S - 1) turn + end; zb-h2's is the time
@@ -36,10 +38,15 @@ most, and by a transit for each further worker. Unequal stages take no longer wh
 that wait for each other. Where it has several, their mean counts: a long one (the logits') makes others wait only while
 it runs. Stages that differ by a tenth then take 4 % longer at most, or less. The formulas without a drain are exact for
 any stages if messages take no longer than the work that hides them; those of chunked and overlapping are exact for any
-messages. Memory of a stage:
+messages. Where gradients are predicted, B includes a forward of the module that does, and L takes its backward and its
+update; a stage waits where the gradient to learn from comes later than its own turns. That is exact for any stages, and
+for any messages if the delay is 1, else for those that take no longer than a turn. Memory of a stage:
 
     versions x weights + gradients + optimizer state (divided among replicas as far as they are sharded)
+    + copies of weights that predictions and corrections keep
     + held x activations
+    + delay x (output, and the graph of its predicted gradient), of a stage that learns to predict one
+    + of weights that another stage owns, those of the modules themselves, and one gradient to send there
     + what is recomputed at a time: by the layer that recomputes most, or by the whole stage; of a worker's stages, by
       the one that needs most
 
@@ -66,11 +73,13 @@ from stretto.cost.cure_costs import PLAIN, feedback_tensors
 from stretto.cost.layer_sums import LayerTimes, with_head
 from stretto.cost.layer_table import LayerCost, ModelCosts, keeping_inputs
 from stretto.cost.mixed_precision import sum_seconds
+from stretto.cost.predicted_gradients import graph_of, learn_seconds
 from stretto.cost.shared_weights import Use, borrow
 from stretto.cost.stage_prediction import Machine, times_by_part
 from stretto.mesh import Mesh
 from stretto.plan.hidden_exchanges import hidden_exchanges, share_kept_busy
 from stretto.plan.host_lags import HostLags, host_lags
+from stretto.plan.partition import WaitForm
 from stretto.plan.places import (
     DeviceKind,
     Numbers,
@@ -107,6 +116,8 @@ class Sizes(NamedTuple):
     recomputed: Table  # by the backward of the layer that recomputes most
     summed_once: Table  # gradients that processes which share weights sum once a turn
     largest: Table  # the weights of the largest layer
+    sent: Table  # gradients of borrowed weights, of one micro-batch
+    borrowed: Table  # weights of another stage
     input: Numbers
     output: Numbers
 
@@ -122,8 +133,9 @@ class StageTable(NamedTuple):
     bubble: W, and `host_deferrable` what that waits for the host.
     `transit` is the part of a message to the next stage that keeps neither end busy.
 
-    Seconds of a turn: `all_reduce` among replicas, and of norms' gradients on a divided sequence, `update`,
-    `loss_overhead` (sending and receiving losses), and `turn_overhead`, the runtime's own time.
+    Seconds of a turn: `learn`, learning to predict a gradient, `all_reduce` among replicas, and of norms' gradients on
+    a divided sequence, `update`, `loss_overhead` (sending and receiving losses), and `turn_overhead`, the runtime's own
+    time.
 
     Bytes: `static_bytes` always, `microbatch_bytes` for each micro-batch held, `recompute_bytes` for the one that is
     recomputed.
@@ -131,6 +143,7 @@ class StageTable(NamedTuple):
 
     forward: Table
     backward: Table
+    learn: Table
     intra_forward: Table
     intra_backward: Table
     forward_gather: Table
@@ -154,7 +167,7 @@ class StageTable(NamedTuple):
     @property
     def end(self) -> Table:
         """Seconds at the end of a turn."""
-        return self.all_reduce + self.update + self.loss_overhead + self.turn_overhead
+        return self.learn + self.all_reduce + self.update + self.loss_overhead + self.turn_overhead
 
 
 class Row(NamedTuple):
@@ -163,7 +176,8 @@ class Row(NamedTuple):
     A worker has the `kept` bytes of all its stages at a time, the `passing` ones of one of them. `busy` are the seconds
     of a step in which it keeps its worker busy.
     Under methods whose stages wait for the one above them in every turn, `beside_wait` are a stage's seconds without
-    that wait, and `awaited` the seconds that the stage below waits for it; else None.
+    that wait, `awaited` the seconds that the stage below waits for it, and `transits` those of the messages to and from
+    the stage above where `beside_wait` does not have them; else None.
     """
 
     fill: Table
@@ -173,6 +187,7 @@ class Row(NamedTuple):
     busy: Table
     beside_wait: Table | None = None
     awaited: Table | None = None
+    transits: Table | None = None
 
     @property
     def bytes(self) -> Table:
@@ -253,7 +268,7 @@ class Prices:
     @cached_property
     def least(self) -> "Prices":
         """The costs where all layers that share weights only read them: no more than those of any stage's layers."""
-        if not any(planned(name).family == "local" for name in self.problem.names):
+        if self.as_large_models and not any(planned(name).family == "local" for name in self.problem.names):
             return self
         return self.borrowing(tuple(Use(shared, shared, trains=False) for shared in self.shared))
 
@@ -268,8 +283,9 @@ class Prices:
         # The uses of borrowed weights by stage s where it holds [i, j), and at which [i, j): later ones count. Whether
         # it trains a weight may depend on the stage that owns it; what its owner may be decides, in favour of training.
         tried, heads = planned(method), self.problem.heads_of(method)
-        if not self.shared or tried.family != "local" or not flow_of(method, stages, losses).heads:
-            return ()
+        flow = flow_of(method, stages, losses)
+        if not self.shared or (self.as_large_models and not (flow.heads or flow.predicted)):
+            return ()  # a single loss: each stage steps a copy of its own
         if heads is not None and heads.from_last:
             return tuple(
                 (tuple(borrowed(shared, max(shared), trains=True) for shared in self.shared if max(shared) >= cut),
@@ -464,32 +480,38 @@ class Prices:
         # What of the sizes does not depend on examples.
         layers, indices = self.distinct(form)
         amounts = [
-            (x.parameter_bytes, x.gradient_bytes, self.problem.state(x), x.parameter_tensors, x.summed_once)
+            (x.parameter_bytes, x.gradient_bytes, self.problem.state(x), x.parameter_tensors, x.summed_once,
+             x.sent_gradients)
             for x in layers
-        ]
-        weights, gradients, state, tensors, once = np.array(amounts, dtype=float)[indices].T
-        more, more_gradients, more_tensors = self.repeats(form)
+        ]  # fmt: skip
+        weights, gradients, state, tensors, once, sent = np.array(amounts, dtype=float)[indices].T
+        more, more_gradients, more_tensors, borrowed = self.repeats(form)
         more_of_all = more, more_gradients, self.problem.state_of_repeated * more_gradients, more_tensors
         tables = zip((weights, gradients, state, tensors), more_of_all, strict=True)
-        return (*(range_sums(values) - twice for values, twice in tables), range_sums(once), range_max(weights))
+        return (
+            *(range_sums(values) - twice for values, twice in tables), range_sums(once), range_max(weights),
+            range_sums(sent), borrowed,
+        )  # fmt: skip
 
-    def repeats(self, form: Form) -> tuple[Table, Table, Table]:
+    def repeats(self, form: Form) -> tuple[Table, Table, Table, Table]:
         """What the rows of the layers [i, j) count more than once: bytes of shared weights, bytes of their gradients,
-        and how many of these there are.
+        and how many of these there are; and the bytes of those that they borrow.
         """
         counted, layers = self.problem.counted_costs(form), len(self.problem.layers)
         costs, parts = (self.problem.whole_costs(form), form.tensor) if counted is None else (counted, 1)
-        num_bytes, gradients, tensors = (np.zeros((layers + 1,) * 2) for _ in range(3))
+        num_bytes, gradients, tensors, borrowed = (np.zeros((layers + 1,) * 2) for _ in range(4))
         for tie in costs.ties:
             uses = range_sums(np.isin(np.arange(layers), tie.layers).astype(float))
             more = np.maximum(0.0, uses - 1)
             num_bytes = num_bytes + more * tie.bytes / parts
-            if not tie.borrowed:
+            if tie.borrowed:
+                borrowed = borrowed + np.minimum(1.0, uses) * tie.bytes / parts
+            else:
                 gradients, tensors = gradients + more * tie.bytes / parts, tensors + more
-        return num_bytes, gradients, tensors
+        return num_bytes, gradients, tensors, borrowed
 
     def _sizes(self, form: Form, examples: float) -> Sizes:
-        parameters, gradients, state, tensors, summed_once, largest = self.weights(form)
+        parameters, gradients, state, tensors, summed_once, largest, sent, borrowed = self.weights(form)
         activation, shared, inputs, outputs, loose_input, loose_output, recomputed = (
             self.amount(form, key, examples) for key in AMOUNTS
         )
@@ -499,7 +521,7 @@ class Prices:
         return Sizes(
             parameters, gradients, state, tensors, held,
             range_max(np.maximum(0.0, recomputed)) if recomputed.any() else np.zeros_like(held),
-            summed_once, largest, np.append(inputs, 0.0), np.concatenate([[0.0], outputs]),
+            summed_once, largest, sent, borrowed, np.append(inputs, 0.0), np.concatenate([[0.0], outputs]),
         )  # fmt: skip
 
     def _intra_stage(
@@ -593,6 +615,8 @@ class Prices:
         workers, stages_per_worker = places.workers, c.planning.stages_per_worker
         times, sizes = self.slowest(c, worker), self.sizes(c.form, c.examples)
         static, gradients, held = sizes.parameters * versions + sizes.state, sizes.gradients, sizes.held
+        copies = c.planned.weight_copies(c.stage_at(s))
+        static = static + self.beside_borrowed(c, s) + (copies.forward + copies.backward + copies.always) * gradients
         if s and not c.receives_gradient(s - 1):
             times = times._replace(backward=times.weight_gradient)
         if s in c.gradients.heads:
@@ -601,6 +625,10 @@ class Prices:
             twice = self.had_twice(c.method)
             static, gradients = static + head.static - twice, gradients + head.gradients
             held = held + head.held - twice
+        learn = np.zeros_like(static)
+        if s in c.gradients.predicted:
+            forward, learn, bytes_of_predictor = self.predictor(c, s)
+            times, static = times._replace(backward=times.backward + forward), static + bytes_of_predictor
         intra = self.intra_stage(
             c.mesh, c.pipeline, c.placement, worker, c.form, c.examples, self.hides_exchanges and not c.planning.split
         )
@@ -622,6 +650,7 @@ class Prices:
         computing = StageTable(
             forward=times.forward + intra_forward,
             backward=backward + intra_backward + again,
+            learn=zeros + learn,
             intra_forward=intra_forward,
             intra_backward=intra_backward,
             forward_gather=zeros,
@@ -650,6 +679,14 @@ class Prices:
     def has_buckets(self, c: Candidate) -> bool:
         """Whether a copy of all gradients is kept to sum them, in networks that are only planned."""
         return self.as_large_models and self.problem.program.buckets and c.mesh.data > 1
+
+    def beside_borrowed(self, c: Candidate, s: int) -> Table:
+        """Bytes beside the borrowed weights that stage s computes with: its modules' own, and gradients to be sent.
+
+        Stage 0 is taken for the owner: on its worker the modules' own are the owner's.
+        """
+        sizes = self.sizes(c.form, c.examples)
+        return sizes.sent + sizes.borrowed * (c.worker_of(s) != c.worker_of(0))
 
     def accumulating(self, c: Candidate, accumulate: Table) -> Table:
         """Seconds of adding gradients to earlier ones: to a shard alone in networks that are only planned."""
@@ -719,27 +756,33 @@ class Prices:
         inputs, outputs = share * sizes.input, share * sizes.output
         forward_messages = receiving(below, inputs)[:, None] + sending(above, outputs)
         send_gradient = sending(below, inputs)[:, None] * c.receives_gradient(s - 1)
+        learns, to_learn_from = s in c.gradients.predicted, 0.0 * inputs
         receive_gradient = receiving(above, inputs) * c.receives_gradient(s)
+        if learns:
+            receive_gradient, to_learn_from = to_learn_from, receive_gradient
         num_backwards = c.num_backward_actions(s)
         num_actions = num_backwards + c.recomputes(s)
         # A stage with a head of its own sends that head's gradient down before it receives the one from above.
         deferred_receive = receive_gradient if num_backwards == 2 and not c.planned.drains else 0.0
+        gradient_messages = send_gradient + receive_gradient
         return stage._replace(
             forward=stage.forward + forward_messages + per_action,
-            backward=stage.backward + send_gradient + receive_gradient + num_actions * per_action,
-            message_overhead=stage.message_overhead + forward_messages + send_gradient + receive_gradient,
-            action_overhead=stage.action_overhead + (1 + num_actions) * per_action,
+            backward=stage.backward + gradient_messages + num_actions * per_action,
+            learn=stage.learn + to_learn_from + learns * per_action,
+            message_overhead=stage.message_overhead + forward_messages + gradient_messages + to_learn_from,
+            action_overhead=stage.action_overhead + (1 + num_actions + learns) * per_action,
             deferrable=stage.deferrable + deferred_receive + (per_action if num_backwards == 2 else 0.0),
         )
 
     def with_sharding(self, c: Candidate, s: int, stage: StageTable) -> StageTable:
         """The stage with its optimizer state, or weights and gradients too, sharded among replicas."""
         sizes, places, worker = self.sizes(c.form, c.examples), self.places_of(c), c.worker_of(s)
+        beside = self.beside_borrowed(c, s)
         if c.shard == SHARD_OPTIMIZER:
             return stage._replace(
                 all_reduce=self.scattered_and_gathered(c, worker, stage),
                 update=stage.update / c.mesh.data,
-                static_bytes=sizes.parameters + sizes.gradients + sizes.state / c.mesh.data,
+                static_bytes=sizes.parameters + sizes.gradients + sizes.state / c.mesh.data + beside,
             )
         gather, scatter = self.sharding_messages(c, worker, stage)
         kinds, replicas = places.machines[worker], places.replicas[worker]
@@ -880,11 +923,24 @@ class Prices:
             at_end(missing + np.array([head.parameter_bytes + self.problem.state(head) for head in heads])),
             at_end([head.gradient_bytes for head in heads]),
             at_end([head.activation.at(c.examples) for head in heads]),
+            at_end([graph_of(head).at(c.examples) for head in heads]),
         )
+
+    def predictor(self, c: Candidate, s: int) -> tuple[Table, Table, Table]:
+        """What predicts the gradient of stage s: seconds that B takes longer, those of L, and bytes.
+
+        From B to L it keeps the stage's output, and the prediction's graph where that serves for L.
+        """
+        head, prediction = self.head(c, s), c.planned.method.prediction
+        assert prediction is not None, "the method says how predictions learn"
+        keeps, outputs = prediction.keeps_graph, self.sizes(c.form, c.examples).output
+        kept = prediction.delay * (outputs + keeps * head.graph)
+        return head.times.forward, learn_seconds(head.times, keeps_graph=keeps), head.static + kept
 
     def tables(self, c: Candidate) -> list[Row]:
         """The row of every stage; loads are infinite where the worker's memory is too small."""
-        place, method, heads, rows = self.places_of(c), c.planned, c.gradients.heads, []
+        place, method, rows = self.places_of(c), c.planned, []
+        heads = c.gradients.heads | c.gradients.predicted
         planning, last = method.planning, c.stages - 1
         losses = self.loss_seconds(c.mesh, c.pipeline, c.placement, c.worker_of(last))
         known: dict[Hashable, tuple[StageTable, Table, Table, Table]] = {}
@@ -897,6 +953,7 @@ class Prices:
                 id(c.link(s - 1, place)), id(c.link(s, place)), c.receives_gradient(s - 1), c.receives_gradient(s),
                 losses[worker], s == 0, s == last, method.versions(stage_at), c.recomputes(s),
                 self.problem.head_variant(c.method, s, c.stages) if s in heads else None, method.step_cure(stage_at),
+                method.weight_copies(stage_at),
                 tuple(uses for uses, _ in self.borrowings(c.method, c.stages, c.losses, s)),
             )  # fmt: skip
             if key not in known:
@@ -911,7 +968,7 @@ class Prices:
             if place_key not in of_stage:
                 allowed = self.valid if self.problem.begins is None else self.valid & self.stands(s)
                 kept = np.where(allowed, stage.static_bytes + held * stage.microbatch_bytes, inf)
-                wait = wait_terms(c, s, stage) if planning.waits else (None, None)
+                wait = wait_terms(c, s, stage) if planning.waits else (None, None, None)
                 fits = (kept + stage.recompute_bytes <= memory) & np.isfinite(kept)
                 of_stage[place_key] = Row(fill, np.where(fits, load, inf), kept, stage.recompute_bytes, busy, *wait)
             rows.append(of_stage[place_key])
@@ -957,7 +1014,7 @@ class Prices:
         total = load + (float(sum(fills)) if adds_fill(c) else 0.0)
         if c.planning.waits:
             terms = [wait_terms(c, s, stage) for s, stage in enumerate(stages)]
-            total = max(load, float(longest_turn(terms, waiting_stages(c), c)))
+            total = max(load, wait_form(c).longest([tuple(map(float, each)) for each in terms]))
         parts["bubble"] = total - sum(parts.values())
         parts["correction"] = total * (self.correction(c) - 1)
         return {name: float(value) for name, value in parts.items()}
@@ -1021,6 +1078,7 @@ class Head(NamedTuple):
     static: Table
     gradients: Table
     held: Table
+    graph: Table  # what it keeps beside its input
 
 
 TERMS = (
@@ -1056,33 +1114,29 @@ def microbatch_seconds(c: Candidate, stage: StageTable) -> Table:
     return np.maximum(work, stage.transit)
 
 
-def waiting_stages(c: Candidate) -> list[bool]:
-    """For each stage, whether it waits for the stage above it in every turn."""
-    return [c.receives_gradient(s) for s in range(c.stages)]
-
-
-def wait_terms(c: Candidate, s: int, stage: StageTable) -> tuple[Table, Table]:
-    """A stage's `Row.beside_wait` and `Row.awaited`, under methods whose stages wait for the one above them."""
-    work = stage.forward + stage.backward
+def wait_terms(c: Candidate, s: int, stage: StageTable) -> tuple[Table, Table, Table]:
+    """A stage's `Row.beside_wait`, `awaited` and `transits`, under methods whose stages wait for the one above them."""
+    work, in_flight = stage.forward + stage.backward, 2 * stage.transit
     if c.planning.waits == "hop":
-        return stage.forward + 2 * stage.transit + stage.deferrable + stage.end, work - stage.deferrable
-    turn = np.maximum(work, stage.transit) if not c.receives_gradient(s) else work + 2 * stage.transit
-    return turn + stage.end, turn
+        return stage.forward + in_flight + stage.deferrable + stage.end, work - stage.deferrable, 0.0 * work
+    if c.planning.waits == "prediction":
+        return work + stage.end, work + stage.learn, in_flight
+    turn = np.maximum(work, stage.transit) if not c.receives_gradient(s) else work + in_flight
+    return turn + stage.end, turn, 0.0 * work
 
 
-def longest_turn(stages: Sequence[tuple[Table, Table]], is_waiting: Sequence[bool], c: Candidate) -> Table:
-    """The seconds from one turn to the next of the slowest stage, waits included."""
-    longest = wait = np.zeros(())
-    for (beside_wait, awaited), waits in reversed(list(zip(stages, is_waiting, strict=True))):
-        own_wait = wait if waits else np.zeros(())
-        longest = np.maximum(longest, beside_wait + own_wait)
-        wait = awaited + (own_wait if c.planning.waits == "chunk" else 0.0)
-    return longest
+def wait_form(c: Candidate) -> WaitForm:
+    """How the stages of a candidate wait for the stages above them."""
+    prediction = c.planned.method.prediction if c.planning.waits == "prediction" else None
+    is_waiting = [c.receives_gradient(s) for s in range(c.stages)]
+    return WaitForm(is_waiting, c.planning.waits != "hop", 0 if prediction is None else prediction.delay)
 
 
 def fill_and_load(c: Candidate, s: int, stage: StageTable) -> tuple[Table, Table]:
     """The fill and the load of a stage, by the formulas at the top of this file."""
     turn, end, work = microbatch_seconds(c, stage), stage.end, stage.forward + stage.backward
+    if c.planning.waits == "prediction":  # gradients that come later than a turn are in its wait
+        return work, np.maximum(work + end, stage.transit)
     if c.planning.fills_bubble:
         bubble = 0.0 * work if not s else gap_seconds(c, stage) if c.microbatches >= c.stages else work
         return bubble + 2 * stage.transit, c.microbatches * turn + end

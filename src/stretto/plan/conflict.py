@@ -11,7 +11,8 @@ from stretto.plan.search_space import Candidate, all_alternatives, candidates, d
 
 LOOKED_AT = 5000  # candidates of a freed problem that are looked at for the values that would be possible
 SHOWN = 6  # of these values
-AXES = ("pipelines", "data_parallels", "tensors", "spaces")
+INNER = ("tensors", "spaces")  # what may cut a stage
+AXES = ("pipelines", "data_parallels", *INNER)
 
 
 class Limit(NamedTuple):
@@ -154,6 +155,8 @@ def laws(fields: Sequence[str], problem: Problem) -> Iterator[str]:
         yield "layers of this model share weights, which are sharded only where one stage has all of them"
     if "shards" in fields:
         yield "weights are sharded among replicas, of which there must be at least 2"
+    if "methods" in fields and {"data_parallels", *INNER} & {*fields} and predicts_alone(problem):
+        yield "what predicts a stage's gradient learns in one process, without replicas, and no stage is shared"
     if "methods" in fields and not {"batch_sizes", "microbatches"} & {*fields}:
         yield from methods_law(problem)
     if "methods" in fields:
@@ -165,6 +168,11 @@ def laws(fields: Sequence[str], problem: Problem) -> Iterator[str]:
     if {*AXES} & {*fields}:
         share = "" if problem.all_workers else " or a divisor of it"
         yield f"pipeline x data-parallel x tensor x space is the number of workers, {problem.workers}{share}"
+
+
+def predicts_alone(problem: Problem) -> bool:
+    """Whether all of a problem's methods predict gradients."""
+    return all(planned(name).predicts_gradients for name in problem.names)
 
 
 def methods_law(problem: Problem) -> Iterator[str]:

@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from stretto.plan.candidate_costs import Row, adds_fill, busiest, waiting_stages
+from stretto.plan.candidate_costs import Row, adds_fill, busiest, wait_form
 from stretto.plan.objective import Rates
-from stretto.plan.partition import partition, partition_waiting
+from stretto.plan.partition import WaitTables, partition, partition_waiting
 from stretto.plan.range_tables import Table
 from stretto.plan.search_space import Candidate
 from stretto.plan.worker_partition import Proven, proven, worker_partition
@@ -43,9 +43,7 @@ def best_cut(c: Candidate, rows: Sequence[Row], rates: Rates, memory: Sequence[f
         ]
         chosen = partition(scaled(load, [rates.step] * len(load)), fills)
     elif c.planning.waits:
-        beside_wait = [row.beside_wait for row in rows if row.beside_wait is not None]
-        awaited = [row.awaited for row in rows if row.awaited is not None]
-        chosen = partition_waiting(load, beside_wait, awaited, waiting_stages(c), onward=c.planning.waits == "chunk")
+        chosen = partition_waiting(load, [wait_tables(row) for row in rows], wait_form(c))
     else:
         chosen = partition(load, [row.fill for row in rows] if adds_fill(c) else None)
     if chosen is None:
@@ -53,6 +51,14 @@ def best_cut(c: Candidate, rows: Sequence[Row], rates: Rates, memory: Sequence[f
     seconds = chosen.value if c.planning.waits or not rates.busy else seconds_of(c, rows, chosen.bounds)
     is_fastest = bool(c.planning.waits and rates.busy)  # which need not be the one of the least value
     return Cut(chosen.bounds, seconds, -inf if is_fastest else value_of(c, rows, chosen.bounds, rates, seconds))
+
+
+def wait_tables(row: Row) -> WaitTables:
+    """The tables of a stage that waits for the one above it."""
+    assert row.beside_wait is not None, "the method's stages wait"
+    assert row.awaited is not None, "the method's stages wait"
+    assert row.transits is not None, "the method's stages wait"
+    return WaitTables(row.beside_wait, row.awaited, row.transits)
 
 
 def cut_in_rounds(c: Candidate, rows: Sequence[Row], rates: Rates, memory: Sequence[float]) -> Cut:

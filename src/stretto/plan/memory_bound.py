@@ -70,9 +70,9 @@ class MemoryBounds:
         return static_bytes(*self.total(c.mesh.tensor), c.shard, c.mesh.data)
 
     def reaches(self, c: Candidate, limit: float = inf) -> bool:
-        """Whether the stages reach the last layer if each worker holds as many layers as its memory allows.
+        """Whether the stages reach the last layer if each worker holds as many layers as its memory, and a limit, allow.
 
-        And no more than `limit` bytes. Only activations that grow with every layer count, so that fewer layers never need more memory.
+        Only activations that grow with every layer count, so that fewer layers never need more memory.
         """
         if c.planning.stages_per_worker > 1:
             return self.workers_reach(c, limit)

@@ -8,7 +8,7 @@ layer from s to L - S + s: only that window of a table is read.
 
 import math
 from collections.abc import Sequence
-from itertools import combinations
+from itertools import combinations, pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -65,78 +65,108 @@ def partition(load: Tables, fill: Tables | None = None) -> Partition | None:
     return best
 
 
-def partition_waiting(
-    load: Tables, beside_wait: Tables, awaited: Tables, waits: Sequence[bool], *, onward: bool
-) -> Partition | None:
+class WaitTables(NamedTuple):
+    """The seconds of a stage that may wait for the one above it: its own, those that the stage below waits for it, and
+    those of the messages to and from the stage above.
+    """
+
+    beside: Table
+    awaited: Table
+    transits: Table
+
+
+class WaitForm(NamedTuple):
+    """How stages wait for the stage above them in every turn: those with waits[s].
+
+    Without `delay` stage s takes its own seconds and its wait: the awaited ones of stage s + 1, plus the wait of that
+    if `onward`. With it, what it waits for is of so many turns ago: of stages s, s + 1, ... s + k the turns take at
+    least (own seconds of s + awaited ones of the others + the transits between them) / (1 + k delay).
+    """
+
+    waits: Sequence[bool]
+    onward: bool = False
+    delay: int = 0
+
+    def longest(self, stages: Sequence[tuple[float, ...]]) -> float:
+        """The seconds from one turn to the next, by the entries of each stage's `WaitTables`."""
+        if self.delay:
+            return max(map(self._longest_from, range(len(stages)), [stages] * len(stages)))
+        longest = wait = 0.0
+        for (beside, awaited, _), waits in reversed(list(zip(stages, self.waits, strict=True))):
+            own_wait = wait if waits else 0.0
+            longest = max(longest, beside + own_wait)
+            wait = awaited + (own_wait if self.onward else 0.0)
+        return longest
+
+    def _longest_from(self, first: int, stages: Sequence[tuple[float, ...]]) -> float:
+        total = longest = stages[first][0]
+        for turns, stage in enumerate(range(first, len(stages) - 1), start=1):
+            if not self.waits[stage]:
+                break
+            total += stages[stage][2] + stages[stage + 1][1]
+            longest = max(longest, total / (1 + turns * self.delay))
+        return longest
+
+
+def partition_waiting(load: Tables, stages: Sequence[WaitTables], form: WaitForm) -> Partition | None:
     """The partition whose slowest stage takes least, where stages also wait for the stage above them in every turn.
 
-    A stage with waits[s] takes beside_wait[s] plus its wait: awaited[s + 1], plus stage s + 1's own wait if `onward`.
     Exact: the limit of a stage's time falls by bisection while that helps, then to just below the last time found,
     until no partition keeps to it.
     """
-    best = within_limit(load, beside_wait, awaited, waits, np.inf, onward=onward)
+    best = within_limit(load, stages, form, np.inf)
     if best is None:
         return None
     low = least_bottleneck(load)
     assert low is not None, "a partition is allowed"
     while best.value > low * (1 + SAME):
         middle = (low + best.value) / 2
-        candidate = within_limit(load, beside_wait, awaited, waits, middle, onward=onward)
+        candidate = within_limit(load, stages, form, middle)
         if candidate is None:
             low = middle
         best = candidate or best
-    candidate = best
-    while candidate is not None:
+    while True:
+        candidate = within_limit(load, stages, form, np.nextafter(best.value, 0))
+        if candidate is None or candidate.value >= best.value:  # sums in another order may differ in the last bit
+            return best
         best = candidate
-        candidate = within_limit(load, beside_wait, awaited, waits, np.nextafter(best.value, 0), onward=onward)
-    return best
 
 
-def within_limit(
-    load: Tables, beside_wait: Tables, awaited: Tables, waits: Sequence[bool], limit: float, *, onward: bool
-) -> Partition | None:
+def within_limit(load: Tables, stages: Sequence[WaitTables], form: WaitForm, limit: float) -> Partition | None:
     """A partition in which no stage takes longer than the limit; None if there is none.
 
     Dynamic programming from the last stage to the first: of all partitions of the layers from some layer on, the one
     that the stage below waits for least is enough.
     """
-    layers, stages = load[0].shape[0] - 1, len(load)
-    width = layers - stages + 1
+    layers, number = load[0].shape[0] - 1, len(load)
+    width = layers - number + 1
     if width < 1:
         return None
     wait = np.full(width, np.inf)
     wait[-1] = 0.0
-    ends, columns = np.empty((stages, width), dtype=np.intp), np.arange(width)
-    for s in reversed(range(stages)):
+    ends, columns = np.empty((number, width), dtype=np.intp), np.arange(width)
+    for s in reversed(range(number)):
         window = (slice(s, s + width), slice(s + 1, s + 1 + width))
-        own_wait = wait if waits[s] else np.where(wait < np.inf, 0.0, np.inf)
+        reached = wait < np.inf
+        own_wait = np.where(reached, wait, 0.0) if form.waits[s] else np.zeros(width)
+        if form.delay and form.waits[s]:
+            own_wait = np.maximum(0.0, own_wait + stages[s].transits[window] - form.delay * limit)
         fits = (
             (load[s][window] < np.inf)
-            & (own_wait < np.inf)
-            & (np.maximum(load[s][window], beside_wait[s][window] + own_wait) <= limit)
+            & reached
+            & (np.maximum(load[s][window], stages[s].beside[window] + own_wait) <= limit)
         )
-        total = np.where(fits, awaited[s][window] + (own_wait if onward else 0.0), np.inf)
+        total = np.where(fits, stages[s].awaited[window] + (own_wait if form.onward else 0.0), np.inf)
         ends[s] = total.argmin(axis=1)
         wait = total[columns, ends[s]]
     if not wait[0] < np.inf:
         return None
     bounds = [0]
-    for s in range(stages):
+    for s in range(number):
         bounds.append(s + 1 + int(ends[s][bounds[-1] - s]))
-    return Partition(tuple(bounds), slowest_stage(load, beside_wait, awaited, waits, bounds, onward=onward))
-
-
-def slowest_stage(
-    load: Tables, beside_wait: Tables, awaited: Tables, waits: Sequence[bool], bounds: Sequence[int], *, onward: bool
-) -> float:
-    """The time of the slowest stage of a partition, its wait included."""
-    longest = wait = 0.0
-    for s in reversed(range(len(load))):
-        span = bounds[s], bounds[s + 1]
-        own_wait = wait if waits[s] else 0.0
-        longest = max(longest, float(load[s][span]), float(beside_wait[s][span]) + own_wait)
-        wait = float(awaited[s][span]) + (own_wait if onward else 0.0)
-    return longest
+    spans = list(pairwise(bounds))
+    entries = [tuple(float(table[span]) for table in tables) for tables, span in zip(stages, spans, strict=True)]
+    return Partition(tuple(bounds), max(largest(load, bounds), form.longest(entries)))
 
 
 def largest(load: Tables, bounds: Sequence[int]) -> float:

@@ -9,8 +9,9 @@ from typing import NamedTuple, get_args
 from stretto.cost.cure_costs import PLAIN
 from stretto.errors import UsageError, nearest
 from stretto.methods import METHODS, Method, Planning, StageAt, method
-from stretto.methods.cure import Place, StepCure
+from stretto.methods.cure import ANY_MOMENTUM, Place, StepCure, WeightCopies
 from stretto.methods.definition import Family
+from stretto.methods.gradient_prediction import name_in_plans
 from stretto.methods.table import FROM_FILES, PHASES
 from stretto.options.parse import parse
 from stretto.schedule import Reach
@@ -19,9 +20,13 @@ FAMILIES: tuple[Family, ...] = get_args(Family)
 
 
 class GradientFlow(NamedTuple):
-    """The stages with a head of their own, and for each stage whether it receives a gradient from the stage above."""
+    """The stages with a head of their own, and for each stage whether it receives a gradient from the stage above.
+
+    `predicted` are the stages behind which a gradient is predicted.
+    """
 
     heads: frozenset[int]
+    predicted: frozenset[int]
     arrive: tuple[bool, ...]
     everywhere: bool  # whether every stage but the last receives one
 
@@ -57,6 +62,18 @@ class PlannedMethod:
         return 2 if self.method.weights == "double-buffered" and at.stages > 1 else 1
 
     @property
+    def head(self) -> str:
+        """The name of the costs of what stands behind its stages: a head, or what predicts gradients there."""
+        if self.method.prediction is None:
+            return self.method.head
+        return name_in_plans(self.method.head, labelled=self.method.reach(2).labelled)
+
+    @property
+    def predicts_gradients(self) -> bool:
+        """Whether modules behind its stages predict gradients, and learn to, which only one process does."""
+        return self.method.prediction is not None
+
+    @property
     def turns_whole_matrices(self) -> bool:
         """Whether it needs all of each matrix in one process."""
         return self.method.cure.rotate is not None
@@ -64,6 +81,13 @@ class PlannedMethod:
     def step_cure(self, at: StageAt) -> StepCure:
         """What the method changes in the step of a stage."""
         return cure_at(self, at) if self.method.cure.changes_step else PLAIN
+
+    def weight_copies(self, at: StageAt) -> WeightCopies:
+        """What the method's predictions and corrections keep of a stage's weights."""
+        cure = self.method.cure
+        if cure.forward is None and cure.backward is None:
+            return WeightCopies()
+        return cure.copies(Place(at.stage, at.stages, self.planning.delay(at), ANY_MOMENTUM))
 
     def drives(self, optimizer: str) -> bool:
         """Whether the method works with an optimizer."""
@@ -114,7 +138,7 @@ def gradients(planned: PlannedMethod, stages: int, losses: int) -> GradientFlow:
     """The gradient flow of a method on `stages` stages; `losses` train a chunk of the stages each."""
     reach = reach_of(planned, stages, losses)
     arrive = tuple(bool(reach.arriving(stage)) for stage in range(stages))
-    return GradientFlow(frozenset(reach.heads) - {stages - 1}, arrive, all(arrive[:-1]))
+    return GradientFlow(frozenset(reach.heads) - {stages - 1}, reach.predicted, arrive, all(arrive[:-1]))
 
 
 def catalogue() -> Mapping[str, PlannedMethod]:

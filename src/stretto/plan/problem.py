@@ -176,7 +176,7 @@ class Problem:
 
     def heads_of(self, method: str) -> HeadCosts | None:
         """The costs of a method's heads behind each layer; None if they are not known."""
-        head = planned(method).method.head
+        head = planned(method).head
         return self._auto if head == "auto" else self.named_heads.get(head)
 
     @cached_property
@@ -190,11 +190,11 @@ class Problem:
 
     def why_no_local(self, method: str) -> str:
         """Why there are no plans with a local method; empty if there are."""
-        head = planned(method).method.head
-        costs = self.heads_of(method)
+        tried, costs = planned(method), self.heads_of(method)
+        head, what = tried.method.head, "a predicted gradient" if tried.predicts_gradients else "an auxiliary head"
         if costs is None:
-            reason = self.no_heads.get(head, "there are no data, which say what it learns")
-            return f"they need an auxiliary head behind each stage, and the cost of head={head} is not known: {reason}"
+            reason = self.no_heads.get(tried.head, "there are no data, which say what it learns")
+            return f"they need {what} behind each stage, and the cost of head={head} is not known: {reason}"
         return self.why_no_tied(head, costs) if self.costs.ties else ""
 
     def why_no_tied(self, head: str, costs: HeadCosts) -> str:

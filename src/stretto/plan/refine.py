@@ -8,6 +8,7 @@ from typing import NamedTuple
 from stretto.cost.head_costs import StageHeads, laid_out
 from stretto.cost.layer_sums import LayerTimes
 from stretto.cost.layer_table import ModelCosts
+from stretto.cost.predicted_gradients import with_predictions, without
 from stretto.cost.shared_weights import uses_in
 from stretto.cost.stage_prediction import StageTimes, stage_times
 from stretto.cost.step_prediction import Pricer, silent, turn_seconds
@@ -86,10 +87,10 @@ class LaidOut(NamedTuple):
         chosen, costs = method(str(c)), problem.costs
         ends = [*plan.bounds[:-1], len(costs.layers)]
         reach = chosen.reach(c.stages)
-        heads = problem.heads_of(c.method) if c.gradients.heads else None
+        heads = problem.heads_of(c.method) if c.gradients.heads or c.gradients.predicted else None
         behind = laid_out(heads, reach, costs, plan.bounds)
         schedule, rules = chosen.plan(c.stages, c.pipeline, ties=behind.ties, reads=behind.reads)
-        shared = prices.borrowing(uses_in(costs, plan.bounds, rules))
+        shared = prices.borrowing(uses_in(costs, plan.bounds, rules, copies=prices.as_large_models))
         rows = replace(shared.problem.counted_costs(c.form) or shared.problem.costs, layers=shared.rows(c.form))
         return cls(chosen, schedule, rules, rows, ends, behind)
 
@@ -123,18 +124,23 @@ def pricer_of(plan: Plan, prices: Prices, laid: LaidOut) -> Pricer:
     """The Pricer of a plan: as in `forecast`, with the communication of replicas and of parts of stages added."""
     c = plan.candidate
     workers = prices.places_of(c).workers
+    ranks = [workers.ranks[laid.schedule.worker_of[s]] for s in range(c.stages)]
     times = stage_times(
         laid.costs, laid.ends, prices.cluster, c.examples * len(workers.ranks[0]),
-        workers=[workers.ranks[laid.schedule.worker_of[s]] for s in range(c.stages)], dtype=prices.dtype,
-        optimizer=prices.steps.stepping, heads=laid.heads.rows, silent=silent(laid.rules, c.stages),
-        cures=laid.chosen.step_cures(laid.schedule), waits=False,
+        workers=ranks, dtype=prices.dtype,
+        optimizer=prices.steps.stepping, heads=without(laid.heads.rows, laid.rules.reach.predicted),
+        silent=silent(laid.rules, c.stages), cures=laid.chosen.step_cures(laid.schedule), waits=False,
+    )  # fmt: skip
+    times = with_predictions(
+        times, laid.heads.rows, laid.chosen, prices.cluster, c.examples * len(workers.ranks[0]), workers=ranks,
+        dtype=prices.dtype, optimizer=prices.steps.stepping,
     )  # fmt: skip
     machines = prices.places_of(c).machines
+    slowest = [max(kind.slowest for kind in machines[c.worker_of(s)]) for s in range(c.stages)]
     times = tuple(
-        replace(stage, compute=LayerTimes(*(max(kind.slowest for kind in machines[c.worker_of(s)]) * seconds
-                                            for seconds in stage.compute)))
-        for s, stage in enumerate(times)
-    )  # fmt: skip
+        replace(stage, compute=LayerTimes(*(slow * seconds for seconds in stage.compute)), learn=slow * stage.learn)
+        for slow, stage in zip(slowest, times, strict=True)
+    )
     tables = prices.stages_at(c, plan.bounds)
     share = prices.message_share(c.form)
     stages = [

@@ -302,6 +302,8 @@ def choices_on(problem: Problem, axes: Candidate) -> Iterator[tuple[int, Choice]
             continue
         if axes.mesh.tensor > 1 and tried.turns_whole_matrices:
             continue
+        if tried.predicts_gradients and axes.mesh.data * axes.mesh.inside > 1:
+            continue
         if not allows(problem.stages, stages):
             continue
         untied = stages == 1 or not problem.costs.ties  # no stages share weights

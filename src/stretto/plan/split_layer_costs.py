@@ -36,6 +36,7 @@ def by_tensor(layer: LayerCost, parts: int, divide: Divide) -> LayerCost:
         parameters=layer.parameters // parts,
         parameter_bytes=layer.parameter_bytes / parts,
         gradient_bytes=layer.gradient_bytes / parts,
+        sent_gradients=layer.sent_gradients / parts,
         activation=layer.shared + part_of_amount(inside, parts, fixed=True),
         recomputed=part_of_amount(layer.recomputed, parts, fixed=True),
         measured=part_of_times(layer.measured, parts, fixed=True),

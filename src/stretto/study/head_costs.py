@@ -14,12 +14,13 @@ from stretto.cost.layer_table import Affine, LayerCost
 from stretto.errors import UsageError
 from stretto.heads import LocalLoss, build
 from stretto.heads.auglocal import copied_stages, depth_at
-from stretto.heads.head import HeadKind, Network
+from stretto.heads.head import HeadKind, Network, Site
 from stretto.heads.infopro import InfoPro, weight_at
 from stretto.heads.reading import ReadingHead
 from stretto.heads.segprop import SharedTop, top_layers
-from stretto.heads.table import HEADS
+from stretto.heads.table import HEADS, build_head_at
 from stretto.measure.layer_flops import layer_costs
+from stretto.methods.gradient_prediction import read_in_plans
 from stretto.nn.batch import as_tuple
 from stretto.nn.memory_limit import bytes_of
 from stretto.options.named import resolve
@@ -157,11 +158,39 @@ class UncutModel:
         return 0, Network(halves, [self.features[index], self.features[-1]], self.inputs)
 
 
+def counted_predictor(
+    head: nn.Module, features: Tensors, target: Tensor | None, counting: "Counting | None" = None
+) -> LayerCost:
+    """The costs of what predicts the gradient of a batch's `features`, with its error; it reads a `target` if given."""
+    return layer_costs([PredictionError(head, target)], features, counting=counting).layers[0]
+
+
+def costs_of_predictor(name: str, model: UncutModel, *, labelled: bool) -> tuple[HeadCosts | None, str]:
+    """As `costs_of_head`, of what predicts the gradient of a layer's output; from the targets, too, if `labelled`."""
+    rows, reason = list[LayerCost | None](), "this model is a single piece, so that no stage stands below another"
+    for index, features in enumerate(model.features[:-1]):
+        row = None
+        try:
+            with torch.device(features[0].device):
+                head = build_head_at(name, Site(index, features, model.features[-1][0], labelled=labelled), True)
+            head = head.to(features[0].dtype)
+            row = counted_predictor(head, features, model.target if labelled else None, model.counting)
+        except UsageError as error:
+            reason = str(error)
+        rows.append(row)
+    if not any(row is not None for row in rows):
+        return None, reason
+    return HeadCosts(rows=(*rows, rows[-1])), ""
+
+
 def costs_of_head(name: str, model: UncutModel) -> tuple[HeadCosts | None, str]:
-    """The costs of a head by its name behind each layer of a model; or None, and why there are none.
+    """The costs of a head by its name in plans behind each layer of a model; or None, and why there are none.
 
     One whose first tensor is a table without examples, as of rotary positions, can have none.
     """
+    name, predicts, labelled = read_in_plans(name)
+    if predicts:
+        return costs_of_predictor(name, model, labelled=labelled)
     bare, written = parse(name, "head")
     kind = HEADS.get(bare)
     options: dict[str, Any] = {} if kind is None else resolve(f"head {bare!r}", kind.build, written)

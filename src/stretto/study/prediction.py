@@ -16,7 +16,7 @@ from stretto.measure import layer_costs
 from stretto.report.prediction import MEAN_TIMES, OWN_TIMES, RunPrediction
 from stretto.report.recorded_run import RecordedRun, mean_durations, own_durations
 from stretto.settings.runs import TrainSettings, known
-from stretto.study.head_costs import PredictionError, counted_head
+from stretto.study.head_costs import counted_head, counted_predictor
 from stretto.study.model_costs import outputs
 from stretto.study.prepare import Prepared, stages_of
 from stretto.tracing import Recording, read_recordings
@@ -139,8 +139,7 @@ def costs_of_stages(prepared: Prepared) -> tuple[ModelCosts, list[LayerCost | No
     for stage, head in enumerate(heads[: len(stages) - 1]):
         if head is not None and stage in prepared.trainer.rules.reach.predicted:
             labelled = prepared.trainer.rules.reach.labelled
-            error = PredictionError(head, y if labelled else None)
-            head_costs[stage] = layer_costs([error], features[stage]).layers[0]
+            head_costs[stage] = counted_predictor(head, features[stage], y if labelled else None)
         elif head is not None:
             head_costs[stage] = counted_head(head, features[stage], model.loss, x, y)
     return layer_costs(stages, x, loss=model.loss, target=y), head_costs
