@@ -123,3 +123,31 @@ def test_a_program_is_asked_for_by_name_and_only_of_what_is_planned(model):
         program_of(PlanSettings(model="decoder", program="megatron-2023"), model)
     with pytest.raises(UsageError, match="leave it out"):
         program_of(PlanSettings(program="torch"), replace(model, trained=object()))
+
+
+def test_layouts_and_buckets_are_the_programs(model):
+    given, bytes_of = find_cluster(H100).devices["h100"].attained, {}
+    for name in ("megatron-2022", "torch", "scaling-2023"):
+        prices = Prices(problem(model, name))
+        used = prices.cluster.devices["h100"].attained
+        assert used.indexed_numbers == (None if name == "megatron-2022" else given.indexed_numbers)
+        (c,) = candidates(prices.problem)
+        plan = plan_of(c, Objective(), prices)
+        bytes_of[name] = max(refined([plan], prices)[0].bytes)
+        assert bytes_of[name] == pytest.approx(max(plan.bytes))
+    gradients = sum(layer.gradient_bytes for layer in prices.layers(Form(T)))
+    assert bytes_of["torch"] - bytes_of["scaling-2023"] == pytest.approx(gradients)
+
+
+def test_gathered_logits_are_those_of_all_classes():
+    """Of 4 processes each gathers 16 bits a logit of 128 tokens and words; gates apart are summed apart."""
+    usual, gathered = (
+        costed("decoder", SIZES | options, None, {}, "adam", format=TensorFormat("bfloat16"), heads=(), sharing=(T,))
+        for options in ({"gated": True}, {"gated": True, "loss": "gathered", "gates": "apart"})
+    )
+    sent = [{work.operator: work for work in each.tensor_costs[T].layers[-1].forward_exchanges}
+            for each in (usual, gathered)]  # fmt: skip
+    assert sent[1]["tensor-gather"].bytes.at(3) == 3 * 2 * 128 * 128
+    assert "tensor-gather" not in sent[0]
+    sums = [each.tensor_costs[T].layers[1].backward_exchanges[0].calls for each in (usual, gathered)]
+    assert sums == [2, 3]

@@ -272,6 +272,7 @@ def tensors_of(settings: PlanSettings, model: "Costed", cluster: "Cluster") -> t
 
     Raises UsageError for one that was named and cannot share this model's weights.
     """
+    from stretto.optimizers import optimizer_of
     from stretto.plan.problem import usual_tensors
 
     for parts in settings.tensor or ():
@@ -279,6 +280,8 @@ def tensors_of(settings: PlanSettings, model: "Costed", cluster: "Cluster") -> t
             raise UsageError(f"tensor={parts}: {model.unshared[parts]}")
     if settings.tensor or not model.unshared:
         return settings.tensor
+    if optimizer_of(model.optimizer).needs_whole:
+        return (1,)
     return tuple(parts for parts in usual_tensors(cluster) if parts not in model.unshared)
 
 

@@ -60,7 +60,9 @@ class Kernels:
     `transposes`, which read and write `transposed` bytes beside. `numbers` are those that it reads and writes one at a
     time, in so many `blocks` of threads, or that a pool compares (0 blocks). `plain` convolutions are products of
     contiguous images, for devices that take them so (`Attained.plain_products`). `kind` names those
-    that move fewer bytes a second than a copy (`Attained.memory_of`).
+    that move fewer bytes a second than a copy (`Attained.memory_of`). `indexed` are the numbers of an element-wise
+    kernel whose operands do not lie alike in memory, each of which is looked for (`Attained.indexed_numbers`). `odd`
+    products read matrices whose rows begin at any 2 bytes (`Attained.odd_products`).
     """
 
     count: float
@@ -71,13 +73,16 @@ class Kernels:
     transposed: Affine = Affine()
     transposes: int = 0
     numbers: Affine = Affine()
+    indexed: Affine = Affine()
     blocks: int = 0
     plain: bool = False
+    odd: bool = False
     kind: str = ""
 
 
-KERNEL_AMOUNTS = ("flops", "bytes", "random", "transposed", "numbers")  # fields of `Kernels` that grow with examples
-KERNEL_FACTS = ("transposes", "blocks", "plain", "kind")  # and those that do not
+# Fields of `Kernels` that grow with examples, and those that do not.
+KERNEL_AMOUNTS = ("flops", "bytes", "random", "transposed", "numbers", "indexed")
+KERNEL_FACTS = ("transposes", "blocks", "plain", "odd", "kind")
 
 
 @dataclass(frozen=True)

@@ -102,6 +102,8 @@ def search(
         if len(best) == keep and (bound > best[-1][0] or (enough is not None and number >= enough)):
             least_of_all = min(least_of_all, bound)
             break
+        if aim.goal == "memory" and len(best) == keep and not bounds.memory.reaches(c, best[-1][0]):
+            continue
         plan, least = priced(c, aim, prices)
         number, least_of_all = number + 1, min(least_of_all, max(bound, least))
         if plan is not None:

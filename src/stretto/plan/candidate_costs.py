@@ -340,11 +340,11 @@ class Prices:
     def cluster(self) -> Cluster:
         """The cluster, its devices as the program's kernels find them."""
         cluster = self.problem.cluster
-        if not (self.as_large_models and self.problem.program.persistent_norms):
+        if not self.as_large_models:
             return cluster
         devices = {
             name: device if device.attained is None
-            else replace(device, attained=device.attained.with_persistent_norms())
+            else replace(device, attained=self.problem.program.attains(device.attained))
             for name, device in cluster.devices.items()
         }  # fmt: skip
         return replace(cluster, devices=devices)
@@ -636,7 +636,7 @@ class Prices:
             update=times.update + copy,
             loss_overhead=zeros + losses / stages_per_worker,
             turn_overhead=zeros + workers.per_action(worker) + workers.per_step(worker) / stages_per_worker,
-            static_bytes=static + gradients,
+            static_bytes=static + gradients * (1 + self.has_buckets(c)),
             microbatch_bytes=zeros + sizes.input[:, None] if c.recomputes(s) else held,
             recompute_bytes=held if c.recomputes(s) else sizes.recomputed,
         )
@@ -652,6 +652,10 @@ class Prices:
         """
         sizes = self.sizes(c.form, c.examples)
         return sizes.sent + sizes.borrowed * (c.worker_of(s) != c.worker_of(0))
+
+    def has_buckets(self, c: Candidate) -> bool:
+        """Whether a copy of all gradients is kept to sum them, in networks that are only planned."""
+        return self.as_large_models and self.problem.program.buckets and c.mesh.data > 1
 
     def accumulating(self, c: Candidate, accumulate: Table) -> Table:
         """Seconds of adding gradients to earlier ones: to a shard alone in networks that are only planned."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Hashable
 from functools import lru_cache
+from math import inf
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -68,14 +69,15 @@ class MemoryBounds:
         """Bytes of weights, gradients and optimizer state of all stages."""
         return static_bytes(*self.total(c.mesh.tensor), c.shard, c.mesh.data)
 
-    def reaches(self, c: Candidate) -> bool:
+    def reaches(self, c: Candidate, limit: float = inf) -> bool:
         """Whether the stages reach the last layer if each worker holds as many layers as its memory allows.
 
-        Only activations that grow with every layer count, so that fewer layers never need more memory.
+        And no more than `limit` bytes. Only activations that grow with every layer count, so that fewer layers never
+        need more memory.
         """
         if c.planning.stages_per_worker > 1:
-            return self.workers_reach(c)
-        last, memory = len(self.prices.problem.layers), self.prices.places_of(c).memory
+            return self.workers_reach(c, limit)
+        last, memory = len(self.prices.problem.layers), self.allowed(c, limit)
         kept = self.kept(c.form, c.examples)
         stages = self.held_and_versions(c.method, c.stages, c.microbatches, c.ahead, c.per_worker)
         held = [1.0 if c.recompute == "stage" and each > 1 else each for each, _ in stages]
@@ -91,9 +93,13 @@ class MemoryBounds:
                 return True
         return False
 
-    def workers_reach(self, c: Candidate) -> bool:
+    def allowed(self, c: Candidate, limit: float) -> list[float]:
+        """The bytes that each worker may hold: its memory, but no more than the limit."""
+        return [min(each, limit) for each in self.prices.places_of(c).memory]
+
+    def workers_reach(self, c: Candidate, limit: float) -> bool:
         """Whether workers of several stages can hold all layers, by the bytes that stages of n layers need at least."""
-        memory, last = self.prices.places_of(c).memory, c.stages - 1
+        memory, last = self.allowed(c, limit), c.stages - 1
         stages = self.held_and_versions(c.method, c.stages, c.microbatches, c.ahead, c.per_worker)
         own: dict[int, list[tuple[float, float, bool, bool]]] = {}
         for s, (held, versions) in enumerate(stages):

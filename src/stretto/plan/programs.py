@@ -6,18 +6,26 @@ adds it to those of earlier micro-batches; else an operator of its own does. `re
 "each micro-batch", or "beside a pass": gradients during the last backward, weights during the next forward.
 `persistent_norms` keep a row in registers and read it once: apex's FastLayerNorm takes 54 and 87 us where torch's and
 apex's former take 250 to 290 (github.com/NVIDIA/apex/pull/1037). They are priced as a copy, others by `memory_of`.
+`own_layouts`: no kernel looks for numbers one by one, since sequences come before examples, so that the operands of
+attention are views, and gates, biases and positions have kernels of their own (Megatron-LM's transformer.py).
+`buckets`: replicas that share nothing out keep a copy of all gradients to sum them, as DistributedDataParallel does
+unless gradients are views of it (`gradient_as_bucket_view`).
 
     megatron-2021     Megatron-LM before 16c90445e7 (September 2021), with which sums of input gradients are not waited
                       for, and 83b1e42f30 (February 2022), gradient accumulation fusion
     megatron-2022     with both (Korthikanti et al. 2022, sections 4.2.2 and 6.2), and FastLayerNorm
     nemo-2024         ub_tp_comm_overlap, overlap_grad_sync and overlap_param_sync in NeMo's configurations, as of
                       github.com/NVIDIA/dgxc-benchmarking at 8f5cbb37
+    nemo-2023         NeMo without gradient_accumulation_fusion, and with persist_layer_norm
+    scaling-2023      Aleph Alpha's, whose input gradients are summed as megatron-2021 does, by torch's operators
+                      (github.com/Aleph-Alpha/scaling at 737f855, core/nn/linear/utils.py)
     torch             torch's backward adds gradients by operators (torch/csrc/autograd/functions/accumulate_grad.h)
     apex-2019         the same, and apex's DistributedDataParallel, which sums gradients in every backward
 """
 
 from typing import NamedTuple
 
+from stretto.cost.attained import Attained
 from stretto.errors import UsageError, nearest
 
 
@@ -28,13 +36,23 @@ class Program(NamedTuple):
     sums_in_products: bool = True
     replicas: str = "end"
     persistent_norms: bool = False
+    own_layouts: bool = False
+    buckets: bool = False
+
+    def attains(self, attained: Attained) -> Attained:
+        """What a device attains of the program's kernels."""
+        if self.persistent_norms:
+            attained = attained.with_persistent_norms()
+        return attained.with_own_layouts() if self.own_layouts else attained
 
 
 PROGRAMS = {
-    "megatron-2021": Program("waited", sums_in_products=False),
-    "megatron-2022": Program(persistent_norms=True),
-    "nemo-2024": Program("in parts", replicas="beside a pass", persistent_norms=True),
-    "torch": Program(sums_in_products=False),
+    "megatron-2021": Program("waited", sums_in_products=False, own_layouts=True),
+    "megatron-2022": Program(persistent_norms=True, own_layouts=True),
+    "nemo-2023": Program(sums_in_products=False, persistent_norms=True, own_layouts=True),
+    "nemo-2024": Program("in parts", replicas="beside a pass", persistent_norms=True, own_layouts=True),
+    "scaling-2023": Program("waited", sums_in_products=False),
+    "torch": Program(sums_in_products=False, buckets=True),
     "apex-2019": Program(sums_in_products=False, replicas="each micro-batch"),
 }
 USUAL = "megatron-2022"

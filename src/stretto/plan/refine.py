@@ -106,9 +106,13 @@ def peaks(plan: Plan, prices: Prices, laid: LaidOut) -> tuple[float, ...]:
         laid.chosen, laid.schedule, laid.rules, laid.costs, laid.ends, c.examples,
         optimizer=problem.optimizer, heads=laid.heads.rows, weights=laid.heads.weights,
     )  # fmt: skip
-    if c.shard == "none":
-        return whole
     peak = list(whole)
+    if prices.has_buckets(c):
+        gradients = prices.sizes(c.form, c.examples).gradients
+        for s, span in enumerate(pairwise(plan.bounds)):
+            peak[c.worker_of(s)] += float(gradients[span])
+    if c.shard == "none":
+        return tuple(peak)
     replicated = prices.stages_at(c._replace(shard="none"), plan.bounds)
     for s, (one, sharded) in enumerate(zip(replicated, prices.stages_at(c, plan.bounds), strict=True)):
         peak[c.worker_of(s)] -= float(one.static_bytes - sharded.static_bytes)
