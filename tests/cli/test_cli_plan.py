@@ -108,7 +108,7 @@ def test_a_network_without_data_is_planned_by_its_options(capsys, tmp_path):
     assert network["parameters"] == 6 * (12 * 256**2 + 13 * 256) + (2 * 512 + 64 + 2) * 256
     assert network["model_options"] == shape | {
         "attention": "scores", "dropout": 0.1, "tied": False, "positions": "learned", "norm": "layer", "gated": False,
-        "bias": True, "gelu": "tanh", "fused": True, "loss": "torch",
+        "bias": True, "gelu": "tanh", "gates": "joined", "fused": True, "loss": "torch",
     }  # fmt: skip
     assert tomllib.loads(file.read_text())["model_options"] == network["model_options"]
     drawn = run(capsys, "show", "--plan", file)
@@ -474,3 +474,15 @@ def test_stages_of_a_worker_share_its_memory_as_they_need_it(capsys, cluster, tm
     found = run(capsys, *words)
     assert found["chosen"]["method"].startswith("interleaved")
     assert found["proven"] is True
+
+
+def test_a_network_without_data_has_a_dtype_that_devices_know(capsys, tmp_path):
+    words = ("--model", "resnet18", "--workers", 1, "--batch-size", 8, "--cluster", "8-v100")
+    told = run(capsys, "plan", *words, "--out", tmp_path / "plan.toml")
+    named = run(capsys, "plan", *words, "--dtype", "float16", "--out", tmp_path / "named.toml")
+    assert told["predicted_seconds"] == named["predicted_seconds"]
+
+
+def test_an_optimizer_of_whole_layers_is_planned_without_sharing_them(capsys, tmp_path):
+    words = ("--model", "transformer", "--cluster", "8-a100", "--workers", 2, "--optimizer", "muon")
+    assert run(capsys, "plan", *words, "--out", tmp_path / "plan.toml")["chosen"]["tensor"] == 1

@@ -119,18 +119,18 @@ def costs_of(settings: PlanSettings, methods: tuple[str, ...], cluster: "Cluster
         heads |= {"auto": None}
     return costed(
         model, options, settings.data or usual, settings.data_options or {}, settings.optimizer,
-        loss=settings.loss, metric=settings.metric, format=format_of(settings), heads=tuple(heads),
+        loss=settings.loss, metric=settings.metric, format=format_of(settings, cluster), heads=tuple(heads),
         sharing=sharing_workers(settings, cluster), selective="selective" in (settings.recompute or RECOMPUTE),
         sequence=settings.sequence_parallel != "no",
     )  # fmt: skip
 
 
-def format_of(settings: PlanSettings) -> "TensorFormat":
+def format_of(settings: PlanSettings, cluster: "Cluster") -> "TensorFormat":
     """What tensors of a network without data are. Raises UsageError for a choice of any other network's."""
     from stretto.models.published import is_planned_only
     from stretto.study.tensor_format import TensorFormat
 
-    format = TensorFormat(settings.dtype or "bfloat16", settings.memory_format)
+    format = TensorFormat(settings.dtype or usual_dtype(cluster), settings.memory_format)
     if is_planned_only(settings.model, settings.model_options or {}):
         return format
     if settings.dtype is not None:
@@ -144,6 +144,12 @@ def format_of(settings: PlanSettings) -> "TensorFormat":
             "has them. Leave it out; in a file of your own call module.to(memory_format=torch.channels_last)"
         )
     return format
+
+
+def usual_dtype(cluster: "Cluster") -> str:
+    """What large networks are trained in, on devices that have it: bfloat16, else float16, else float32."""
+    shared = set.intersection(*({*device.peak} for device in cluster.devices.values()))
+    return next((dtype for dtype in ("bfloat16", "float16") if dtype in shared), "float32")
 
 
 def with_layers(model: "Costed", settings: PlanSettings, cluster: "Cluster", *, silent: bool) -> "Costed":

@@ -104,7 +104,7 @@ def search(
             break
         if aim.goal == "memory" and len(best) == keep and not bounds.memory.reaches(c, best[-1][0]):
             continue
-        plan, least = priced(c, aim, prices)
+        plan, least = priced(c, aim, prices, best[-1][0] if len(best) == keep else inf)
         number, least_of_all = number + 1, min(least_of_all, max(bound, least))
         if plan is not None:
             best = sorted([*best, (plan.value, c.order, plan)], key=lambda entry: entry[:2])[:keep]
@@ -208,13 +208,18 @@ def plan_of(c: Candidate, aim: Objective, prices: Prices) -> Plan | None:
     return priced(c, aim, prices)[0]
 
 
-def priced(c: Candidate, aim: Objective, prices: Prices) -> tuple[Plan | None, float]:
-    """The best plan of a candidate that was found, None if none fits; and what no other of its plans is below."""
+def priced(c: Candidate, aim: Objective, prices: Prices, most: float = inf) -> tuple[Plan | None, float]:
+    """The best plan of a candidate that was found, None if none fits; and what no other of its plans is below.
+
+    A plan of least memory that needs more than `most` bytes is left out.
+    """
     places, rows = prices.places_of(c), prices.tables(c)
     memory: Sequence[float] = places.memory
     if aim.goal == "memory":
         fullest = least_memory(c, rows)
-        limit = inf if fullest.best is None else fullest.best.value
+        if fullest.best is None or fullest.best.value > most:
+            return None, fullest.least
+        limit = fullest.best.value
         rows = [row._replace(load=np.where(row.bytes <= limit, row.load, inf)) for row in rows]
         memory = [min(each, limit) for each in memory]
     cut = best_cut(c, rows, aim.rates(c, places), memory)

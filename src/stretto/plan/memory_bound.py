@@ -70,7 +70,7 @@ class MemoryBounds:
         return static_bytes(*self.total(c.mesh.tensor), c.shard, c.mesh.data)
 
     def reaches(self, c: Candidate, limit: float = inf) -> bool:
-        """Whether the stages reach the last layer if each worker holds as many layers as its memory, and a limit, allow.
+        """Whether the stages reach the last layer if each worker holds what its memory allows, and a limit of bytes.
 
         Only activations that grow with every layer count, so that fewer layers never need more memory.
         """

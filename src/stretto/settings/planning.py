@@ -51,10 +51,10 @@ class PlanSettings:
     batch_size: Annotated[tuple[int, ...] | None, WHOLES] = None
     """Examples of a step; several to choose from: 64,128."""
     dtype: str | None = None
-    """Of the weights of a network without data, bfloat16 unless said otherwise: with bfloat16 and float16 the optimizer
-    keeps float32 copies; tfloat32 are float32 weights whose products take the tensor cores of a GPU; bfloat16-autocast
-    and float16-autocast are float32 weights under torch.autocast, with operators in the types that these have on a
-    GPU."""
+    """Of the weights of a network without data; unless said otherwise bfloat16, or float16 on devices without it: with
+    these two the optimizer keeps float32 copies; tfloat32 are float32 weights whose products take the tensor cores of a
+    GPU; bfloat16-autocast and float16-autocast are float32 weights under torch.autocast, with operators in the types
+    that these have on a GPU."""
     memory_format: str = "contiguous"
     """Of the images of a network without data: contiguous, as torch has them unless told otherwise, or channels_last,
     which tensor cores take without transposing them."""
