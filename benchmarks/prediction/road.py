@@ -1,7 +1,7 @@
 """What `stretto plan` promises beside what `stretto train --plan` takes, as a user meets both: see README.md here.
 
-OMP_NUM_THREADS=1 python benchmarks/prediction/road.py [--held-out] [--rounds 3] [--only PATTERN] [--memory]
-    [--out road.json]
+OMP_NUM_THREADS=1 python benchmarks/prediction/road.py [--held-out | --optimizers] [--rounds 3] [--only PATTERN]
+    [--memory] [--out road.json]
 """
 
 import argparse
@@ -69,6 +69,12 @@ HELD_OUT = {
     "own deep": own("deep", "vectors", 256),
     "own large kernels": own("large_kernels", "images", 32),
 }
+OPTIMIZERS = {
+    "transformer, muon": ["--model", "transformer", "--optimizer", "muon"],
+    "transformer, soap": ["--model", "transformer", "--optimizer", "soap"],
+    "mlp 8 x 256, muon": ["--model", "mlp", "--model-options.width", "256", "--optimizer", "muon"],
+    "transformer, adamw": ["--model", "transformer", "--optimizer", "adamw"],
+}
 ALONE = ["--pipeline", "1", "--data-parallel", "1", "--tensor", "1", "--space", "1,1", "--sharding", "none"]
 CONFIGURATIONS = {
     "one worker": ["--methods", "backprop", *ALONE],
@@ -83,7 +89,10 @@ CONFIGURATIONS = {
     "greedy": [*ALONE, "--methods", "greedy", "--pipeline", "2", "--stages", "2"],
 }
 
-
+ROTATED = {  # refused for the optimizers that it does not take
+    "rotated": [*ALONE, "--methods", "pipedream(rotate=True)", "--pipeline", "2", "--stages", "2"],
+    "one-sided": [*ALONE, "--methods", "pipedream(rotate=one-sided)", "--pipeline", "2", "--stages", "2"],
+}
 CHOICES = {
     "chosen": ["--methods", "all"],
     "tried": ["--methods", "all", "--try", "4"],
@@ -144,7 +153,8 @@ def promised(
     """A plan for each way to train a network, those without limits too, and why others have none."""
     rows: dict[Case, Row] = {}
     refused = {}
-    limited = {name: [*options_of(limits), "--all-workers"] for name, limits in CONFIGURATIONS.items()}
+    ways = CONFIGURATIONS | (ROTATED if chosen.optimizers else {})
+    limited = {name: [*options_of(limits), "--all-workers"] for name, limits in ways.items()}
     for name, options in (limited if chosen.memory else limited | CHOICES).items():
         case = Case(network, name)
         if not re.search(chosen.only, str(case)):
@@ -302,6 +312,7 @@ def tell(result: Mapping[str, Any]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--held-out", action="store_true")
+    parser.add_argument("--optimizers", action="store_true", help="networks under other optimizers, and rotated ones")
     parser.add_argument("--rounds", type=int, default=3, choices=range(1, 20), metavar="1..19")
     parser.add_argument("--only", default="", help="a pattern that cases must match: network, configuration")
     parser.add_argument("--cluster", type=Path, help="a calibration of this machine; made anew unless it is given")
@@ -311,8 +322,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=None)
     chosen = parser.parse_args()
     fork_server.prepare()
-    networks = HELD_OUT if chosen.held_out else LOOKED_AT
-    name = f"road{'-held-out' if chosen.held_out else ''}{'-memory' if chosen.memory else ''}.json"
+    networks = HELD_OUT if chosen.held_out else OPTIMIZERS if chosen.optimizers else LOOKED_AT
+    kind = "-held-out" if chosen.held_out else "-optimizers" if chosen.optimizers else ""
+    name = f"road{kind}{'-memory' if chosen.memory else ''}.json"
     out = chosen.out or HERE / name
     load, begin = os.getloadavg()[0], time.perf_counter()
     rows: dict[Case, Row] = {}

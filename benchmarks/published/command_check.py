@@ -30,7 +30,7 @@ def complaints_of(row: Row) -> Iterator[str]:
         cluster = find_cluster(str(settings.cluster))
         family_member(settings.model, settings.model_options or {})
         names_of(settings.methods)
-        settings = replace(settings, dtype=format_of(settings).dtype)
+        settings = replace(settings, dtype=format_of(settings, cluster).dtype)
     except Exception as error:  # noqa: BLE001 - whatever the command line refuses
         yield f"{type(error).__name__}: {error}"
         return

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from stretto.cli.plan import format_of
+from stretto.cost.cluster_file import find_cluster
 from stretto.cost.collective import TENSOR_SUM
 from stretto.cost.layer_table import Affine
 from stretto.errors import UsageError
@@ -17,6 +18,8 @@ from stretto.study.tensor_format import DTYPES, TensorFormat
 
 PATCHES = {"depth": 1, "width": 16, "heads": 2, "patch": 8, "side": 16, "classes": 10}
 TOKENS, WIDTH = 5, 16  # of those patches
+
+A100 = find_cluster("8-a100")
 
 
 def counted(name, options, dtype="float32", memory_format="contiguous", **more):
@@ -77,12 +80,14 @@ def test_types_of_weights_and_of_products():
 )
 def test_formats_that_cannot_be_are_refused(options, said):
     with pytest.raises(UsageError, match=said):
-        format_of(PlanSettings(**options))
+        format_of(PlanSettings(**options), A100)
 
 
 def test_channels_last_is_refused_without_images():
     sizes = {"depth": 1, "width": 16, "heads": 2, "context": 8, "vocabulary": 20}
     with pytest.raises(UsageError, match="network 'decoder' takes no images"):
         counted("decoder", sizes, memory_format="channels_last")
-    assert {format_of(PlanSettings(model="vit", dtype=dtype)).dtype for dtype in DTYPES} == set(DTYPES)
-    assert format_of(PlanSettings(model="vit")) == format_of(PlanSettings(model="cnn")) == TensorFormat("bfloat16")
+    assert {format_of(PlanSettings(model="vit", dtype=dtype), A100).dtype for dtype in DTYPES} == set(DTYPES)
+    usual = [format_of(PlanSettings(model=model), A100) for model in ("vit", "cnn")]
+    assert usual == 2 * [TensorFormat("bfloat16")]
+    assert format_of(PlanSettings(model="vit"), find_cluster("8-v100")) == TensorFormat("float16")

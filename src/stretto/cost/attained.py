@@ -147,7 +147,7 @@ class Attained:
         return replace(self, indexed_numbers=None)
 
     def without_host(self) -> "Attained":
-        """What a device attains whose kernels are all there when it is ready for them, as those of a CUDA graph."""
+        """What a device attains whose kernels are all there when it is ready for them, as those of a graph."""
         return replace(self, per_launch=0.0, per_launch_of={}, per_gradient=0.0, per_reduction=0.0, per_update=0.0)
 
     def at_speed(self, speed: float) -> "Attained":

@@ -21,8 +21,8 @@ unless gradients are views of it (`gradient_as_bucket_view`).
     scaling-2023      Aleph Alpha's, whose input gradients are summed as megatron-2021 does, by torch's operators
                       (github.com/Aleph-Alpha/scaling at 737f855, core/nn/linear/utils.py)
     torch             torch's backward adds gradients by operators (torch/csrc/autograd/functions/accumulate_grad.h)
-    torch-graph       the same, whose steps are replayed from a CUDA graph (torch.cuda.graph, or torch.compile with
-                      mode="reduce-overhead"): what is fused beside is said by the network
+    torch-graph       the same, whose steps are replayed from a graph, as those of torch.compile with
+                      mode="reduce-overhead" are: what is fused beside is said by the network
     apex-2019         the same, and apex's DistributedDataParallel, which sums gradients in every backward
 """
 
