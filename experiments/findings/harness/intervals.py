@@ -6,8 +6,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
-STUDENT = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571}
-"""The 97.5 % quantiles of Student's distribution, by the number of values (one degree of freedom less)."""
+from stretto.methods.advice import STUDENT
+
 Point = tuple[float, float]
 """A step, and the loss there."""
 

@@ -60,8 +60,8 @@ class Finding:
         return f"{spread} times the steps of plain training ({self.network}, {self.stages} stages, {self.optimizer})"
 
 
-STUDENT = {2: 12.706, 3: 4.303, 4: 3.182}
-"""The 97.5 % quantiles of Student's distribution, by the number of seeds."""
+STUDENT = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571}
+"""The 97.5 % quantiles of Student's distribution, by the number of values (one degree of freedom less)."""
 
 
 @cache
@@ -98,7 +98,7 @@ def advised(chosen: str | Method, optimizer: str, stages: int) -> Method:
     Options are added to the advice's own: "async(warmup=100)". Any other method is as `stretto.method` returns it.
     Raises UsageError where no study has such a method.
     """
-    if isinstance(chosen, Method) or not is_advised(chosen):
+    if not is_advised(chosen):
         return method(chosen)
     word, options = parse(chosen)
     name, own = parse(finding_for(word, optimizer, stages).method)

@@ -4,7 +4,7 @@ import inspect
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 from stretto.errors import UsageError, nearest
 from stretto.methods.backprop import BASELINE, backprop
@@ -161,14 +161,14 @@ def builder(name: str) -> Callable[..., Method]:
     return build
 
 
-def is_advised(text: object) -> bool:
+def is_advised(text: object) -> TypeGuard[str]:
     """Whether a method is written as "async" or "local", with or without options."""
     return isinstance(text, str) and text.partition("(")[0].strip() in ADVISED
 
 
 def check_written(name: str | Method) -> None:
     """Raise UsageError for a method that cannot be read; what "async" and "local" stand for is known later."""
-    if isinstance(name, str) and is_advised(name):
+    if is_advised(name):
         parse(name)
     else:
         method(name)

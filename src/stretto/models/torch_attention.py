@@ -15,11 +15,8 @@ if TYPE_CHECKING:
     from stretto.models.residual_block import BlockShape
 
 
-class UnboundAttention(nn.Module):
-    """Attention as timm has it: one tensor [3, N, heads, T, d], of which queries, keys and values are views.
-
-    Its backward stacks three gradients, and copies them to the order of the projection's output.
-    """
+class JoinedAttention(nn.Module):
+    """What both have: one projection to queries, keys and values, the core, and the projection of its output."""
 
     def __init__(self, shape: "BlockShape") -> None:
         super().__init__()
@@ -27,6 +24,13 @@ class UnboundAttention(nn.Module):
         self.qkv = shape.linear(shape.width, 3 * shape.width)
         self.core = shape.core()
         self.output = nn.Linear(shape.width, shape.width, bias=False)
+
+
+class UnboundAttention(JoinedAttention):
+    """Attention as timm has it: one tensor [3, N, heads, T, d], of which queries, keys and values are views.
+
+    Its backward stacks three gradients, and copies them to the order of the projection's output.
+    """
 
     def forward(self, x: Tensor) -> Tensor:
         """Attend from each token to all."""
@@ -59,19 +63,12 @@ def has_no_numbers(x: Tensor) -> bool:
     return x.is_meta or type(x) is not Tensor
 
 
-class PackedAttention(nn.Module):
+class PackedAttention(JoinedAttention):
     """Attention as torch.nn.MultiheadAttention has it, of one input with examples first: tokens come first inside.
 
     Queries, keys and values are copied out of the projection's output, and taken by their index: its backward fills a
     tensor of all three for each, and adds these (torch/nn/functional.py, `_in_projection_packed`).
     """
-
-    def __init__(self, shape: "BlockShape") -> None:
-        super().__init__()
-        self.heads = shape.heads
-        self.qkv = shape.linear(shape.width, 3 * shape.width)
-        self.core = shape.core()
-        self.output = nn.Linear(shape.width, shape.width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """Attend from each token to all."""

@@ -5,16 +5,13 @@ Aleph Alpha's (github.com/Aleph-Alpha/scaling at 737f855, core/nn/norm/rms_norm.
 """
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+
+from stretto.models.fused_operators import RMSNorm
 
 
-class PlainRMSNorm(nn.Module):
+class PlainRMSNorm(RMSNorm):
     """x / sqrt(mean(x^2) + eps) times a weight over the last dim, in the type of x but for a cast there and back."""
-
-    def __init__(self, width: int, eps: float = 1e-5) -> None:
-        super().__init__()
-        self.eps = eps
-        self.weight = nn.Parameter(torch.ones(width))
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise the last dim."""

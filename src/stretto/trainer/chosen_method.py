@@ -11,6 +11,6 @@ from stretto.optim.kind import name_made_by
 
 def chosen_method(asked: str | Method, optimizer: Callable[..., Any], stages: Sequence[Any]) -> Method:
     """The method, for this optimizer function and these stages."""
-    if isinstance(asked, Method) or not is_advised(asked):
+    if not is_advised(asked):
         return method(asked)
     return advised(asked, name_made_by(optimizer, stages), max(1, len(stages)))
