@@ -190,9 +190,8 @@ def indexed_numbers(values: Iterable[Tensor]) -> float:
 
     torch reads tensors that lie alike in memory from one end to the other, several numbers at once
     (`vectorized_elementwise_kernel`). Where one lies in another order, the place of each number is computed from its
-    indices (`elementwise_kernel`; `TensorIteratorBase.is_contiguous`, ATen/native/cuda/CUDALoops.cuh); also where one
-    is repeated along a dim, which takes half as long. `values` are all tensors that it reads and writes; those of one
-    number do not count.
+    indices (`elementwise_kernel`; `TensorIteratorBase.is_contiguous`); also where one is repeated along a dim, which
+    takes half as long. `values` are all tensors that it reads and writes; those of one number do not count.
 
     EVT's copies of 25.9 and 16.8 million numbers to another order take 160 and 103.7 us, of which 75 and 49 are
     their bytes'; adding a mask to 134 million scores 603 of 389. Liger-Kernel's table (`huggingface`,
