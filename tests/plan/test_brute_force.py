@@ -363,6 +363,28 @@ def test_no_cut_takes_less_time_or_energy_than_its_bounds(seed):
             assert values.of_group(group_of(c), communicating=communicating) * c.batch <= float(min(used))
 
 
+def test_what_is_left_out_for_its_memory_has_no_cut_that_fits():
+    """Kinds of recomputation, and candidates: some are left out in most problems, and never one that fits."""
+    left_out = 0
+    for seed in range(40):
+        n = draw(7000 + seed, workers=(2, 4)[seed % 2], layers=3)
+        prices, layers = Prices(problem(n)), len(n["layers"])
+        bounds = Bounds(prices)
+        kept = {
+            c
+            for group in search_space.all_groups(prices.problem)
+            for fitting in bounds.memory.groups_that_fit(group)
+            for each in fitting.alternatives()
+            for alternatives in bounds.memory.alternatives_that_fit(each)
+            for c in alternatives.each()
+        }
+        for c in set(candidates(prices.problem)) - kept:
+            cuts = [(0, *inner, layers) for inner in combinations(range(1, layers), c.stages - 1)]
+            assert all(step(n, way_of(c), cut) is None for cut in cuts)
+            left_out += 1
+    assert left_out > 400
+
+
 def group_of(c):
     """A candidate as a group of its own."""
     same = search_space.Choice(c.method, c.per_worker, c.losses, (c.shard,), (c.recompute,), (c.sequence,))

@@ -80,6 +80,33 @@ class LeastWork(NamedTuple):
     accumulates: Numbers
 
 
+class LeastStep(NamedTuple):
+    """The least seconds of a step, and those in which workers are `busy` in it, summed over them.
+
+    `busy` is with a second forward in all stages: the last one may spare at most `spared` seconds of them, which are at
+    most a `share` of what its worker is busy for.
+    """
+
+    seconds: float
+    busy: float
+    spared: float = 0.0
+    share: float = 1.0
+
+    def value(self, rates: Rates) -> float:
+        """A lower bound of the objective's value."""
+        if not rates.busy:
+            return rates.step * self.seconds
+        more = min(rates.busy)
+        if not self.spared:
+            return rates.step * self.seconds + more * self.busy
+
+        def if_spared(seconds: float) -> float:
+            step = max(self.seconds, seconds / self.share * SLACK)
+            return rates.step * step + more * (self.busy - seconds)
+
+        return min(if_spared(min(self.seconds * self.share, self.spared)), if_spared(self.spared))
+
+
 class OnAxes(NamedTuple):
     """What bounds of all methods on the same axes have in common."""
 
@@ -193,32 +220,32 @@ class Bounds:
         cluster = self.prices.problem.cluster
         return tuple(sorted({DeviceKind(cluster.kinds[0], crowded) for crowded in cluster.crowded(range(workers))}))
 
-    def computing(
-        self, c: Candidate, forms: tuple[Form, ...], *, whole: bool, shards: Collection[str]
-    ) -> tuple[float, float]:
-        """The least seconds of a step, and of all workers of a pipeline together in it, from computing alone.
+    def computing(self, c: Candidate, forms: tuple[Form, ...], *, whole: bool, shards: Collection[str]) -> "LeastStep":
+        """A step of candidates on the same axes, with as many micro-batches and these shardings: computing alone.
 
-        Of every method with as many micro-batches on the same axes, and these shardings; where `whole`, of methods
-        whose stages all run a whole backward.
+        Where `whole`, of methods whose stages all run a whole backward. Where c runs whole stages again, all do.
         """
         even = not (self.prices.problem.cluster.is_uneven or c.placement)
         kinds = self.kinds(c.workers) if even else self.axes(c.mesh, c.pipeline, c.placement).kinds
-        least = self.least(kinds, forms, c.examples)
+        least, again = self.least(kinds, forms, c.examples), c.recompute == "stage"
         turn = (least.whole if whole else least.separate) + self.share_added(c, shards) * least.accumulate
+        turn += again * least.forward
         busy = (c.microbatches * turn + least.update / c.mesh.data) * SLACK
-        return busy / c.pipeline, busy
+        if not again:
+            return LeastStep(busy / c.pipeline, busy)
+        share = least.forward_share if whole else 1.0
+        return LeastStep(busy / (c.pipeline + share), busy, c.microbatches * least.forward, share)
 
-    def working(
-        self, c: Candidate, forms: tuple[Form, ...], *, whole: bool, shards: Collection[str]
-    ) -> tuple[float, float]:
+    def working(self, c: Candidate, forms: tuple[Form, ...], *, whole: bool, shards: Collection[str]) -> "LeastStep":
         """The same with the communication inside stages and among replicas, and of the worker that has most to do."""
         axes, _, messages = self.on_axes(c.mesh, c.pipeline, c.placement, forms, c.examples)
-        computing = self.computing(c, forms, whole=whole, shards=shards)[1]
-        busy = computing + (c.microbatches * messages.inside + axes.all_reduce) * SLACK
+        computing = self.computing(c, forms, whole=whole, shards=shards)
+        busy = computing.busy + (c.microbatches * messages.inside + axes.all_reduce) * SLACK
         fullest = self.fullest(
             c.mesh, c.pipeline, c.placement, forms, c.examples, whole, self.share_added(c, shards)
         )  # fmt: skip
-        return max(busy / c.pipeline, c.microbatches * fullest * SLACK), busy
+        workers = c.pipeline + (computing.share if c.recompute == "stage" else 0.0)
+        return computing._replace(seconds=max(busy / workers, c.microbatches * fullest * SLACK), busy=busy)
 
     def share_added(self, c: Candidate, shards: Collection[str]) -> float:
         """The least share of its gradients that a process adds to those of earlier micro-batches."""
@@ -289,17 +316,10 @@ class Bounds:
         if not rates.busy:
             return rates.step * seconds
         common = self.on_axes(c.mesh, c.pipeline, c.placement, forms or (c.form,), c.examples)
-        least, busy, more = common.least, self.busy(c, common), min(rates.busy)
-        if c.recompute != "stage" or c.recomputes(c.stages - 1) or not least.forward:
-            return rates.step * seconds + more * busy
-
-        def without(forward: float) -> float:
-            """If the last stage, which runs no forward again, has so many seconds of them; it is busy for longer."""
-            step = max(seconds, c.microbatches * forward / least.forward_share * SLACK)
-            return rates.step * step + more * (busy - c.microbatches * forward)
-
-        longest = seconds * least.forward_share / c.microbatches  # of which it is busy for no longer than the step
-        return min(without(min(longest, least.forward)), without(least.forward))
+        least, busy = common.least, self.busy(c, common)
+        if c.recompute != "stage" or c.recomputes(c.stages - 1):
+            return LeastStep(seconds, busy).value(rates)
+        return LeastStep(seconds, busy, c.microbatches * least.forward, least.forward_share).value(rates)
 
     def busy(self, c: Candidate, common: OnAxes) -> float:
         """The least seconds of a step in which workers are busy, summed over them, if all stages run forwards again."""

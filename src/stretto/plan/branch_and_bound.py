@@ -1,10 +1,12 @@
 """Branch and bound: price candidates in the order of their lower bounds until no other can be better."""
 
+import gc
 import heapq
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from itertools import count
+from itertools import chain, count
 from math import inf
 from typing import NamedTuple
 
@@ -91,7 +93,28 @@ def search(
     not be the best.
     """
     begin = time.perf_counter()
-    aim, prices = objective or Objective(), prices or Prices(problem)
+    with paused_collector():
+        found = best_plans(problem, objective or Objective(), keep, prices or Prices(problem), among, enough)
+    return replace(found, seconds=time.perf_counter() - begin)
+
+
+@contextmanager
+def paused_collector() -> Iterator[None]:
+    """Without the collector of cycles: a search makes very many tuples without any, and it would walk through all."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def best_plans(
+    problem: Problem, aim: Objective, keep: int, prices: Prices, among: Callable[[Candidate], bool] | None,
+    enough: int | None,
+) -> Found:  # fmt: skip
+    """What `search` returns, but for its seconds."""
     bounds = Bounds(prices)
     every = list(all_groups(problem))
     if among is not None:
@@ -108,8 +131,8 @@ def search(
         number, least_of_all = number + 1, min(least_of_all, max(bound, least))
         if plan is not None:
             best = sorted([*best, (plan.value, c.order, plan)], key=lambda entry: entry[:2])[:keep]
-    plans, seconds = tuple(plan for _, _, plan in best), time.perf_counter() - begin
-    return Found(plans, sum(group.number for group in every), number, seconds, least_of_all, prices)
+    plans = tuple(plan for _, _, plan in best)
+    return Found(plans, sum(group.number for group in every), number, 0.0, least_of_all, prices)
 
 
 class Entry(NamedTuple):
@@ -124,9 +147,9 @@ class Entry(NamedTuple):
 def in_order(
     every: Iterable[Group], aim: Objective, prices: Prices, bounds: Bounds
 ) -> Iterator[tuple[float, Candidate]]:
-    """(lower bound, candidate) of each candidate whose weights could fit, the least bound first."""
+    """(lower bound, candidate) of each candidate that could fit, the least bound first."""
     numbers, pricing = count(), Values(aim, prices, bounds)
-    fitting = filter(bounds.memory.any_fits, every)
+    fitting = chain.from_iterable(map(bounds.memory.groups_that_fit, every))
     heap = [Entry(pricing.of_group(group), next(numbers), -1, group) for group in fitting]
     heapq.heapify(heap)
     while heap:
@@ -136,14 +159,13 @@ def in_order(
                 value = pricing.of_group(members, communicating=True)
                 heapq.heappush(heap, Entry(max(least, value), number, 0, members))
                 continue
-            for alternatives in members.alternatives():
-                if bounds.memory.fits(alternatives.plain):
-                    value = max(least, pricing.of_alternatives(alternatives))
-                    heapq.heappush(heap, Entry(value, next(numbers), 1, alternatives))
+            for alternatives in chain.from_iterable(map(bounds.memory.alternatives_that_fit, members.alternatives())):
+                value = max(least, pricing.of_alternatives(alternatives))
+                heapq.heappush(heap, Entry(value, next(numbers), 1, alternatives))
             continue
         if rank == 1:
             for c in members.each():
-                own = pricing.of_alternatives(alone(c)) if len(members) > 1 else least
+                own = least if members == alone(c) else pricing.of_alternatives(alone(c))
                 heapq.heappush(heap, Entry(max(least, own), next(numbers), 2, alone(c)))
             continue
         (c,) = members.each()
@@ -170,9 +192,8 @@ class Values:
             return 0.0
         shards, whole = group.shards, all(self.goes_back_whole(c, choice) for choice in group.choices)
         bound = self.bounds.working if communicating else self.bounds.computing
-        seconds, busy = bound(c, group.forms, whole=whole, shards=shards)
-        rates = self.aim.rates(c, self.bounds.bill(c))
-        return rates.step * seconds + min(rates.busy, default=0.0) * busy
+        least = bound(c, group.forms, whole=whole, shards=shards)
+        return least.value(self.aim.rates(c, self.bounds.bill(c)))
 
     def goes_back_whole(self, axes: Candidate, choice: Choice) -> bool:
         """Whether all stages run a backward as long as a whole one at least, whatever a choice leaves open."""

@@ -1,7 +1,7 @@
 """Lower bounds of the bytes that a candidate needs: those that cannot fit are not priced."""
 
-from collections.abc import Hashable
-from functools import lru_cache
+from collections.abc import Hashable, Iterator
+from functools import lru_cache, partial
 from math import inf
 from typing import NamedTuple, TypeVar
 
@@ -15,7 +15,7 @@ from stretto.plan.places import Numbers
 from stretto.plan.planned_methods import planned
 from stretto.plan.problem import SHARD_OPTIMIZER, Form
 from stretto.plan.range_tables import running_sums
-from stretto.plan.search_space import Candidate, Group
+from stretto.plan.search_space import Alternatives, Candidate, Group
 
 Size = TypeVar("Size", float, Numbers)
 
@@ -37,6 +37,8 @@ class MemoryBounds:
         self.total = lru_cache(maxsize=None)(self._total)
         self.static = lru_cache(maxsize=64)(self._static)
         self.kept = lru_cache(maxsize=64)(self._kept)
+        self.fewest = lru_cache(maxsize=None)(self._fewest)
+        self.held = lru_cache(maxsize=None)(self._held)
         self.weights_by_count = lru_cache(maxsize=None)(self._weights_by_count)
         self.held_by_count = lru_cache(maxsize=None)(self._held_by_count)
         self.held_and_versions = lru_cache(maxsize=None)(self._held_and_versions)
@@ -49,21 +51,72 @@ class MemoryBounds:
         sizes = self.prices.sizes(Form(tensor), 1.0)
         return ModelBytes(*(float(table[0, -1]) for table in (sizes.parameters, sizes.gradients, sizes.state)))
 
-    def fits(self, c: Candidate) -> bool:
-        """Whether weights, gradients and optimizer state fit if divided evenly among all workers."""
-        return self.bytes(c) * SLACK <= self.memory(c.mesh, c.pipeline, c.placement)
+    def groups_that_fit(self, group: Group) -> Iterator[Group]:
+        """A group without kinds of recomputation that fit with none of its candidates.
 
-    def any_fits(self, group: Group) -> bool:
-        """Whether some of a group's candidates fit by that, on workers that are alike: without building their places.
-
-        True for a group on workers that differ.
+        Those that run whole stages again are a group of their own where none that recompute nothing fit. Without
+        building places, so all of a group on workers that differ.
         """
         axes, cluster = group.axes, self.prices.problem.cluster
         if cluster.is_uneven or axes.placement:
-            return True
+            yield group
+            return
         memory = axes.pipeline * cluster.device(0).memory
         total = self.total(axes.mesh.tensor)
-        return any(static_bytes(*total, shard, axes.mesh.data) * SLACK <= memory for shard in group.shards)
+        room = memory - min(static_bytes(*total, shard, axes.mesh.data) for shard in group.shards) * SLACK
+        if room < 0:
+            return
+        fitting = lru_cache(maxsize=None)(partial(self.fitting, axes, room))
+        layers, stages = [], []
+        for choice in group.choices:
+            fewest = self.fewest(choice.method, choice.per_worker, axes.pipeline, axes.microbatches, axes.ahead)
+            of_layers, of_stages = fitting(fewest, choice.recompute, choice.sequences)
+            layers += [choice._replace(recompute=of_layers)] if of_layers else []
+            stages += [choice._replace(recompute=of_stages)] if of_stages else []
+        if layers:
+            yield group._replace(choices=layers)
+        if stages:
+            yield Group(axes._replace(recompute="stage"), stages)
+
+    def alternatives_that_fit(self, alternatives: Alternatives) -> Iterator[Alternatives]:
+        """The same of alternatives."""
+        c = alternatives.plain
+        room = self.memory(c.mesh, c.pipeline, c.placement) - self.bytes(c) * SLACK
+        if room < 0:
+            return
+        fewest = self.fewest(c.method, c.per_worker, c.pipeline, c.microbatches, c.ahead)
+        layers, stages = self.fitting(c, room, fewest, alternatives.recompute, alternatives.sequences)
+        if layers:
+            yield alternatives._replace(recompute=layers)
+        if stages:
+            yield alternatives._replace(plain=c._replace(recompute="stage"), recompute=stages)
+
+    def fitting(
+        self, c: Candidate, room: float, fewest: float, recompute: tuple[str, ...], sequences: tuple[bool, ...]
+    ) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The kinds of recomputation with which activations need no more than `room` bytes of all workers.
+
+        Every stage keeps those of the `fewest` micro-batches at least, but where it runs whole forwards again. That
+        kind stands apart, unless recomputing nothing is among the others.
+        """
+        tensor, space, examples = c.mesh.tensor, c.mesh.space, c.examples
+        fitting = [
+            kind
+            for kind in recompute
+            if kind == "stage"
+            or any(fewest * self.held(Form(tensor, space, each, kind), examples) * SLACK <= room for each in sequences)
+        ]
+        if "stage" not in fitting or "none" in fitting:
+            return tuple(fitting), ()
+        return tuple(kind for kind in fitting if kind != "stage"), ("stage",)
+
+    def _fewest(self, method: str, per_worker: int, pipeline: int, microbatches: int, ahead: int) -> float:
+        # The micro-batches that a stage keeps at least: the first one, or the last.
+        planning = planned(method).planning_of(per_worker)
+        stages = pipeline * planning.stages_per_worker
+        return min(
+            planning.held(StageAt(s, stages, microbatches, ahead, planning.stages_per_worker)) for s in (0, stages - 1)
+        )
 
     def bytes(self, c: Candidate) -> float:
         """Bytes of weights, gradients and optimizer state of all stages."""
@@ -144,6 +197,10 @@ class MemoryBounds:
         # Of the layers before each one; weights that layers share count at the first of them.
         sizes = self.prices.sizes(Form(tensor), 1.0)
         return static_bytes(sizes.parameters[0], sizes.gradients[0], sizes.state[0], shard, data, versions)
+
+    def _held(self, form: Form, examples: float) -> float:
+        # Of all layers.
+        return float(self.kept(form, examples)[-1])
 
     def _kept(self, form: Form, examples: float) -> Numbers:
         # Of the layers before each one.

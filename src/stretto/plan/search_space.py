@@ -138,13 +138,18 @@ class Candidate(NamedTuple):
 
 
 class Alternatives(NamedTuple):
-    """Candidates that differ in what is recomputed, and in whether the sequence is divided."""
+    """Candidates that differ in what is recomputed, and in whether the sequence is divided.
 
-    plain: Candidate  # that recomputes nothing and does not divide the sequence, whether or not it is among them
+    `plain` recomputes nothing, or whole stages if all do, and does not divide the sequence. It need not be one of them.
+    """
+
+    plain: Candidate
     recompute: tuple[str, ...]
     sequences: tuple[bool, ...]
 
-    def __len__(self) -> int:
+    @property
+    def number(self) -> int:
+        """How many candidates there are."""
         return len(self.recompute) * len(self.sequences)
 
     @property
@@ -177,7 +182,9 @@ class Choice(NamedTuple):
     recompute: tuple[str, ...]
     sequences: tuple[bool, ...]
 
-    def __len__(self) -> int:
+    @property
+    def number(self) -> int:
+        """How many candidates there are."""
         return len(self.shards) * len(self.recompute) * len(self.sequences)
 
     def alternatives(self, axes: Candidate) -> Iterator[Alternatives]:
@@ -197,7 +204,7 @@ class Group(NamedTuple):
     @property
     def number(self) -> int:
         """How many candidates there are."""
-        return sum(map(len, self.choices))
+        return sum(choice.number for choice in self.choices)
 
     @property
     def shards(self) -> set[str]:
