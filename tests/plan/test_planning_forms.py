@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from stretto.mesh import Mesh
 from stretto.methods import method
 from stretto.plan import Candidate
-from stretto.plan.candidate_costs import (
+from stretto.plan.closed_forms import (
     StageTable,
     adds_fill,
     busiest,

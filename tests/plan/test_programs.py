@@ -12,8 +12,9 @@ from stretto.mesh import Mesh
 from stretto.plan import Objective, Problem, candidates, search
 from stretto.plan.bound import Bounds
 from stretto.plan.branch_and_bound import plan_of
-from stretto.plan.candidate_costs import ACCUMULATE, Prices
+from stretto.plan.candidate_costs import Prices
 from stretto.plan.hidden_exchanges import share_kept_busy
+from stretto.plan.layer_prices import ACCUMULATE
 from stretto.plan.problem import Form
 from stretto.plan.programs import PROGRAMS, program_named
 from stretto.plan.refine import refined

@@ -12,8 +12,9 @@ import numpy as np
 
 from stretto.cost.cluster import Link
 from stretto.mesh import Mesh
-from stretto.plan.candidate_costs import ACCUMULATE, SLACK, UPDATE, Prices
-from stretto.plan.memory_bound import MemoryBounds
+from stretto.plan.candidate_costs import Prices
+from stretto.plan.layer_prices import ACCUMULATE, UPDATE
+from stretto.plan.memory_bound import SLACK, MemoryBounds
 from stretto.plan.method_shape import Shape, filling
 from stretto.plan.objective import Rates
 from stretto.plan.partition import least_bottleneck

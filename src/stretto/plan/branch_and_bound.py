@@ -13,7 +13,8 @@ from typing import NamedTuple
 import numpy as np
 
 from stretto.plan.bound import Bounds
-from stretto.plan.candidate_costs import Prices, Row
+from stretto.plan.candidate_costs import Prices
+from stretto.plan.closed_forms import Row
 from stretto.plan.cuts import best_cut, least_memory
 from stretto.plan.method_shape import shape_of
 from stretto.plan.objective import Objective, Rates
@@ -83,7 +84,7 @@ def search(
     problem: Problem, objective: Objective | None = None, *, keep: int = 1, prices: Prices | None = None,
     among: Callable[[Candidate], bool] | None = None, enough: int | None = None,
 ) -> Found:  # fmt: skip
-    """The `keep` best plans by closed forms (`candidate_costs`), each of another candidate; none if nothing fits.
+    """The `keep` best plans by closed forms (`closed_forms`), each of another candidate; none if nothing fits.
 
     Only candidates that satisfy `among` are searched. `prices` may come from another problem with the same model and
     cluster. The search leaves out a candidate only if its lower bound, or one of all its alternatives, is worse than

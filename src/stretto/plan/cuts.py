@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from stretto.plan.candidate_costs import Row, adds_fill, busiest, wait_form
+from stretto.plan.closed_forms import Row, adds_fill, busiest, wait_form
 from stretto.plan.objective import Rates
 from stretto.plan.partition import WaitTables, partition, partition_waiting
 from stretto.plan.range_tables import Table

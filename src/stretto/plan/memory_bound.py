@@ -9,7 +9,7 @@ import numpy as np
 
 from stretto.mesh import Mesh
 from stretto.methods import StageAt
-from stretto.plan.candidate_costs import SLACK, Prices
+from stretto.plan.candidate_costs import Prices
 from stretto.plan.counted_layers import least_by_count, least_sums
 from stretto.plan.places import Numbers
 from stretto.plan.planned_methods import planned
@@ -18,6 +18,7 @@ from stretto.plan.range_tables import running_sums
 from stretto.plan.search_space import Alternatives, Candidate, Group
 
 Size = TypeVar("Size", float, Numbers)
+SLACK = 1 - 1e-9  # of lower bounds: sums in another order differ in the last bits
 
 
 class ModelBytes(NamedTuple):

@@ -4,7 +4,7 @@ from functools import cache
 from typing import NamedTuple
 
 from stretto.mesh import Mesh
-from stretto.plan.candidate_costs import adds_fill
+from stretto.plan.closed_forms import adds_fill
 from stretto.plan.search_space import Candidate
 
 FORWARD = (1, 0, 0)  # factors of F, I and W, as in `Planning.gap`

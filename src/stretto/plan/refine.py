@@ -15,7 +15,8 @@ from stretto.cost.step_prediction import Pricer, silent, turn_seconds
 from stretto.cost.worker_memory import peak_bytes
 from stretto.methods import Method, method
 from stretto.plan.branch_and_bound import Plan, bytes_of_workers
-from stretto.plan.candidate_costs import TERMS, Prices, StageTable
+from stretto.plan.candidate_costs import Prices
+from stretto.plan.closed_forms import TERMS, StageTable
 from stretto.plan.search_space import Candidate
 from stretto.plan.ways import byte_correction
 from stretto.schedule import Rules, Schedule
