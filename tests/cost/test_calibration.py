@@ -113,13 +113,13 @@ def test_machines_with_a_worker_each_are_joined_by_what_was_measured_between_the
 
 def test_every_case_is_work_of_its_sort():
     every = list(cases(quick=True))
-    beside = {"copy", "qr", "bfloat16-products", "sgd", "adam"}
+    beside = {"copy", "qr", "products", "bfloat16-products", "sgd", "adam"}
     assert {case.operator for case in every} == {operator for operator, _ in LAYERS} | beside
     for case in every:
         calls, flops, num_bytes = case.amounts
         assert calls >= 1
         assert num_bytes > 0
-        products = ("linear", "convolution", "attention", "qr", "bfloat16-products")
+        products = ("linear", "convolution", "attention", "qr", "products", "bfloat16-products")
         assert (flops > 0) == (case.operator in products), case.operator
         case.call()
 

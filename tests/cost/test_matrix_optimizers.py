@@ -13,10 +13,10 @@ from stretto.cost import Rate, find_cluster, layer_costs
 from stretto.cost.cure_costs import matrix_bytes, rotation_works
 from stretto.cost.layer_table import ModelCosts
 from stretto.cost.matrix_step import basis_refresh, basis_step, newton_schulz
-from stretto.cost.stage_prediction import Machine, matrix_seconds, stage_times, update_seconds
+from stretto.cost.stage_prediction import Machine, cure_seconds, matrix_seconds, stage_times, update_seconds
 from stretto.methods.cure import StepCure
 from stretto.optim import SOAP, RotatedAdam, labels_of, muon
-from stretto.optimizers import OPTIMIZERS, BasisWork, MatrixWork, Stepping
+from stretto.optimizers import OPTIMIZERS, REFRESH_EVERY, BasisWork, MatrixWork, Stepping
 from stretto.plan.problem import Problem
 from stretto.plan.search_space import tensors_of
 
@@ -134,6 +134,19 @@ def test_muon_goes_by_the_rate_of_products_in_bfloat16_where_there_is_one():
     device = replace(find_cluster("16-workstations").device(0), rates=rates)
     flops = 5 * (4 * 8**2 * 16 + 2 * 8**3)
     assert matrix_seconds(layer, OPTIMIZERS["muon"], Machine(device, "float32")) == 8 * flops
+
+
+def test_bases_go_by_the_rate_of_products_where_there_is_one():
+    (layer,) = layer_costs([nn.Linear(8, 16, bias=False)], torch.randn(1, 8)).layers
+    rates = {name: {"forward": Rate(per_flop=rate)} for name, rate in (("linear", 1.0), ("products", 8.0), ("qr", 0.0))}
+    device = replace(find_cluster("16-workstations").device(0), rates=rates)
+    flops = 8 * (8**2 * 16 + 8 * 16**2)
+    refreshed = 2 * (8**3 + 16**3)
+    seconds = matrix_seconds(layer, OPTIMIZERS["soap"], Machine(device, "float32"))
+    assert seconds == pytest.approx(8 * (flops + refreshed / REFRESH_EVERY))
+    cure = StepCure(interval=10)
+    found = cure_seconds(cure, layer, Machine(device, "float32"), Stepping("adamw"))
+    assert found.step == pytest.approx(8 * flops)
 
 
 def test_tensor_axes_are_left_out():

@@ -93,6 +93,24 @@ def test_soap_where_many_eigenvectors_belong_to_zero(shape):
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-10)
 
 
+def test_eigenvectors_that_are_no_numbers_are_found_in_float64(monkeypatch):
+    """As MKL's of a sound float32 matrix of rank 45 of 106: the first step of `--optimizer soap` on text."""
+    whole = torch.linalg.eigh
+
+    def in_float64_alone(matrix):
+        return whole(matrix) if matrix.dtype == torch.float64 else (matrix[0], torch.full_like(matrix, torch.nan))
+
+    monkeypatch.setattr(torch.linalg, "eigh", in_float64_alone)
+    weights, gradient = torch.nn.Parameter(torch.zeros(4, 3)), torch.randn(4, 3)
+    optimizer = SOAP([weights], lr=0.1)
+    for _ in range(3):
+        weights.grad = gradient.clone()
+        optimizer.step()
+    assert weights.isfinite().all()
+    assert weights.dtype == torch.float32
+    assert (weights * gradient).sum() < 0
+
+
 def test_soap_leaves_large_sides_alone():
     w, steps = np.random.default_rng(0).normal(size=(5, 3)), gradients((5, 3))
     given = {"eps": 1e-6, "weight_decay": 0.0, "every": 2, "betas": (0.9, 0.8), "largest": 4}

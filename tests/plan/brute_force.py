@@ -437,10 +437,8 @@ def step(n, way, bounds):
     S = len(bounds) - 1
     v = S // W
     prices = [stage_price(n, way, s, S, bounds[s], bounds[s + 1]) for s in range(S)]
-    for worker in range(W):
-        sizes = [price[5:] for s, price in enumerate(prices) if home(method, s, S, W) == worker]
-        if sum(kept for kept, _ in sizes) + max(passing for _, passing in sizes) > n["memory"]:
-            return None
+    if fullest(n, way, bounds) > n["memory"]:
+        return None
     if method == "chunked":
         return max(chunked(prices, s, min(e for e in ends(S, chunks) if e > s)) for s in range(S))
     if method == "overlapping(delay=0)":
@@ -477,6 +475,23 @@ def step(n, way, bounds):
         fill = sum(f + b + 2 * x for f, b, _, x, *_ in prices)
         return fill + max((M - 1) * turn + end for turn, end in zip(turns, last, strict=True))
     return max(M * turn + end for turn, end in zip(turns, last, strict=True))
+
+
+def fullest(n, way, bounds):
+    """The bytes of the worker that needs most."""
+    W, method, S = way[0], way[3], len(bounds) - 1
+    sizes = [stage_price(n, way, s, S, bounds[s], bounds[s + 1])[5:] for s in range(S)]
+    found = []
+    for worker in range(W):
+        own = [size for s, size in enumerate(sizes) if home(method, s, S, W) == worker]
+        found.append(sum(kept for kept, _ in own) + max(passing for _, passing in own))
+    return max(found)
+
+
+def fullest_that_fits(n, way, bounds):
+    """The same; None where a worker's memory is too small."""
+    num_bytes = fullest(n, way, bounds)
+    return num_bytes if num_bytes <= n["memory"] else None
 
 
 def device_of(n, worker):

@@ -6,14 +6,14 @@ from fractions import Fraction
 from itertools import combinations, pairwise, product
 
 import pytest
-from brute_force import as_run, best, best_placed, joules, least_cost, money, rows_out, step
+from brute_force import as_run, best, best_placed, fullest_that_fits, joules, least_cost, money, rows_out, step
 
 from stretto.cost import Cluster, Device, Group, LayerCost, Link, ModelCosts, Rate, Work
 from stretto.cost.layer_table import Affine, ImageWindow, TiedLayers
 from stretto.parallel.space.geometry import SlidingWindow
 from stretto.plan import Objective, Problem, candidates, search, search_space
 from stretto.plan.bound import Bounds
-from stretto.plan.branch_and_bound import Values
+from stretto.plan.branch_and_bound import Values, alone
 from stretto.plan.candidate_costs import Prices
 
 EIGHTH = Fraction(1, 8)
@@ -361,6 +361,24 @@ def test_no_cut_takes_less_time_or_energy_than_its_bounds(seed):
             assert values.of_seconds(c, seconds) * c.batch <= float(min(used))
         for communicating in (False, True) if used else ():
             assert values.of_group(group_of(c), communicating=communicating) * c.batch <= float(min(used))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_least_memory_of_all(seed):
+    """Of every method and cut; and no bound on the way to it is above what a candidate needs."""
+    n = draw(8000 + seed, workers=(2, 4)[seed % 2], layers=(3, 4)[seed // 4])
+    found, least = search(problem(n), Objective(goal="memory")), least_cost(n, STEADY, fullest_that_fits)
+    prices, layers = Prices(problem(n)), len(n["layers"])
+    values = Values(Objective(goal="memory"), prices, Bounds(prices))
+    all_of = []
+    for c in candidates(prices.problem):
+        cuts = [(0, *inner, layers) for inner in combinations(range(1, layers), c.stages - 1)]
+        used = [value for cut in cuts if (value := fullest_that_fits(n, way_of(c), cut)) is not None]
+        all_of += used
+        for bound in (values.of_group(group_of(c)), values.of_alternatives(alone(c)), values.of_candidate(c)):
+            assert not used or bound <= min(used)
+    assert (found.best is None) == (not all_of) == (not all_of or least is None)
+    assert not all_of or max(found.best.bytes) == min(all_of) <= least
 
 
 def test_what_is_left_out_for_its_memory_has_no_cut_that_fits():

@@ -86,3 +86,10 @@ def test_what_does_not_fit_beside_others_is_measured_after_them():
     assert len(halves) > 1
     assert [way for group in halves for way in group] == list(plans)
     assert all(sum(needed[way] for way in group) <= sum(needed.values()) / 2 for group in halves)
+
+
+def test_no_tensor_axis_is_measured_under_an_optimizer_of_whole_layers():
+    given = problem(draw(5, workers=4))
+    with_parts = given.but(tensor_costs={2: given.costs})
+    under_muon = with_parts.but(optimizer="muon")
+    assert {*probes(with_parts, 2)} - {*probes(under_muon, 2)} == {"tensor"}

@@ -84,11 +84,10 @@ def only_with_collectives(sizes: Sequence[int], per_node: int | None) -> None:
 def machine(workers: int | None, launched: int, *, quick: bool, silent: bool) -> "Findings | None":
     """Measure layers and messages, on `workers` new processes or among those `launched`; None but on the first one."""
     check((), None, workers, launched)
-    import os
-
+    from stretto.measure.busy_cores import busy_cores
     from stretto.measure.machine_calibration import Findings, steps_of
 
-    options = {"quick": quick, "load": os.getloadavg()[0]}
+    options = {"quick": quick, "load": busy_cores() or 0.0}
     with progress("calibrate", steps_of(quick), silent=silent) as bar:
         try:
             content = measured("machine", options, None if launched > 1 else workers, lambda _: bar.advance(1))

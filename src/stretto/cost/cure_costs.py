@@ -33,10 +33,13 @@ def scratch_bytes(cure: StepCure, layer: LayerCost, stepping: Stepping) -> float
     return max(numbers, default=0.0) * item_of(layer, stepping)
 
 
-def rotation_works(cure: StepCure, layer: LayerCost, stepping: Stepping) -> tuple[Works, Works]:
-    """The products of a step's rotations of a layer's matrices, and those of a refresh with its factorisations."""
+def rotation_works(cure: StepCure, layer: LayerCost, stepping: Stepping, sort: str = "linear") -> tuple[Works, Works]:
+    """The products of a step's rotations of a layer's matrices, as operators of a sort.
+
+    And those of a refresh with its factorisations.
+    """
     bases, item = rotated(cure, layer), round(item_of(layer, stepping))
-    return basis_step(bases, item), basis_refresh(bases, item, turns_second_moments=True)
+    return basis_step(bases, item, sort), basis_refresh(bases, item, sort, turns_second_moments=True)
 
 
 def rotated(cure: StepCure, layer: LayerCost) -> BasisWork:

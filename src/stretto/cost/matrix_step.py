@@ -17,6 +17,7 @@ from stretto.cost.layer_table import Affine, Work, Works
 from stretto.optimizers import BRAIN, ITERATIONS, LARGEST_BASIS, BasisWork, MatrixWork
 
 QR = "qr"  # the sort of operator of QR factorisations
+PRODUCTS = "products"  # that of products of matrices alone, where they were measured: layers' have autograd's time
 BFLOAT16 = "bfloat16-products"  # that of products in bfloat16, where they were measured: CPUs may be slow at them
 NOT_WIDE = ("bfloat16", "float16", "float8")  # in which no basis is made: float32 masters are stepped
 
@@ -26,15 +27,15 @@ def factorisations(bases: BasisWork, item: int) -> Work:
     return Work(QR, bases.lengths, Affine(8 / 3 * bases.cubes), Affine(4 * item * bases.squares))
 
 
-def basis_step(bases: BasisWork, item: int) -> Works:
-    """The products of each step with bases of numbers of `item` bytes."""
+def basis_step(bases: BasisWork, item: int, sort: str = "linear") -> Works:
+    """The products of each step with bases of numbers of `item` bytes, as operators of a sort."""
     if not bases.number:
         return ()
     read_and_written = 7 * bases.squares + 8 * bases.sizes
-    return (linear(4 * bases.number, 8 * bases.rotations, item * read_and_written),)
+    return (Work(sort, 4 * bases.number, Affine(8 * bases.rotations), Affine(item * read_and_written)),)
 
 
-def basis_refresh(bases: BasisWork, item: int, *, turns_second_moments: bool) -> Works:
+def basis_refresh(bases: BasisWork, item: int, sort: str = "linear", *, turns_second_moments: bool) -> Works:
     """The products and factorisations of each refresh of bases."""
     if not bases.number:
         return ()
@@ -42,7 +43,7 @@ def basis_refresh(bases: BasisWork, item: int, *, turns_second_moments: bool) ->
     if turns_second_moments:  # U'^T U, its squares, and these times the moments
         calls, flops = 3 * calls, flops + 2 * bases.cubes + 2 * bases.rotations
         numbers += 7 * bases.squares + 2 * bases.sizes
-    return (linear(calls, flops, item * numbers), factorisations(bases, item))
+    return (Work(sort, calls, Affine(flops), Affine(item * numbers)), factorisations(bases, item))
 
 
 def newton_schulz(matrices: MatrixWork, sort: str = "linear") -> Works:
@@ -72,8 +73,3 @@ def kept_update(matrices: MatrixWork) -> float:
 def wide_dtype(dtype: str) -> str:
     """The dtype in which bases are made on a machine whose layers compute in `dtype`: at least float32."""
     return "float32" if dtype.startswith(NOT_WIDE) else dtype
-
-
-def linear(calls: float, flops: float, num_bytes: float) -> Work:
-    """Matrix products, as linear layers compute them."""
-    return Work("linear", calls, Affine(flops), Affine(num_bytes))

@@ -14,7 +14,7 @@ from stretto.cost.cluster import Cluster, Device, WorkerKind
 from stretto.cost.cure_costs import FEEDBACK_PASSES, PLAIN, feedback_tensors, matrix_bytes, rotation_works
 from stretto.cost.layer_sums import LayerParts, LayerTimes, stage_of, with_head, with_starts
 from stretto.cost.layer_table import Affine, Kind, LayerCost, Measured, ModelCosts, Work, Works
-from stretto.cost.matrix_step import BFLOAT16, basis_refresh, basis_step, newton_schulz, wide_dtype
+from stretto.cost.matrix_step import BFLOAT16, PRODUCTS, basis_refresh, basis_step, newton_schulz, wide_dtype
 from stretto.cost.rings import all_reduce_seconds as library_all_reduce
 from stretto.errors import UsageError
 from stretto.methods.cure import StepCure
@@ -131,18 +131,18 @@ def update_parts(layer: LayerCost, machine: Machine, optimizer: str | Stepping) 
 
 
 def matrix_seconds(layer: LayerCost, optimizer: Optimizer, machine: Machine) -> float:
-    """Seconds of the matrix products of an optimizer's step, by the rates of linear layers or the roofline.
+    """Seconds of the matrix products of an optimizer's step.
 
-    Muon's are of bfloat16, by rates of such where there are; where a device has no peak for it, of the machine's dtype.
+    By rates of such products, of linear layers, or the roofline. Muon's are of bfloat16; where a device has no peak for
+    it, of the machine's dtype.
     """
     if optimizer.on_matrices == "orthogonalise":
         low = machine._replace(dtype="bfloat16") if "bfloat16" in machine.device.peak else machine
-        sort = BFLOAT16 if BFLOAT16 in machine.device.rates else "linear"
-        return pass_seconds(newton_schulz(layer.matrices, sort), "forward", low, 0)
+        return pass_seconds(newton_schulz(layer.matrices, sort_of(BFLOAT16, machine)), "forward", low, 0)
     if optimizer.on_matrices != "rotate":
         return 0.0
     wide = in_wide(machine)
-    products = basis_step(layer.matrices.bases, item_of(wide))
+    products = basis_step(layer.matrices.bases, item_of(wide), sort_of(PRODUCTS, wide))
     return pass_seconds(products, "forward", wide, 0) + refresh_seconds(layer, optimizer, machine)
 
 
@@ -151,8 +151,13 @@ def refresh_seconds(layer: LayerCost, optimizer: Optimizer, machine: Machine) ->
     if optimizer.on_matrices != "rotate":
         return 0.0
     wide = in_wide(machine)
-    works = basis_refresh(layer.matrices.bases, item_of(wide), turns_second_moments=False)
+    works = basis_refresh(layer.matrices.bases, item_of(wide), sort_of(PRODUCTS, wide), turns_second_moments=False)
     return pass_seconds(works, "forward", wide, 0) / REFRESH_EVERY
+
+
+def sort_of(products: str, machine: Machine) -> str:
+    """The sort of operator that products of matrices are priced as: their own where a machine has its rates."""
+    return products if products in machine.device.rates else "linear"
 
 
 def in_wide(machine: Machine) -> Machine:
@@ -180,7 +185,7 @@ def cure_seconds(cure: StepCure, layer: LayerCost, machine: Machine, stepping: S
     """Seconds that a cure adds to the optimizer's step on a layer."""
     step, refresh = FEEDBACK_PASSES * stepping.copies * accumulate_seconds(layer, machine) * bool(cure.feedback), 0.0
     if cure.interval is not None:
-        each, again = rotation_works(cure, layer, stepping)
+        each, again = rotation_works(cure, layer, stepping, sort_of(PRODUCTS, machine))
         step += pass_seconds(each, "forward", in_wide(machine), 0)
         refresh = pass_seconds(again, "forward", in_wide(machine), 0)
     return CureSeconds(step, refresh)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from stretto.cost.cluster import Rate
-from stretto.cost.matrix_step import BFLOAT16, QR, factorisations
+from stretto.cost.matrix_step import BFLOAT16, PRODUCTS, QR, factorisations
 from stretto.measure.all_reduce import once, slowest
 from stretto.measure.aten_costs import Operators
 from stretto.measure.fit import fit
@@ -116,6 +116,7 @@ LAYERS: tuple[tuple[str, Sequence[Make]], ...] = (
     ("pooling", [*(image(pool, c, s, b) for c, s, b in ((16, 8, 4), (64, 16, 8))), image(mean, 32, 16, 8)]),
 )  # fmt: skip
 FACTORISED = (64, 128, 256, 512)  # columns of the square matrices whose QR factorisations are measured
+TURNED = ((64, 64), (64, 512), (256, 64), (256, 256), (512, 64))  # a basis' side, and the matrix's other one
 LOW = (32, 128, 256)  # sides of square matrices whose products in bfloat16 are measured, as Muon computes them
 COPIES = (1 << 12, 1 << 18, 1 << 22, 1 << 24)  # bytes
 WEIGHTS = (((64,), 8), ((256, 256), 4), ((1024, 1024), 2))  # shape and number of the tensors that are updated
@@ -135,8 +136,10 @@ def cases(*, quick: bool) -> Iterator[Case]:
         yield Case("copy", "forward", tensor.clone, (1, 0, 2 * size))
     for columns in FACTORISED[: 3 if quick else None]:
         yield factorisation(columns)
+    for side, other in TURNED[: 3 if quick else None]:
+        yield product(PRODUCTS, torch.randn(side, side), torch.randn(side, other))
     for side in LOW:
-        yield low_product(side)
+        yield product(BFLOAT16, torch.randn(side, side).bfloat16(), torch.randn(side, side).bfloat16())
     for family, step in STEPS.items():
         for shape, number in WEIGHTS[: 2 if quick else None]:
             yield update(family, step, shape, number)
@@ -164,10 +167,13 @@ def factorisation(columns: int) -> Case:
     return Case(QR, "forward", partial(torch.linalg.qr, matrix), (work.calls, work.flops.at(0), work.bytes.at(0)))
 
 
-def low_product(side: int) -> Case:
-    """A product of square matrices in bfloat16."""
-    matrix = torch.randn(side, side).bfloat16()
-    return Case(BFLOAT16, "forward", partial(torch.mm, matrix, matrix), (1, 2 * side**3, 3 * 2 * side**2))
+def product(sort: str, one: Tensor, other: Tensor) -> Case:
+    """A product of matrices, as optimizers of whole matrices compute it."""
+    numbers = one.numel() + other.numel() + len(one) * other.shape[1]
+    return Case(
+        sort, "forward", partial(torch.mm, one, other),
+        (1, 2 * one.numel() * other.shape[1], one.element_size() * numbers),
+    )  # fmt: skip
 
 
 def update(

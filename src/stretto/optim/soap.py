@@ -123,7 +123,18 @@ def begin(state: dict[str, Any], gradient: Tensor, group: Mapping[str, Any]) -> 
     correlate(state, gradient, 1 - group["betas"][1])
     for side in SIDES:
         if f"{side}_correlation" in state:
-            state[f"{side}_basis"] = torch.linalg.eigh(state[f"{side}_correlation"])[1].flip(1).contiguous()
+            state[f"{side}_basis"] = eigenvectors(state[f"{side}_correlation"]).flip(1).contiguous()
+
+
+def eigenvectors(matrix: Tensor) -> Tensor:
+    """Those of a symmetric matrix, the largest last; in float64 where its own dtype gives no numbers.
+
+    MKL's ssyevd gives NaN for some sound matrices, such as the correlation of an embedding's rows of which most are 0.
+    """
+    found: Tensor = torch.linalg.eigh(matrix)[1]
+    if not found.isfinite().all():
+        found = torch.linalg.eigh(matrix.double())[1].to(matrix.dtype)
+    return found
 
 
 def correlate(state: Mapping[str, Any], gradient: Tensor, share: float) -> None:

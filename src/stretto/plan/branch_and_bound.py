@@ -126,8 +126,6 @@ def best_plans(
         if len(best) == keep and (bound > best[-1][0] or (enough is not None and number >= enough)):
             least_of_all = min(least_of_all, bound)
             break
-        if aim.goal == "memory" and len(best) == keep and not bounds.memory.reaches(c, best[-1][0]):
-            continue
         plan, least = priced(c, aim, prices, best[-1][0] if len(best) == keep else inf)
         number, least_of_all = number + 1, min(least_of_all, max(bound, least))
         if plan is not None:
@@ -170,11 +168,10 @@ def in_order(
                 heapq.heappush(heap, Entry(max(least, own), next(numbers), 2, alone(c)))
             continue
         (c,) = members.each()
-        if rank == 3 or aim.goal == "memory":
+        if rank == 3:
             yield least, c
         elif bounds.memory.reaches(c):
-            tighter = pricing.of_seconds(c, bounds.tighter(c))
-            heapq.heappush(heap, Entry(max(least, tighter), number, 3, members))
+            heapq.heappush(heap, Entry(max(least, pricing.of_candidate(c)), number, 3, members))
 
 
 class Values:
@@ -189,7 +186,9 @@ class Values:
     def of_group(self, group: Group, *, communicating: bool = False) -> float:
         """Of candidates on the same axes: of their computing alone, without building their places; or of all work."""
         c = group.axes
-        if self.aim.goal in ("memory", "loss") or self.prices.problem.ratios:
+        if self.aim.goal == "memory":
+            return self.bounds.memory.of_group(group)
+        if self.aim.goal == "loss" or self.prices.problem.ratios:
             return 0.0
         shards, whole = group.shards, all(self.goes_back_whole(c, choice) for choice in group.choices)
         bound = self.bounds.working if communicating else self.bounds.computing
@@ -205,8 +204,14 @@ class Values:
         """Of candidates that differ in what is recomputed, and in whether the sequence is divided."""
         c, forms = alternatives.plain, alternatives.forms
         if self.aim.goal == "memory":
-            return self.bounds.memory.bytes(c) / c.pipeline
+            return self.bounds.memory.of_alternatives(alternatives)
         return self.of_seconds(c, self.bounds.seconds(c, forms), forms)
+
+    def of_candidate(self, c: Candidate) -> float:
+        """A tighter bound of one candidate."""
+        if self.aim.goal == "memory":
+            return self.bounds.memory.of_candidate(c)
+        return self.of_seconds(c, self.bounds.tighter(c))
 
     def of_seconds(self, c: Candidate, seconds: float, forms: tuple[Form, ...] = ()) -> float:
         """Of a candidate whose step takes so many seconds at least; with `forms`, with its layers run in any."""

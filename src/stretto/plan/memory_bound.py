@@ -1,6 +1,6 @@
 """Lower bounds of the bytes that a candidate needs: those that cannot fit are not priced."""
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from functools import lru_cache, partial
 from math import inf
 from typing import NamedTuple, TypeVar
@@ -122,6 +122,39 @@ class MemoryBounds:
     def bytes(self, c: Candidate) -> float:
         """Bytes of weights, gradients and optimizer state of all stages."""
         return static_bytes(*self.total(c.mesh.tensor), c.shard, c.mesh.data)
+
+    def of_group(self, group: Group) -> float:
+        """The least bytes of the fullest worker under any candidate of a group, as if all divided evenly."""
+        axes, kinds = group.axes, {kind for choice in group.choices for kind in choice.recompute}
+        static = min(static_bytes(*self.total(axes.mesh.tensor), shard, axes.mesh.data) for shard in group.shards)
+        fewest = min(
+            self.fewest(choice.method, choice.per_worker, axes.pipeline, axes.microbatches, axes.ahead)
+            for choice in group.choices
+        )
+        return self.divided(axes, static, fewest, group.forms, stages="stage" in kinds)
+
+    def of_alternatives(self, alternatives: Alternatives) -> float:
+        """The same of alternatives."""
+        c = alternatives.plain
+        fewest = self.fewest(c.method, c.per_worker, c.pipeline, c.microbatches, c.ahead)
+        return self.divided(c, self.bytes(c), fewest, alternatives.forms, stages="stage" in alternatives.recompute)
+
+    def divided(self, c: Candidate, static: float, fewest: float, forms: Iterable[Form], *, stages: bool) -> float:
+        """Bytes of a worker that has its share; without activations if `stages` are run again."""
+        held = 0.0 if stages else fewest * min(self.held(form, c.examples) for form in forms)
+        return (static + held) * SLACK / c.pipeline
+
+    def of_candidate(self, c: Candidate) -> float:
+        """A tighter bound, within 1 % of the least bytes with which the stages reach the last layer."""
+        most = max(self.prices.places_of(c).memory)
+        low = min(self.of_alternatives(Alternatives(c, (c.recompute,), (c.sequence,))), most)
+        high = low
+        while high < most and not self.reaches(c, high):
+            low, high = high, 2 * high
+        while high > 1.01 * low:
+            middle = (low + high) / 2
+            low, high = (low, middle) if self.reaches(c, middle) else (middle, high)
+        return low
 
     def reaches(self, c: Candidate, limit: float = inf) -> bool:
         """Whether the stages reach the last layer if each worker holds what its memory allows, and a limit of bytes.

@@ -8,6 +8,7 @@ predictions of all plans that divide the work in that way are multiplied by the 
 from collections.abc import Mapping
 
 from stretto.methods import BASELINE
+from stretto.optimizers import optimizer_of
 from stretto.plan.branch_and_bound import Plan, plan_of
 from stretto.plan.candidate_costs import Prices
 from stretto.plan.objective import Objective
@@ -30,10 +31,11 @@ def probes(problem: Problem, workers: int) -> dict[str, Plan]:
     They do not depend on the limits of a problem, nor on earlier ratios: other limits need no other measurements.
     """
     batch = max(problem.batch_sizes)
+    tensors = (1,) if optimizer_of(problem.optimizer).needs_whole else (1, *problem.tensor_costs)
     methods = (method for method in PROBED.values() if method != PROBED[LOCAL] or not problem.why_no_local(method))
     every = problem.but(
         workers=workers, batch_sizes=(batch,), methods=(BASELINE, *methods), recompute=("none",), shards=SHARDS,
-        pipelines=None, data_parallels=None, tensors=(1, *problem.tensor_costs), spaces=((1, 1), (workers, 1)),
+        pipelines=None, data_parallels=None, tensors=tensors, spaces=((1, 1), (workers, 1)),
         microbatches=None, stages=None, all_workers=False, ratios={}, byte_ratios={},
     )  # fmt: skip
     prices, fitting = Prices(every), list(candidates(every))

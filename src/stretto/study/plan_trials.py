@@ -9,6 +9,7 @@ from typing import Any
 
 from stretto.cost import Cluster
 from stretto.errors import UsageError
+from stretto.measure.busy_cores import busy_cores
 from stretto.plan.plan_file import training
 from stretto.plan.trials import Outcome, Trial, TrialFailedError, contest, whole
 from stretto.plan.tried_file import row
@@ -86,7 +87,7 @@ def try_plans(trials: Sequence[Trial], trained: Mapping[str, Any], on_round: Cal
     UsageError if no plan can be tried; all processes have ended when it returns or raises.
     """
     begin = time.perf_counter()
-    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
+    load = busy_cores()
     remarks = doubts(max(trial.plan.candidate.workers for trial in trials), load or 0.0)
 
     def turn(trial: Trial) -> float:
