@@ -14,6 +14,7 @@ import pytest
 import scipy.stats
 
 import stretto
+from stretto.methods.advice import finding_for, findings
 
 FINDINGS = Path(__file__).parent.parent / "experiments" / "findings"
 FLAT = {0: 4.0, 10: 3.0, 20: 2.0}
@@ -377,6 +378,26 @@ def test_the_slides_are_answered_by_their_verdicts(harness):
     assert "three seeds cannot tell; in batches of 8 SpecTrain ends at a test error of 1 of 3 diverged" in (
         slides.closing(wild)
     )
+
+
+def test_users_read_what_the_package_has(harness):
+    """The table of "Which method?" is the file's, and its rows are what each word stands for."""
+    advice = importlib.import_module("harness.advice")
+    page = (FINDINGS.parents[1] / "docs/which-method.md").read_text(encoding="utf-8")
+    assert advice.table(findings()) in page
+    for found in findings():
+        best = finding_for(found.advice, found.optimizer, found.stages)
+        assert f'| `"{found.advice}"` | {found.optimizer} | {found.stages} | `{best.method}` |' in page
+
+
+def test_a_page_without_marks_is_refused(harness, tmp_path):
+    advice = importlib.import_module("harness.advice")
+    (tmp_path / "page.md").write_text("<!-- advice -->\nold\n<!-- end -->\n<!-- advice -->\n")
+    advice.write_table(tmp_path / "page.md", findings())
+    assert advice.table(findings()) in (tmp_path / "page.md").read_text()
+    (tmp_path / "page.md").write_text("nothing\n")
+    with pytest.raises(ValueError, match="0 places"):
+        advice.write_table(tmp_path / "page.md", findings())
 
 
 def test_the_final_trial_reports_what_the_advice_was(harness):

@@ -15,7 +15,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))  # also in the processes that this one starts
 
-from harness.advice import entries, write_findings  # noqa: E402
+from harness.advice import entries, write_findings, write_table  # noqa: E402
 from harness.again import train_again  # noqa: E402
 from harness.cells import Study  # noqa: E402
 from harness.halving import next_runs, runs_left  # noqa: E402
@@ -24,8 +24,11 @@ from harness.page import write_page  # noqa: E402
 from harness.store import Store  # noqa: E402
 from harness.work import in_processes, work  # noqa: E402
 
+from stretto.methods.advice import Finding  # noqa: E402
+
 PAGES = HERE / "pages"
 FINDINGS = HERE.parents[1] / "src/stretto/methods/findings.json"
+PAGE = HERE.parents[1] / "docs/which-method.md"
 ADVISING = (("depth", "a decoder of 32 thin blocks", None), ("heads", "a decoder of 8 blocks", 8))
 
 
@@ -48,12 +51,13 @@ def work_at(name: str, folder: str, data: str | None, jobs: int, only: str) -> N
 
 
 def write_advice() -> str:
-    """Write what the package's advice rests on, and say what it has."""
+    """Write what the package's advice rests on, and its table for users; say what it has."""
     found = []
     for name, network, stages in ADVISING:
         store = Store(PAGES / name / "runs.jsonl")
         found += entries(study_called(name), store.read(), network, stages)
     write_findings(FINDINGS, found)
+    write_table(PAGE, [Finding(**entry) for entry in found])
     return f"{FINDINGS.name}: {len(found)} methods of {', '.join(name for name, *_ in ADVISING)}"
 
 

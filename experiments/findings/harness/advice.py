@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ import stretto
 from harness.cells import SEEDS, Cell, Record, Study
 from harness.intervals import Interval
 from harness.results import result
+from stretto.methods.advice import Finding
 
 DIGITS = 5  # of the numbers in the file
 
@@ -67,6 +69,39 @@ def gap(study: Study, finished: Mapping[str, Record], cell: Cell) -> float:
 def rounded(value: float) -> float:
     """A number with few digits."""
     return float(f"{value:.{DIGITS}g}")
+
+
+def table(found: Sequence[Finding]) -> str:
+    """A Markdown table of what each word stands for, by optimizer and depth, with the other methods of its study."""
+    columns = (
+        "`method=`", "optimizer", "stages", "stands for", "steps to the loss, over plain training", "loss at the end",
+        "beside it",
+    )  # fmt: skip
+    lines = [f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}"]
+    for word, optimizer, stages in dict.fromkeys((each.advice, each.optimizer, each.stages) for each in found):
+        same = [each for each in found if (each.advice, each.optimizer, each.stages) == (word, optimizer, stages)]
+        best, *others = sorted(same, key=Finding.rank)
+        beside = ", ".join(f"`{each.method}` {steps(each)}" for each in others) or "none"
+        lines.append(
+            f'| `"{word}"` | {optimizer} | {stages} | `{best.method}` | {steps(best)} | {best.gap:+.1f} % | {beside} |'
+        )
+    return "\n".join(lines) + "\n"
+
+
+def steps(found: Finding) -> str:
+    """The ratio of steps with its interval, or what it is above."""
+    if found.ratio is None or found.high is None:
+        return f"more than {found.low:.2f}"
+    return f"{found.ratio:.2f} [{found.low:.2f}, {found.high:.2f}]"
+
+
+def write_table(page: Path, found: Sequence[Finding]) -> None:
+    """Put the table where a page has its marks. Raises ValueError for a page without them."""
+    marked, text = re.compile(r"(<!-- advice -->\n).*?(<!-- end -->)", re.DOTALL), page.read_text(encoding="utf-8")
+    new, number = marked.subn(lambda match: f"{match[1]}\n{table(found)}\n{match[2]}", text)
+    if number != 1:
+        raise ValueError(f"{page}: {number} places between <!-- advice --> and <!-- end -->, not one")
+    page.write_text(new, encoding="utf-8")
 
 
 def write_findings(path: Path, found: Sequence[Mapping[str, Any]]) -> None:
