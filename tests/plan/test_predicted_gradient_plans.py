@@ -139,7 +139,8 @@ def test_a_forecast_s_memory_is_what_torch_s_allocator_gave(name):
         heads=behind.rows, weights=behind.weights,
     )  # fmt: skip
     with peak_memory() as peak:
-        stages = [nn.Sequential(*network()[a:b]) for a, b in pairwise(ends)]
+        whole = network()  # one, so that its stages share the weight
+        stages = [nn.Sequential(*whole[a:b]) for a, b in pairwise(ends)]
         adam = partial(torch.optim.Adam, lr=1e-3)
         trainer = stretto.Trainer(stages, token_loss, adam, name, workers=1, device="cpu", example=x)
         for _ in range(6):
