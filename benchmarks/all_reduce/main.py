@@ -22,6 +22,7 @@ import torch.multiprocessing as mp
 from torch import Tensor
 
 from stretto.collectives import all_reduce
+from stretto.measure.busy_cores import busy_seconds
 
 SIZES = tuple(1 << exponent for exponent in range(12, 27, 2))  # bytes: 4 KB to 64 MB
 SMALL, LARGE = 1 << 14, 1 << 20  # bytes: bars below the one, from the other on
@@ -95,11 +96,9 @@ def measure(seconds: float, out: Path) -> None:
 
 def disturbance() -> float:
     """CPU seconds that went to other programs of this machine, or machines that share its cores, up to now (Linux)."""
-    jiffies = [int(each) for each in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
-    busy = sum(jiffies) - jiffies[3] - jiffies[4]  # neither idle nor waiting for a disk
     own = torch.tensor(time.process_time())
     dist.all_reduce(own)
-    return busy / os.sysconf("SC_CLK_TCK") - own.item()
+    return busy_seconds() - own.item()
 
 
 def write(times: dict[int, dict[str, tuple[float, ...]]], others: float, out: Path) -> None:

@@ -194,17 +194,6 @@ def pin(rank: int) -> None:
     os.sched_setaffinity(0, {cores[rank % len(cores)]})
 
 
-def busy(*, interrupts: bool = True) -> float:
-    """CPU seconds used on this machine, or by machines that share its cores, up to now (Linux).
-
-    Without `interrupts` what the kernel spends on messages is left out, whoever they are for.
-    """
-    line = Path("/proc/stat").read_text(encoding="utf-8").split("\n", 1)[0]
-    user, nice, system, _, _, irq, softirq, steal = (int(each) for each in line.split()[1:9])  # idle, iowait left out
-    taken = user + nice + system + steal + (irq + softirq if interrupts else 0)
-    return taken / os.sysconf("SC_CLK_TCK")
-
-
 def probe() -> float:
     """Seconds of a small fixed product on this process's core just now."""
     factor = torch.ones(384, 384)

@@ -10,7 +10,6 @@ import os
 import platform
 import signal
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -23,9 +22,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import stretto
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "shared"))
-from teams import busy
+from stretto.measure.busy_cores import busy_seconds
 
 CHANNELS, KERNEL = 64, 3
 BATCHES = {128: 32, 256: 8, 512: 2}  # examples, by height and width: 134 MB an image of 64 channels, at each size
@@ -116,7 +113,7 @@ def disturbance() -> float:
     """CPU seconds that went to other programs of this machine, up to now (Linux)."""
     own = torch.tensor(time.process_time())
     dist.all_reduce(own)
-    return busy() - own.item()
+    return busy_seconds() - own.item()
 
 
 def of(name: str) -> Callable[[tuple[float, float]], float]:

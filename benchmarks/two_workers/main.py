@@ -23,8 +23,7 @@ import torch.multiprocessing as mp
 from torch import nn
 from variants import AXES, BEST, CASES, ONE, PIPELINES, TWO, Variant, batch, blocks, loop
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "shared"))
-from teams import busy
+from stretto.measure.busy_cores import busy_seconds
 
 BUDGET = 240.0  # seconds, after which no round begins: on a busy machine fewer are measured
 CHECKED, WARM = 2, 2  # steps compared with plain training; steps of each round before its clock starts
@@ -128,7 +127,7 @@ def measure(names: list[str], num_rounds: int, num_steps: int) -> tuple[Times, f
         print(f"starting {len(pairs) + 1} of {len(names)} pairs of processes", end="\r", file=sys.stderr, flush=True)
         pairs[name] = Pair(name)
     times: Times = {name: [] for name in names}
-    begin, before, own = time.perf_counter(), busy(), 0.0
+    begin, before, own = time.perf_counter(), busy_seconds(), 0.0
     for turn in range(num_rounds):
         if turn >= 3 and time.perf_counter() - begin > BUDGET:
             break
@@ -138,7 +137,7 @@ def measure(names: list[str], num_rounds: int, num_steps: int) -> tuple[Times, f
             taken, used = pairs[name].ask(num_steps)
             times[name].append(taken)
             own += used
-    return times, (busy() - before - own) / (time.perf_counter() - begin)
+    return times, (busy_seconds() - before - own) / (time.perf_counter() - begin)
 
 
 def best_of_torchs(times: Times) -> str:

@@ -437,7 +437,7 @@ def step(n, way, bounds):
     S = len(bounds) - 1
     v = S // W
     prices = [stage_price(n, way, s, S, bounds[s], bounds[s + 1]) for s in range(S)]
-    if fullest(n, way, bounds) > n["memory"]:
+    if fullest(prices, method, W) > n["memory"]:
         return None
     if method == "chunked":
         return max(chunked(prices, s, min(e for e in ends(S, chunks) if e > s)) for s in range(S))
@@ -477,20 +477,19 @@ def step(n, way, bounds):
     return max(M * turn + end for turn, end in zip(turns, last, strict=True))
 
 
-def fullest(n, way, bounds):
-    """The bytes of the worker that needs most."""
-    W, method, S = way[0], way[3], len(bounds) - 1
-    sizes = [stage_price(n, way, s, S, bounds[s], bounds[s + 1])[5:] for s in range(S)]
+def fullest(prices, method, W):
+    """The bytes of the worker that needs most, of stages at these prices."""
     found = []
     for worker in range(W):
-        own = [size for s, size in enumerate(sizes) if home(method, s, S, W) == worker]
+        own = [price[5:] for s, price in enumerate(prices) if home(method, s, len(prices), W) == worker]
         found.append(sum(kept for kept, _ in own) + max(passing for _, passing in own))
     return max(found)
 
 
 def fullest_that_fits(n, way, bounds):
-    """The same; None where a worker's memory is too small."""
-    num_bytes = fullest(n, way, bounds)
+    """Those of a cut; None where a worker's memory is too small."""
+    S = len(bounds) - 1
+    num_bytes = fullest([stage_price(n, way, s, S, bounds[s], bounds[s + 1]) for s in range(S)], way[3], way[0])
     return num_bytes if num_bytes <= n["memory"] else None
 
 

@@ -81,18 +81,11 @@ def table(found: Sequence[Finding]) -> str:
     for word, optimizer, stages in dict.fromkeys((each.advice, each.optimizer, each.stages) for each in found):
         same = [each for each in found if (each.advice, each.optimizer, each.stages) == (word, optimizer, stages)]
         best, *others = sorted(same, key=Finding.rank)
-        beside = ", ".join(f"`{each.method}` {steps(each)}" for each in others) or "none"
+        beside = ", ".join(f"`{each.method}` {each.spread}" for each in others) or "none"
         lines.append(
-            f'| `"{word}"` | {optimizer} | {stages} | `{best.method}` | {steps(best)} | {best.gap:+.1f} % | {beside} |'
+            f'| `"{word}"` | {optimizer} | {stages} | `{best.method}` | {best.spread} | {best.gap:+.1f} % | {beside} |'
         )
     return "\n".join(lines) + "\n"
-
-
-def steps(found: Finding) -> str:
-    """The ratio of steps with its interval, or what it is above."""
-    if found.ratio is None or found.high is None:
-        return f"more than {found.low:.2f}"
-    return f"{found.ratio:.2f} [{found.low:.2f}, {found.high:.2f}]"
 
 
 def write_table(page: Path, found: Sequence[Finding]) -> None:

@@ -22,7 +22,9 @@ HERE = Path(__file__).parent.parent
 SHARED = HERE.parent.parent / "benchmarks" / "shared"
 sys.path.insert(0, str(SHARED))
 
-from teams import Team, Wire, busy, laid  # noqa: E402
+from teams import Team, Wire, laid  # noqa: E402
+
+from stretto.measure.busy_cores import busy_seconds  # noqa: E402
 
 LAUNCHES = 3  # of each configuration
 LOOK = 1.0  # seconds for which the machine is watched before a launch
@@ -131,10 +133,10 @@ def _measured(launch: Launch, steps: int | None) -> tuple[dict[str, float], floa
         task = partial(prepared, launch.task, settings)
         team = Team(task, launch.wire, num_processes=launch.processes, pinned=launch.pinned)
         try:
-            wall, used, own = time.perf_counter(), busy(interrupts=False), time.process_time()
+            wall, used, own = time.perf_counter(), busy_seconds(interrupts=False), time.process_time()
             answers = team.ask("measure")
             own = time.process_time() - own + sum(seconds for _, seconds in answers)
-            others = (busy(interrupts=False) - used - own) / (time.perf_counter() - wall)
+            others = (busy_seconds(interrupts=False) - used - own) / (time.perf_counter() - wall)
         finally:
             team.stop()
     except EOFError as error:
@@ -158,9 +160,9 @@ def prepared(task: str, settings: Mapping[str, Any]) -> tuple[None, Callable[[An
 
 def cores_of_others() -> float:
     """How many cores other programs use, watched for a moment."""
-    used, own, wall = busy(interrupts=False), time.process_time(), time.perf_counter()
+    used, own, wall = busy_seconds(interrupts=False), time.process_time(), time.perf_counter()
     time.sleep(LOOK)
-    taken = busy(interrupts=False) - used - (time.process_time() - own)
+    taken = busy_seconds(interrupts=False) - used - (time.process_time() - own)
     return max(0.0, taken / (time.perf_counter() - wall))
 
 

@@ -54,10 +54,15 @@ class Finding:
             return None
         return self.ratio * math.log(self.high / self.low) / (2 * STUDENT[self.seeds])
 
-    def __str__(self) -> str:
+    @property
+    def spread(self) -> str:
+        """The ratio with its interval, or what it is above."""
         known = self.ratio is not None and self.high is not None
-        spread = f"{self.ratio:.2f} [{self.low:.2f}, {self.high:.2f}]" if known else f"more than {self.low:.2f}"
-        return f"{spread} times the steps of plain training ({self.network}, {self.stages} stages, {self.optimizer})"
+        return f"{self.ratio:.2f} [{self.low:.2f}, {self.high:.2f}]" if known else f"more than {self.low:.2f}"
+
+    def __str__(self) -> str:
+        where = f"{self.network}, {self.stages} stages, {self.optimizer}"
+        return f"{self.spread} times the steps of plain training ({where})"
 
 
 STUDENT = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571}

@@ -91,7 +91,7 @@ class LeastStep(NamedTuple):
     seconds: float
     busy: float
     spared: float = 0.0
-    share: float = 1.0
+    share: float = 0.0
 
     def value(self, rates: Rates) -> float:
         """A lower bound of the objective's value."""
@@ -232,10 +232,8 @@ class Bounds:
         turn = (least.whole if whole else least.separate) + self.share_added(c, shards) * least.accumulate
         turn += again * least.forward
         busy = (c.microbatches * turn + least.update / c.mesh.data) * SLACK
-        if not again:
-            return LeastStep(busy / c.pipeline, busy)
-        share = least.forward_share if whole else 1.0
-        return LeastStep(busy / (c.pipeline + share), busy, c.microbatches * least.forward, share)
+        share = again * (least.forward_share if whole else 1.0)
+        return LeastStep(busy / (c.pipeline + share), busy, again * c.microbatches * least.forward, share)
 
     def working(self, c: Candidate, forms: tuple[Form, ...], *, whole: bool, shards: Collection[str]) -> "LeastStep":
         """The same with the communication inside stages and among replicas, and of the worker that has most to do."""
@@ -245,7 +243,7 @@ class Bounds:
         fullest = self.fullest(
             c.mesh, c.pipeline, c.placement, forms, c.examples, whole, self.share_added(c, shards)
         )  # fmt: skip
-        workers = c.pipeline + (computing.share if c.recompute == "stage" else 0.0)
+        workers = c.pipeline + computing.share
         return computing._replace(seconds=max(busy / workers, c.microbatches * fullest * SLACK), busy=busy)
 
     def share_added(self, c: Candidate, shards: Collection[str]) -> float:

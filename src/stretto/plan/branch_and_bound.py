@@ -20,7 +20,7 @@ from stretto.plan.method_shape import shape_of
 from stretto.plan.objective import Objective, Rates
 from stretto.plan.partition import SAME
 from stretto.plan.problem import Form, Problem
-from stretto.plan.search_space import Alternatives, Candidate, Choice, Group, all_groups
+from stretto.plan.search_space import Alternatives, Candidate, Choice, Group, all_groups, alone
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,11 +223,6 @@ class Values:
         if key not in self._rates:
             self._rates[key] = self.aim.rates(c, self.prices.places_of(c))
         return self._rates[key]
-
-
-def alone(c: Candidate) -> Alternatives:
-    """A candidate without alternatives."""
-    return Alternatives(c, (c.recompute,), (c.sequence,))
 
 
 def plan_of(c: Candidate, aim: Objective, prices: Prices) -> Plan | None:

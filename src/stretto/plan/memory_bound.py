@@ -15,7 +15,7 @@ from stretto.plan.places import Numbers
 from stretto.plan.planned_methods import planned
 from stretto.plan.problem import SHARD_OPTIMIZER, Form
 from stretto.plan.range_tables import running_sums
-from stretto.plan.search_space import Alternatives, Candidate, Group
+from stretto.plan.search_space import Alternatives, Candidate, Group, alone
 
 Size = TypeVar("Size", float, Numbers)
 SLACK = 1 - 1e-9  # of lower bounds: sums in another order differ in the last bits
@@ -63,8 +63,7 @@ class MemoryBounds:
             yield group
             return
         memory = axes.pipeline * cluster.device(0).memory
-        total = self.total(axes.mesh.tensor)
-        room = memory - min(static_bytes(*total, shard, axes.mesh.data) for shard in group.shards) * SLACK
+        room = memory - self.least_static(group) * SLACK
         if room < 0:
             return
         fitting = lru_cache(maxsize=None)(partial(self.fitting, axes, room))
@@ -123,15 +122,19 @@ class MemoryBounds:
         """Bytes of weights, gradients and optimizer state of all stages."""
         return static_bytes(*self.total(c.mesh.tensor), c.shard, c.mesh.data)
 
+    def least_static(self, group: Group) -> float:
+        """The least of these of a group's candidates."""
+        total, data = self.total(group.axes.mesh.tensor), group.axes.mesh.data
+        return min(static_bytes(*total, shard, data) for shard in group.shards)
+
     def of_group(self, group: Group) -> float:
         """The least bytes of the fullest worker under any candidate of a group, as if all divided evenly."""
         axes, kinds = group.axes, {kind for choice in group.choices for kind in choice.recompute}
-        static = min(static_bytes(*self.total(axes.mesh.tensor), shard, axes.mesh.data) for shard in group.shards)
         fewest = min(
             self.fewest(choice.method, choice.per_worker, axes.pipeline, axes.microbatches, axes.ahead)
             for choice in group.choices
         )
-        return self.divided(axes, static, fewest, group.forms, stages="stage" in kinds)
+        return self.divided(axes, self.least_static(group), fewest, group.forms, stages="stage" in kinds)
 
     def of_alternatives(self, alternatives: Alternatives) -> float:
         """The same of alternatives."""
@@ -147,7 +150,7 @@ class MemoryBounds:
     def of_candidate(self, c: Candidate) -> float:
         """A tighter bound, within 1 % of the least bytes with which the stages reach the last layer."""
         most = max(self.prices.places_of(c).memory)
-        low = min(self.of_alternatives(Alternatives(c, (c.recompute,), (c.sequence,))), most)
+        low = min(self.of_alternatives(alone(c)), most)
         high = low
         while high < most and not self.reaches(c, high):
             low, high = high, 2 * high

@@ -163,6 +163,11 @@ class Alternatives(NamedTuple):
             yield self.plain._replace(recompute=recompute, sequence=sequence)
 
 
+def alone(c: Candidate) -> Alternatives:
+    """A candidate without alternatives."""
+    return Alternatives(c, (c.recompute,), (c.sequence,))
+
+
 @cache
 def forms(
     tensor: int, space: tuple[int, int], recompute: tuple[str, ...], sequences: tuple[bool, ...]
