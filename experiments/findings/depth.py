@@ -117,11 +117,12 @@ def loss(output: Tensor, target: Tensor) -> Tensor:
 def train(cell: Cell, rate: float, seed: int, steps: int, path: str | None) -> dict[str, Any]:
     """One run; how often it evaluates and how much it keeps does not depend on the cell."""
     data = text(path, CONTEXT)
+    optimizer = partial(OPTIMIZERS[cell.optimizer], lr=rate, **cell.settings.get("options", {}))
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*it will overshoot")  # of pipeoptim: that is what is asked
         trainer = stretto.Trainer(
             network(data.num_classes, cell.settings["stages"], seed), stretto.mean(loss),
-            partial(OPTIMIZERS[cell.optimizer], lr=rate), cell.method, device="cpu", workers=1, seed=seed, clip=CLIP,
+            optimizer, cell.method, device="cpu", workers=1, seed=seed, clip=CLIP,
             scheduler=lambda optimizer: torch.optim.lr_scheduler.LambdaLR(optimizer, rate_at),
         )  # fmt: skip
     assert data.test is not None
@@ -179,6 +180,7 @@ def _cell(cure: str, optimizer: str, method: str, stages: int, **against: str) -
 
 
 ALL = cells()
+ALL_BY_NAME = {cell.name: cell for cell in ALL}
 STUDY = Study(
     name="depth",
     title="Depth: which cure keeps up at 32 stages",

@@ -16,7 +16,7 @@ import safetensors.torch
 import torch
 
 from stretto.cli import main
-from stretto.cli.progress import progress
+from stretto.cli.progress_bar import progress
 
 SMALL = [
     "--model-options.width",

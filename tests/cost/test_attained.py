@@ -9,7 +9,16 @@ import pytest
 
 from stretto import UsageError
 from stretto.cost import Cluster, Device, Group, LayerCost, Link, ModelCosts, Work, find_cluster, stage_times
-from stretto.cost.attained import SHORTEST, SPLITS, TILES, Attained, Peaks, TileSpeeds, one_kernel, product_seconds
+from stretto.cost.attained import (
+    SHORTEST,
+    SPLITS,
+    TILES,
+    Attained,
+    DevicePeaks,
+    TileSpeeds,
+    one_kernel,
+    product_seconds,
+)
 from stretto.cost.cluster_file import parse, to_toml
 from stretto.cost.layer_table import Affine, Kernels, ProductSizes
 from stretto.cost.stage_prediction import Machine, layer_seconds, layer_times
@@ -290,7 +299,7 @@ def test_transposes_take_time_on_tensor_cores_and_none_without():
 
 def test_plain_products_of_contiguous_images_wait_for_no_transposes_where_a_device_takes_them():
     kernel = Kernels(1, Affine(0, 1e9), Affine(0, 5e6), transposed=Affine(0, 1e6), transposes=3, plain=True)
-    peaks = Peaks(1e14, 1e12, 2, True)
+    peaks = DevicePeaks(1e14, 1e12, 2, True)
     taken, waited = (
         one_kernel("convolution", kernel, Attained(plain_products=plain), peaks, 100) for plain in (True, None)
     )
@@ -310,7 +319,7 @@ NORMS = {
 def test_batch_norms_of_contiguous_images_take_what_a_profile_of_a_resnet_says(name):
     shapes, *milliseconds = NORMS[name]
     device = find_cluster("16-nodes-of-8-a100-40gb").devices["a100"]
-    peaks = Peaks(device.peak_of("float16"), device.memory_bandwidth, 2, True)
+    peaks = DevicePeaks(device.peak_of("float16"), device.memory_bandwidth, 2, True)
     for passes, measured in zip((3, 5), milliseconds, strict=True):
         kernels = [
             Kernels(1, Affine(), Affine(0, 2.0 * passes * c * side**2), numbers=Affine(0, 1.0 * passes * c * side**2),
@@ -339,7 +348,7 @@ PROFILED = {
 def test_kernels_of_each_kind_take_what_a_profile_of_bert_says(name):
     kernels, microseconds = PROFILED[name]
     device = find_cluster("16-nodes-of-8-a100-40gb").devices["a100"]
-    peaks = Peaks(device.peak_of("float16"), device.memory_bandwidth, 2, True)
+    peaks = DevicePeaks(device.peak_of("float16"), device.memory_bandwidth, 2, True)
     taken = sum(
         one_kernel("elementwise", Kernels(1, Affine(), Affine(moved), kind=kind), device.attained, peaks, 1)
         for moved, kind in kernels
@@ -370,7 +379,7 @@ def test_the_slowest_of_some_devices_is_the_largest_of_so_many_normal_numbers():
 
 def test_numbers_that_are_looked_for_take_their_time_beside_bytes():
     kernel = Kernels(1, Affine(), Affine(each=4e6), indexed=Affine(each=1e6))
-    peaks = Peaks(312e12, 2e12, 2, tensor_cores=True)
+    peaks = DevicePeaks(312e12, 2e12, 2, tensor_cores=True)
     alike, apart = (
         one_kernel("elementwise", kernel, Attained(memory=0.5, indexed_numbers=rate), peaks, 3) for rate in (None, 3e11)
     )
@@ -381,7 +390,7 @@ def test_numbers_that_are_looked_for_take_their_time_beside_bytes():
 
 def test_odd_products_are_no_faster_than_such_attain():
     sizes = ProductSizes(*(Affine(x) for x in (100.0, 200.0, 64.0, 200.0)))
-    peaks, flops = Peaks(312e12, 2e12, 2, tensor_cores=True), 2 * 100 * 200 * 64 * 200.0
+    peaks, flops = DevicePeaks(312e12, 2e12, 2, tensor_cores=True), 2 * 100 * 200 * 64 * 200.0
     kernel = Kernels(1, Affine(flops), Affine(), product=sizes, odd=True)
     attained = Attained(multiprocessors=108, cache_bandwidth=5e12, odd_products=13e12)
     assert one_kernel("linear", kernel, attained, peaks, 1) == pytest.approx(flops / 13e12)

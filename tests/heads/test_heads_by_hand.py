@@ -24,7 +24,7 @@ from stretto.heads.auglocal import copied_stages, depth_at
 from stretto.measure.flops import count
 from stretto.methods import method
 from stretto.settings.runs import TrainSettings
-from stretto.study.prediction import costs_of_stages
+from stretto.study.predicted_runs import costs_of_stages
 from stretto.study.prepare import prepare, resolve
 
 SGD = partial(torch.optim.SGD, lr=0.1, momentum=0.9)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from stretto.measure import layer_costs
-from stretto.measure.counting import Counting
+from stretto.measure.layer_counting import LayerCounting
 from stretto.measure.meta_operators import MetaOperators
 from stretto.measure.tensor_costs import published_tensor_costs
 from stretto.models.published import language, planned_network
@@ -48,15 +48,15 @@ DIVIDED = {"sequence": True, "recompute": "selective"}
 def test_rows_on_meta_tensors_are_those_of_fakes_and_equal_layers_have_equal_rows(name, form):
     network = NETWORKS[name]()
     few, places = network.condensed()
-    counted = rows(few, built(few), Counting(on_meta=True), form)
-    assert counted.spread(places) == rows(network, built(network), Counting(), form)
+    counted = rows(few, built(few), LayerCounting(on_meta=True), form)
+    assert counted.spread(places) == rows(network, built(network), LayerCounting(), form)
     assert len(few.recipe) < len(network.recipe) or name in ("resnet", "unet")
     assert all(made_by(network.recipe[i]) == made_by(few.recipe[place]) for i, place in enumerate(places))
 
 
 def test_calls_that_share_a_counting_run_no_two_layers_that_are_alike():
     network, _ = NETWORKS["decoder"]().condensed()
-    layers, counting = built(network), Counting(on_meta=True)
+    layers, counting = built(network), LayerCounting(on_meta=True)
     first = rows(network, layers, counting, None)
     number = len(counting.traced)
     assert number == 2 * 4  # on as many examples and on twice as many: start, block, end, loss
@@ -83,9 +83,9 @@ def test_a_second_call_of_an_operator_gives_another_tensor_of_the_same_shape():
 
 def test_autocast_is_counted_on_fakes():
     layer = nn.Linear(4, 4)
-    assert Counting(on_meta=True).on_meta
+    assert LayerCounting(on_meta=True).on_meta
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        counting = Counting(on_meta=True)
+        counting = LayerCounting(on_meta=True)
         assert not counting.on_meta
         cast = layer_costs([layer], torch.ones(2, 4), counting=counting)
     assert cast.layers[0].output.each == 4 * 2

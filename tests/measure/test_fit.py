@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from stretto.measure.fit import fit, line
+from stretto.measure.nonnegative_fit import fit, line
 
 
 @pytest.mark.parametrize("truth", [(2e-5, 3e-9), (0.0, 1e-9), (5e-4, 0.0)])

@@ -11,7 +11,7 @@ from stretto import Trainer
 from stretto.data import Dataset, Split, forever, load
 from stretto.data.translation import PAD
 from stretto.errors import UsageError
-from stretto.measure.counting import faking
+from stretto.measure.layer_counting import faking
 from stretto.models import build
 from stretto.models.encoder_decoder import encoder_decoder
 from stretto.models.greedy_decode import find_bleu, score

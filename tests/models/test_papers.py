@@ -6,7 +6,7 @@ from torch import nn
 
 from stretto.data import Dataset, Split, load
 from stretto.errors import UsageError
-from stretto.measure.counting import faking
+from stretto.measure.layer_counting import faking
 from stretto.models import build
 from stretto.models.alexnet import alexnet, imagenet_alexnet
 from stretto.models.resnet import cifar_resnet, imagenet_resnet

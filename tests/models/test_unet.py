@@ -9,7 +9,7 @@ from torch import nn
 from stretto import Trainer
 from stretto.data import Dataset, Split, forever, load
 from stretto.errors import UsageError
-from stretto.measure.counting import faking
+from stretto.measure.layer_counting import faking
 from stretto.models import build
 from stretto.models.unet import unet
 from stretto.nn.chain import Chain

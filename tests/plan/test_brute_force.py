@@ -405,8 +405,8 @@ def test_what_is_left_out_for_its_memory_has_no_cut_that_fits():
 
 def group_of(c):
     """A candidate as a group of its own."""
-    same = search_space.Choice(c.method, c.per_worker, c.losses, (c.shard,), (c.recompute,), (c.sequence,))
-    return search_space.Group(c, (same,))
+    same = search_space.MethodChoice(c.method, c.per_worker, c.losses, (c.shard,), (c.recompute,), (c.sequence,))
+    return search_space.CandidateGroup(c, (same,))
 
 
 def compare(n, methods=None, *, empty=False):

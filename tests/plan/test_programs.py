@@ -15,7 +15,7 @@ from stretto.plan.branch_and_bound import plan_of
 from stretto.plan.candidate_costs import Prices
 from stretto.plan.hidden_exchanges import share_kept_busy
 from stretto.plan.layer_prices import ACCUMULATE
-from stretto.plan.problem import Form
+from stretto.plan.problem import LayerForm
 from stretto.plan.programs import PROGRAMS, program_named
 from stretto.plan.refine import refined
 from stretto.settings.planning import PlanSettings
@@ -44,10 +44,10 @@ def test_exchanges_are_waited_for_hidden_in_a_backward_or_in_parts_everywhere(mo
     inside = {}
     for name in PROGRAMS:
         prices = Prices(problem(model, name))
-        inside[name] = prices.intra_stage(Mesh(tensor=T), 1, (), 0, Form(T), 8.0, prices.hides_exchanges)
+        inside[name] = prices.intra_stage(Mesh(tensor=T), 1, (), 0, LayerForm(T), 8.0, prices.hides_exchanges)
     waited, usual, parts = (inside[name] for name in ("megatron-2021", "megatron-2022", "nemo-2024"))
     links = prices.places(Mesh(tensor=T), 1, ()).weights[0]
-    whole = prices.tensor_seconds(Form(T), links, 8.0, prices.places(Mesh(tensor=T), 1, ()).gamma)
+    whole = prices.tensor_seconds(LayerForm(T), links, 8.0, prices.places(Mesh(tensor=T), 1, ()).gamma)
     assert all(np.array_equal(one, other) for one, other in zip(waited, whole, strict=True))
     assert np.array_equal(usual[0], whole[0])
     assert (usual[1][1:-1] < whole[1][1:-1]).all()
@@ -65,8 +65,8 @@ def test_operators_of_their_own_read_and_write_every_sum(model):
     for name in ("torch", "megatron-2022"):
         prices = Prices(problem(model, name, replace(cluster, devices={"h100": device})))
         kind = prices.places(Mesh(tensor=T), 1, ()).machines[0][0]
-        rows[name] = prices.layer_rows(kind, Form(T), 8.0)[1, ACCUMULATE]
-    moved = 10 * prices.layers(Form(T))[1].gradient_bytes / 2
+        rows[name] = prices.layer_rows(kind, LayerForm(T), 8.0)[1, ACCUMULATE]
+    moved = 10 * prices.layers(LayerForm(T))[1].gradient_bytes / 2
     seconds = moved / (device.memory_bandwidth * device.attained.memory)
     assert rows["torch"] == pytest.approx(device.slowest_of(T) * seconds)
     assert rows["megatron-2022"] < rows["torch"]
@@ -136,7 +136,7 @@ def test_layouts_and_buckets_are_the_programs(model):
         plan = plan_of(c, Objective(), prices)
         bytes_of[name] = max(refined([plan], prices)[0].bytes)
         assert bytes_of[name] == pytest.approx(max(plan.bytes))
-    gradients = sum(layer.gradient_bytes for layer in prices.layers(Form(T)))
+    gradients = sum(layer.gradient_bytes for layer in prices.layers(LayerForm(T)))
     assert bytes_of["torch"] - bytes_of["scaling-2023"] == pytest.approx(gradients)
 
 

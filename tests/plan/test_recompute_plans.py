@@ -16,7 +16,7 @@ from stretto.plan.branch_and_bound import plan_of
 from stretto.plan.candidate_costs import Prices
 from stretto.plan.hidden_exchanges import hidden_exchanges, share_kept_busy
 from stretto.plan.places import all_reduce, gathering
-from stretto.plan.problem import Form
+from stretto.plan.problem import LayerForm
 from stretto.plan.refine import refined
 from stretto.settings.planning import PlanSettings
 from stretto.study.model_costs import costed
@@ -43,15 +43,15 @@ def problem(**changes):
 
 SCORES = 5 * A * S / H
 BYTES = {  # of an example in a block, in s h: equations 1 to 6 and table 2
-    Form(): 34 + SCORES,
-    Form(recompute="selective"): 34,
-    Form(recompute="full"): 2,
-    Form(T): 10 + 24 / T + SCORES / T,
-    Form(T, recompute="selective"): 10 + 24 / T,
-    Form(T, recompute="full"): 2,
-    Form(T, sequence=True): (34 + SCORES) / T,
-    Form(T, sequence=True, recompute="selective"): 34 / T,
-    Form(T, sequence=True, recompute="full"): 2 / T,
+    LayerForm(): 34 + SCORES,
+    LayerForm(recompute="selective"): 34,
+    LayerForm(recompute="full"): 2,
+    LayerForm(T): 10 + 24 / T + SCORES / T,
+    LayerForm(T, recompute="selective"): 10 + 24 / T,
+    LayerForm(T, recompute="full"): 2,
+    LayerForm(T, sequence=True): (34 + SCORES) / T,
+    LayerForm(T, sequence=True, recompute="selective"): 34 / T,
+    LayerForm(T, sequence=True, recompute="full"): 2 / T,
 }
 
 
@@ -70,7 +70,7 @@ def test_a_block_keeps_what_the_paper_counts(form):
 def test_processes_that_divide_the_sequence_exchange_as_many_bytes():
     """An all-reduce is a reduce-scatter and an all-gather; the backward gathers its inputs once more."""
     prices = Prices(problem())
-    whole, parts = (prices.layers(Form(T, sequence=each))[LAYERS // 2] for each in (False, True))
+    whole, parts = (prices.layers(LayerForm(T, sequence=each))[LAYERS // 2] for each in (False, True))
 
     def sent(works):
         return {work.operator: work.bytes.each for work in works if work.bytes.each}
@@ -86,7 +86,7 @@ def test_processes_that_divide_the_sequence_exchange_as_many_bytes():
 def test_processes_that_divide_the_sequence_sum_gradients_of_whole_vectors_once_a_step(recompute):
     """As Megatron does: weight and bias of a block's two norms, the biases of its two rows, all of a stage together."""
     prices = Prices(problem())
-    whole, parts = (prices.layers(Form(T, sequence=each, recompute=recompute)) for each in (False, True))
+    whole, parts = (prices.layers(LayerForm(T, sequence=each, recompute=recompute)) for each in (False, True))
     assert {row.summed_once for row in whole} == {0}
     assert {row.summed_once for row in parts[1:-1]} == {2 * 6 * H}
     c = Candidate(1, Mesh(data=2, tensor=T), 16, recompute=recompute)
@@ -108,7 +108,9 @@ def test_a_plan_has_the_bytes_of_its_layers(recompute, sequence):
                         microbatches=(4,), methods=("1f1b",)).but(tensors=(T,))  # fmt: skip
         return max(search(asked).best.bytes)
 
-    rows = {how: Prices(problem()).layers(Form(T, sequence=sequence, recompute=how)) for how in ("none", recompute)}
+    rows = {
+        how: Prices(problem()).layers(LayerForm(T, sequence=sequence, recompute=how)) for how in ("none", recompute)
+    }
     kept = {how: 4 * sum((row.activation - row.shared).each for row in layers) for how, layers in rows.items()}
     again = 4 * max(max(0.0, row.recomputed.each) for row in rows[recompute])
     saved = bytes_of("none", sequence) - bytes_of(recompute, sequence)
@@ -156,11 +158,11 @@ def test_a_backward_waits_for_what_megatron_does_not_hide(recompute):
     two scatters and two gathers, while two gathers are waited for. What runs again hides nothing.
     """
     whole = 2 * S * H
-    row = Prices(problem()).layers(Form(T, recompute=recompute))[LAYERS // 2]
+    row = Prices(problem()).layers(LayerForm(T, recompute=recompute))[LAYERS // 2]
     hidden = hidden_exchanges(row, full=recompute == "full")
     assert [(work.operator, work.calls, work.bytes.each) for work in hidden.weights] == [(TENSOR_SUM, 2, 2 * whole)]
     assert not hidden.inputs
-    row = Prices(problem()).layers(Form(T, sequence=True, recompute=recompute))[LAYERS // 2]
+    row = Prices(problem()).layers(LayerForm(T, sequence=True, recompute=recompute))[LAYERS // 2]
     hidden = hidden_exchanges(row, full=recompute == "full")
     assert [(work.operator, work.calls, work.bytes.each) for work in hidden.weights] == [(TENSOR_SCATTER, 2, 2 * whole)]
     assert [(work.operator, work.calls, work.bytes.each) for work in hidden.inputs] == [(TENSOR_GATHER, 2, 2 * whole)]
@@ -168,7 +170,7 @@ def test_a_backward_waits_for_what_megatron_does_not_hide(recompute):
 
 def test_hidden_exchanges_take_no_longer_than_products_and_only_their_share():
     prices, trained = Prices(problem()), Prices(problem(trained=True))
-    mesh, form = Mesh(tensor=T), Form(T)
+    mesh, form = Mesh(tensor=T), LayerForm(T)
     waited, hiding, training = (
         some.intra_stage(mesh, 1, (), 0, form, 8.0, hides)
         for some, hides in ((prices, False), (prices, True), (trained, trained.hides_exchanges))

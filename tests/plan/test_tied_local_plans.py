@@ -18,14 +18,14 @@ from stretto.cost.stage_prediction import stage_times
 from stretto.cost.step_prediction import forecast
 from stretto.cost.worker_memory import peak_bytes
 from stretto.errors import UsageError
-from stretto.measure.counting import Counting
+from stretto.measure.layer_counting import LayerCounting
 from stretto.measure.layer_flops import layer_costs
 from stretto.methods import method
 from stretto.plan import Problem, search
 from stretto.plan.problem import merged
 from stretto.plan.refine import refined
 from stretto.runtime.process_memory import peak_memory
-from stretto.study.head_costs import UncutModel, costs_of_head
+from stretto.study.counted_heads import UncutModel, costs_of_head
 from stretto.study.model_costs import outputs
 
 VOCABULARY, WIDTH, TOKENS, BATCH = 11, 8, 5, 4
@@ -49,7 +49,7 @@ def words(count, seed=0):
 
 @pytest.fixture(scope="module")
 def uncut():
-    layers, x, y, counting = language_model(), words(2), words(2, 1), Counting()
+    layers, x, y, counting = language_model(), words(2), words(2, 1), LayerCounting()
     costs = layer_costs(layers, x, loss=token_loss, target=y, counting=counting)
     return costs, UncutModel(layers, outputs(layers, x), (x,), y, token_loss, merged(costs.layers), counting)
 
@@ -121,7 +121,7 @@ def test_a_forecast_s_memory_is_what_torch_s_allocator_gave(head):
         return [embedding, *(nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 64)) for _ in "ab"), readout]
 
     ends, x, y = (0, 2, 4), torch.randint(3000, (8, TOKENS)), torch.randint(3000, (8, TOKENS))
-    layers, counting, made = network(), Counting(), method(f"greedy(head={head})")
+    layers, counting, made = network(), LayerCounting(), method(f"greedy(head={head})")
     costs = layer_costs(layers, x[:2], loss=token_loss, target=y[:2], counting=counting)
     model = UncutModel(
         layers, outputs(layers, x[:2]), (x[:2],), y[:2], token_loss, merged(costs.layers), counting

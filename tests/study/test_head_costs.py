@@ -11,11 +11,11 @@ import stretto
 from laws.networks import Attention, token_loss
 from stretto.cost import ModelCosts
 from stretto.cost.head_costs import equal_stages
-from stretto.measure.counting import Counting
 from stretto.measure.flops import count
+from stretto.measure.layer_counting import LayerCounting
 from stretto.measure.layer_flops import layer_costs
 from stretto.plan.problem import merged
-from stretto.study.head_costs import UncutModel, costs_of_head, counted_head
+from stretto.study.counted_heads import UncutModel, costs_of_head, counted_head
 from stretto.study.model_costs import outputs
 
 VOCABULARY, WIDTH, TOKENS = 11, 8, 5
@@ -38,7 +38,7 @@ def words(count, seed=0):
 
 @pytest.fixture(scope="module")
 def model():
-    layers, x, y, counting = language_model(), words(2), words(2, 1), Counting()
+    layers, x, y, counting = language_model(), words(2), words(2, 1), LayerCounting()
     rows = merged(layer_costs(layers, x, loss=token_loss, target=y, counting=counting).layers)
     return UncutModel(layers, outputs(layers, x), (x,), y, token_loss, rows, counting)
 

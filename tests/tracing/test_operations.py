@@ -11,8 +11,8 @@ import stretto
 from stretto.cli import main
 from stretto.study.operation_profile import OperationProfile, profiled_steps
 from stretto.tracing import Recording, Span, perfetto, read_recordings
-from stretto.tracing.operations import OPERATION, PROFILED, by_action, outermost, shallow
-from stretto.tracing.phases import action_of
+from stretto.tracing.operation_spans import OPERATION, PROFILED, by_action, outermost, shallow
+from stretto.tracing.run_phases import action_of
 
 
 def spans_of(recording, lane):

@@ -7,7 +7,7 @@ from stretto.simulate import simulate
 from stretto.simulate.timeline_recordings import recordings
 from stretto.tracing import Recording
 from stretto.tracing.pauses import PAUSE, pauses, without_pauses
-from stretto.tracing.phases import EVERY_TURN, Phase, drained, issued, stretches
+from stretto.tracing.run_phases import EVERY_TURN, RunPhase, drained, issued, stretches
 
 
 def recorded(name, turns, stages=4):
@@ -25,9 +25,9 @@ def test_pipelined_backpropagation_of_ten_turns():
     assert only.turns == range(10)
     assert only.steady == range(7, 10)
     assert only.phases == (
-        Phase("ramp", 0, 12, range(7)),
-        Phase("steady", 12, 21, range(7, 10)),
-        Phase("drain", 21, 39, range(0)),
+        RunPhase("ramp", 0, 12, range(7)),
+        RunPhase("steady", 12, 21, range(7, 10)),
+        RunPhase("drain", 21, 39, range(0)),
     )
 
 

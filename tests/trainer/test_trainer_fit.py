@@ -409,10 +409,10 @@ def test_early_stop_counts_the_losses_of_its_own_epochs(method):
 
 
 def test_the_rule_by_itself():
-    from stretto.trainer.early_stop import Waiting
+    from stretto.trainer.early_stop import Patience
 
     for higher, values in ((False, [3.0, 2.0, 2.0, 1.95, float("nan")]), (True, [1.0, 2.0, 2.0, 2.05, float("nan")])):
-        waiting = Waiting(EarlyStop(3, least_change=0.1, higher=higher))
+        waiting = Patience(EarlyStop(3, least_change=0.1, higher=higher))
         assert [waiting.stops(value) for value in values] == [False, False, False, False, True]
         assert waiting.best == 2.0
 

@@ -16,7 +16,7 @@ from stretto.nn.batch import inputs_of
 from stretto.nn.flop_counter import counting
 from stretto.schedule import Rules, Schedule
 from stretto.stage.stage import Target, head_loss
-from stretto.study.head_costs import counted_head
+from stretto.study.counted_heads import counted_head
 from stretto.study.model_costs import outputs
 
 SHOWN = 6  # significant digits of what is stored

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from stretto.cli.output import aligned, print_json, write, writing_to
-from stretto.cli.progress import progress
+from stretto.cli.progress_bar import progress
 from stretto.errors import UsageError
 from stretto.settings.command_line import FLAG, WHOLE, WHOLES
 

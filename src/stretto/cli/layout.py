@@ -15,7 +15,7 @@ MICROBATCHES = 4  # unless the user or the method says how many
 
 
 @dataclass(frozen=True)
-class Layout:
+class MethodLayout:
     """A method's schedule and rules, and how many turns of it enter before the pipeline drains."""
 
     method: "Method"
@@ -38,7 +38,7 @@ class Layout:
         return turn, max(0.0, (total - work) / total) if total else 0.0
 
 
-def lay_out(method: str, stages: int, workers: int | None, microbatches: int | None) -> Layout:
+def lay_out(method: str, stages: int, workers: int | None, microbatches: int | None) -> MethodLayout:
     """Lay out what a user asks for. Raises UsageError for counts that cannot be, or that take too long.
 
     `microbatches` is how many enter in all: those of one minibatch for a synchronous method that does not say itself
@@ -61,4 +61,4 @@ def lay_out(method: str, stages: int, workers: int | None, microbatches: int | N
     if microbatches is not None:
         chosen = with_microbatches(chosen, microbatches)
     schedule, rules = chosen.plan(stages, workers)
-    return Layout(chosen, schedule, rules, turns=-(-(microbatches or MICROBATCHES) // schedule.per_turn))
+    return MethodLayout(chosen, schedule, rules, turns=-(-(microbatches or MICROBATCHES) // schedule.per_turn))

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from stretto.settings.runs import Settings
     from stretto.tracing import Recording
-    from stretto.tracing.phases import Phase
+    from stretto.tracing.run_phases import RunPhase
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +71,7 @@ def write(file: Path, content: str) -> None:
 
 
 def write_trace(
-    file: Path, recordings: Sequence["Recording"], phases: "Mapping[str, Sequence[Phase]] | None" = None
+    file: Path, recordings: Sequence["Recording"], phases: "Mapping[str, Sequence[RunPhase]] | None" = None
 ) -> None:
     """Write recordings as a trace for Perfetto. Raises UsageError if that cannot be."""
     from stretto.tracing import perfetto

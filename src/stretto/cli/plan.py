@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from stretto.cli.failures import reliability_of, told
+from stretto.cli.measured_plans import check_trials, tried_or_kept
 from stretto.cli.output import print_json
-from stretto.cli.penalties import methods_of, objective_of, penalty_rows, study_of, with_findings
+from stretto.cli.penalty_options import methods_of, objective_of, penalty_rows, study_of, with_findings
 from stretto.cli.plan_output import explained, in_words, points, summary, tell_difference, written
-from stretto.cli.plan_trials import check_trials, tried_or_kept
-from stretto.cli.progress import progress, rising
+from stretto.cli.progress_bar import progress, rising
 from stretto.cli.scaling import scaled
 from stretto.errors import UsageError
 from stretto.options.checks import one_of
@@ -19,7 +19,7 @@ from stretto.settings.planning import LAYERS, SEQUENCE, FailureSettings, PlanOut
 if TYPE_CHECKING:
     from stretto.cost import Cluster
     from stretto.plan import Found, Objective, Plan, Problem
-    from stretto.plan.programs import Program
+    from stretto.plan.programs import ProgramTraits
     from stretto.study.model_costs import Costed
     from stretto.study.tensor_format import TensorFormat
 
@@ -235,7 +235,7 @@ def problem_of(settings: PlanSettings, model: "Costed", cluster: "Cluster", meth
     )  # fmt: skip
 
 
-def program_of(settings: PlanSettings, model: "Costed") -> "Program":
+def program_of(settings: PlanSettings, model: "Costed") -> "ProgramTraits":
     """The program that trains a network without data. Raises UsageError for one of any other network."""
     from stretto.plan.programs import USUAL, program_named
 

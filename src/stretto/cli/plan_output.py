@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stretto.cli.failures import rows_of as goodput_rows
+from stretto.cli.measured_plans import in_words as trials_in_words
 from stretto.cli.output import aligned, print_json, write, writing_to
-from stretto.cli.penalties import in_words as penalties_in_words
-from stretto.cli.plan_trials import in_words as trials_in_words
+from stretto.cli.penalty_options import in_words as penalties_in_words
 from stretto.cli.scaling import in_words as scaling_in_words
 from stretto.errors import UsageError
 from stretto.options.user_function import is_function

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from stretto.cli.layout import Layout, lay_out
+from stretto.cli.layout import MethodLayout, lay_out
 from stretto.cli.output import print_json, write
 from stretto.errors import UsageError
 from stretto.settings.command_line import FLAG, WHOLE
@@ -84,7 +84,7 @@ def show(
             print(f"written to {written}")
 
 
-def planned(file: Path, microbatches: int | None) -> Layout:
+def planned(file: Path, microbatches: int | None) -> MethodLayout:
     """The pipeline of a plan's file, as many workers as that has."""
     from stretto.options.import_object import refuse_functions
     from stretto.plan.plan_file import read_plan
@@ -103,7 +103,7 @@ def network_of(file: Path) -> dict[str, Any]:
     return {"model": known.get("model"), "model_options": options}
 
 
-def listed(file: Path | None, microbatches: int | None) -> Layout:
+def listed(file: Path | None, microbatches: int | None) -> MethodLayout:
     """The schedule of a file of torch.distributed.pipelining."""
     from stretto.schedule import read_csv
 
@@ -112,7 +112,7 @@ def listed(file: Path | None, microbatches: int | None) -> Layout:
     return lay_out(f"csv(path={str(file)!r})", schedule.num_stages, None, microbatches or schedule.per_turn)
 
 
-def facts_of(layout: Layout, timeline: "Timeline") -> dict[str, Any]:
+def facts_of(layout: MethodLayout, timeline: "Timeline") -> dict[str, Any]:
     """What can be read off a schedule, as plain data; times are in forwards, delays in updates."""
     from stretto.methods.head_weights import minibatches_behind
     from stretto.simulate import simulate, unit_costs
@@ -145,13 +145,13 @@ def facts_of(layout: Layout, timeline: "Timeline") -> dict[str, Any]:
     }
 
 
-def actions_of(layout: Layout) -> list[list[str]]:
+def actions_of(layout: MethodLayout) -> list[list[str]]:
     """Each worker's actions, in its order."""
     schedule = layout.schedule
     return [[str(action) for action in schedule.unroll(w, layout.turns)] for w in range(schedule.num_workers)]
 
 
-def write_files(layout: Layout, timeline: "Timeline", output: ShowOutput) -> None:
+def write_files(layout: MethodLayout, timeline: "Timeline", output: ShowOutput) -> None:
     """Write the files that were asked for. Raises UsageError for a schedule that torch's format cannot say."""
     from stretto.schedule import draw
     from stretto.schedule.write_csv_file import to_csv
@@ -162,7 +162,7 @@ def write_files(layout: Layout, timeline: "Timeline", output: ShowOutput) -> Non
         write(output.svg, draw.svg(timeline.spans, title=f"{layout.method} on {layout.schedule.num_workers} workers"))
 
 
-def in_words(layout: Layout, timeline: "Timeline", facts: Mapping[str, Any]) -> str:
+def in_words(layout: MethodLayout, timeline: "Timeline", facts: Mapping[str, Any]) -> str:
     """The schedule in characters, and what can be read off it."""
     from stretto.schedule import draw
     from stretto.schedule.idle_share import idle_share

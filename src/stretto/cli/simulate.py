@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from stretto.cli.layout import Layout, lay_out
+from stretto.cli.layout import MethodLayout, lay_out
 from stretto.cli.output import aligned, print_json, write, write_trace
 from stretto.errors import UsageError
 from stretto.settings.command_line import FLAG, NUMBER, NUMBERS, OPTIONS, TEXTS, WHOLE, Option
@@ -26,7 +26,7 @@ MOST_COLUMNS = 400  # a drawing of more columns is no drawing
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pipeline:
+class SimulatedPipeline:
     """A method and how many stages, workers and micro-batches it is simulated with."""
 
     method: str | None = None
@@ -39,7 +39,7 @@ class Pipeline:
     """Micro-batches that enter before the pipeline drains; 4, or a whole minibatch, unless said otherwise. A
     synchronous pipeline takes them as one minibatch."""
 
-    def layout(self) -> Layout:
+    def layout(self) -> MethodLayout:
         """Its schedule. Raises UsageError for counts that cannot be, and where the method is missing."""
         if self.method is None:
             raise UsageError("method is missing: give one, or --overlay with the folder of a traced run")
@@ -95,7 +95,7 @@ class SimulatedNetwork:
     batch_size: Annotated[int | None, WHOLE] = None
     """Examples of a minibatch; as many as suit the network unless said otherwise."""
 
-    def prepared(self, layout: Layout) -> "Prepared":
+    def prepared(self, layout: MethodLayout) -> "Prepared":
         """Its run under a method, heads included. Raises UsageError for what `stretto train` could not train."""
         from stretto.settings.runs import TrainSettings
         from stretto.study.prepare import prepare_trial, resolve
@@ -110,7 +110,7 @@ class SimulatedNetwork:
 
 
 @dataclass(frozen=True)
-class Prices:
+class ActionPrices:
     """What actions and messages take, in simulated time, of which one `unit` has `scale`.
 
     `prediction` has the messages, where they are known; else each takes `latency`. `batch_size` is that of a minibatch,
@@ -132,11 +132,11 @@ class Prices:
         network = None if self.prediction is None else self.prediction.network
         return LATE_DRAWS if network is not None and network.is_late else 1
 
-    def makespans(self, layout: Layout) -> list[float]:
+    def makespans(self, layout: MethodLayout) -> list[float]:
         """The time of all micro-batches in each draw of late messages."""
         return [self.simulate(layout, seed).makespan / self.scale for seed in range(self.draws)]
 
-    def simulate(self, layout: Layout, seed: int = 0) -> "Timeline":
+    def simulate(self, layout: MethodLayout, seed: int = 0) -> "Timeline":
         """The timeline of all micro-batches; `seed` decides which messages are late."""
         from stretto.simulate import simulate
         from stretto.simulate.network import no_bytes
@@ -148,7 +148,7 @@ class Prices:
         network = None if network is None else replace(network, seed=seed)
         return simulate(schedule, rules, turns, self.durations, network=network, sizes=sizes)
 
-    def steady(self, layout: Layout) -> tuple[float, float]:
+    def steady(self, layout: MethodLayout) -> tuple[float, float]:
         """As `Layout.steady`; where messages have sizes, the mean of some turns."""
         from stretto.report.prediction import busy_of, period_of
 
@@ -180,7 +180,7 @@ class SimulateOutput:
 
 def simulate(
     *,
-    pipeline: Annotated[Pipeline, Parameter(name="*")] = Pipeline(),
+    pipeline: Annotated[SimulatedPipeline, Parameter(name="*")] = SimulatedPipeline(),
     times: Annotated[Times, Parameter(name="*")] = Times(),
     network: Annotated[SimulatedNetwork, Parameter(name="*")] = SimulatedNetwork(),
     overlay: Path | None = None,
@@ -223,29 +223,29 @@ def simulate(
             print(f"written to {file}")
 
 
-def prices_of(times: Times, network: SimulatedNetwork, layout: Layout, cluster: str | None) -> Prices:
+def prices_of(times: Times, network: SimulatedNetwork, layout: MethodLayout, cluster: str | None) -> ActionPrices:
     """What everything takes: as given, or from a network. Raises UsageError where both are given."""
     if network.model is None:
         for name, value in (("data", network.data), ("cluster", cluster), ("batch_size", network.batch_size)):
             if value is not None:
                 raise UsageError(f"{name}={value} without a network: give --model, too")
-        return Prices(times.durations(layout.schedule.num_stages), times.latency)
+        return ActionPrices(times.durations(layout.schedule.num_stages), times.latency)
     given = [name for name, value in asdict(times).items() if name != "latency" and value is not None]
     if given:
         raise UsageError(f"{given[0]} beside model={network.model}, whose stages have costs: give one of both")
     if cluster is None:
-        return Prices(megaflops(network.prepared(layout)), times.latency, "MFLOP")
+        return ActionPrices(megaflops(network.prepared(layout)), times.latency, "MFLOP")
     if times.latency:
         raise UsageError(
             f"latency={times.latency:g} beside cluster={cluster}, whose links have theirs: give one of both"
         )
     from stretto.cost import find_cluster
-    from stretto.study.prediction import predict_untrained
+    from stretto.study.predicted_runs import predict_untrained
 
     found = find_cluster(cluster)  # before the network is built
     prepared = network.prepared(layout)
     prediction = predict_untrained(prepared, found)
-    return Prices(prediction.durations, 0.0, "s", 1e9, prediction, prepared.settings.batch_size)
+    return ActionPrices(prediction.durations, 0.0, "s", 1e9, prediction, prepared.settings.batch_size)
 
 
 def megaflops(prepared: "Prepared") -> "Durations":
@@ -256,7 +256,7 @@ def megaflops(prepared: "Prepared") -> "Durations":
     return durations({action: count / 1e6 for action, count in costs_of(prepared).flops.items()})
 
 
-def facts_of(layout: Layout, timeline: "Timeline", prices: Prices) -> dict[str, Any]:
+def facts_of(layout: MethodLayout, timeline: "Timeline", prices: ActionPrices) -> dict[str, Any]:
     """What the simulation came to, as plain data; times are means over draws where messages are late at random."""
     period, bubble = prices.steady(layout)
     makespans = prices.makespans(layout) if prices.draws > 1 else [timeline.makespan / prices.scale]
@@ -278,7 +278,7 @@ def facts_of(layout: Layout, timeline: "Timeline", prices: Prices) -> dict[str, 
     }
 
 
-def write_files(layout: Layout, timeline: "Timeline", prices: Prices, output: SimulateOutput) -> None:
+def write_files(layout: MethodLayout, timeline: "Timeline", prices: ActionPrices, output: SimulateOutput) -> None:
     """Write the files that were asked for."""
     from stretto.schedule import draw
 
@@ -286,14 +286,14 @@ def write_files(layout: Layout, timeline: "Timeline", prices: Prices, output: Si
         write(output.svg, draw.svg(timeline.spans, title=f"{layout.method} on {layout.schedule.num_workers} workers"))
     if output.trace is not None:
         from stretto.simulate.timeline_recordings import UNIT, recordings
-        from stretto.tracing.phases import tracks
+        from stretto.tracing.run_phases import tracks
 
         unit = 1e9 / prices.scale if prices.unit == "s" else UNIT
         simulated = recordings(timeline, layout.rules, unit=unit)
         write_trace(output.trace, simulated, tracks(simulated, layout.schedule))
 
 
-def in_words(layout: Layout, timeline: "Timeline", facts: dict[str, Any], prices: Prices) -> str:
+def in_words(layout: MethodLayout, timeline: "Timeline", facts: dict[str, Any], prices: ActionPrices) -> str:
     """The drawing, the times and a table of the workers."""
     from stretto.schedule.idle_share import idle_share
 
@@ -369,7 +369,7 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}{'s' * (number != 1)}"
 
 
-def by_worker(layout: Layout, timeline: "Timeline", scale: float) -> list[dict[str, Any]]:
+def by_worker(layout: MethodLayout, timeline: "Timeline", scale: float) -> list[dict[str, Any]]:
     """What each worker holds and does, its times divided by `scale`.
 
     Where it has several stages, the versions of weights are a list.
@@ -392,7 +392,7 @@ def by_worker(layout: Layout, timeline: "Timeline", scale: float) -> list[dict[s
     return rows
 
 
-def table(workers: list[dict[str, Any]], prices: Prices) -> str:
+def table(workers: list[dict[str, Any]], prices: ActionPrices) -> str:
     """The workers in rows, columns aligned."""
     rows = [("worker", "stages", "busy", "", "activations held", "weight versions")]
     for worker, facts in enumerate(workers):
@@ -410,7 +410,7 @@ def table(workers: list[dict[str, Any]], prices: Prices) -> str:
     return aligned(rows)
 
 
-def drawing(timeline: "Timeline", prices: Prices) -> str:
+def drawing(timeline: "Timeline", prices: ActionPrices) -> str:
     """The schedule in characters, where its times have a common measure that leaves it readable."""
     from stretto.schedule import draw
 

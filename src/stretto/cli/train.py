@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from stretto.cli.output import Output, print_json, print_settings, write_trace
-from stretto.cli.progress import progress
+from stretto.cli.progress_bar import progress
 from stretto.errors import UsageError
 from stretto.mesh import Mesh
 from stretto.processes import fork_server
@@ -26,7 +26,7 @@ TRACE = "trace.pftrace"  # in the folder of a run whose operations are recorded
 
 
 @dataclass(frozen=True, kw_only=True)
-class Processes:
+class ProcessSettings:
     """How a run starts processes, and what it does when one fails."""
 
     restarts: Annotated[int, WHOLE] = 0
@@ -91,7 +91,7 @@ def train(
     trace: Path | None = None,
     trace_operations: Annotated[bool, FLAG] = False,
     resume: Annotated[bool, FLAG] = False,
-    processes: Annotated[Processes, Parameter(name="*")] = Processes(),
+    processes: Annotated[ProcessSettings, Parameter(name="*")] = ProcessSettings(),
     command: Annotated[str | None, Parameter(parse=False)] = None,
 ) -> int:
     """Train a network once, under one method: every worker emulated in one process, or --workers N processes.
@@ -235,7 +235,7 @@ def tell_result(
     prepared: "Prepared", folder: Path, rank: int, trace: Path | None, output: Output, *, nodes: int, operations: bool
 ) -> int:
     """Write the trace that was asked for and print what the run came to, in the one process that tells it."""
-    from stretto.study.prediction import phases_of, recordings_of
+    from stretto.study.predicted_runs import phases_of, recordings_of
     from stretto.study.single_run import in_words, summary, traced
     from stretto.study.store import RUN, read_run
 

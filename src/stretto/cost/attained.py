@@ -167,7 +167,7 @@ class Attained:
         return self.per_launch if self.per_update is None else self.per_update
 
 
-class Peaks(NamedTuple):
+class DevicePeaks(NamedTuple):
     """A device's peaks: FLOP/s, bytes/s of its memory, the bytes of a number; and whether tensor cores compute."""
 
     flops: float
@@ -188,7 +188,7 @@ class KernelSeconds(NamedTuple):
     host: float
 
 
-def kernel_seconds(work: Work, attained: Attained, peaks: Peaks, examples: float) -> KernelSeconds:
+def kernel_seconds(work: Work, attained: Attained, peaks: DevicePeaks, examples: float) -> KernelSeconds:
     """Seconds of the operators of one sort, kernel by kernel."""
     kernels = work.kernels or mean_kernels(work)
     device = sum(each.count * one_kernel(work.operator, each, attained, peaks, examples) for each in kernels)
@@ -205,7 +205,7 @@ def mean_kernels(work: Work) -> tuple[Kernels, ...]:
     return (Kernels(work.calls, flops, num_bytes),)
 
 
-def one_kernel(operator: str, kernel: Kernels, attained: Attained, peaks: Peaks, examples: float) -> float:
+def one_kernel(operator: str, kernel: Kernels, attained: Attained, peaks: DevicePeaks, examples: float) -> float:
     """Seconds of a kernel on the device."""
     flops, moved = kernel.flops.at(examples), kernel.bytes.at(examples)
     rate = peaks.flops * share_of(operator, attained)

@@ -19,7 +19,7 @@ their own. Under autocast weights' gradients are cast, and added by operators of
 from collections.abc import Iterator
 from dataclasses import replace
 
-from stretto.cost.attained import BYTES, TENSOR_CORES, Peaks, one_kernel
+from stretto.cost.attained import BYTES, TENSOR_CORES, DevicePeaks, one_kernel
 from stretto.cost.layer_table import Affine, Kernels, LayerCost, Work
 from stretto.cost.stage_prediction import Machine, pass_parts
 from stretto.optimizers import optimizer_of
@@ -44,7 +44,7 @@ def sum_seconds(layer: LayerCost, machine: Machine, examples: float, *, in_produ
     assert attained is not None, "kernels are priced where a device says what it attains"
     item = BYTES.get(dtype, FLOAT32)
     wide = FLOAT32 if dtype == "bfloat16" else item  # of a number of the sum
-    peaks = Peaks(machine.device.peak_of(dtype), machine.device.memory_bandwidth, item, dtype in TENSOR_CORES)
+    peaks = DevicePeaks(machine.device.peak_of(dtype), machine.device.memory_bandwidth, item, dtype in TENSOR_CORES)
     longer = summed = 0.0
     for kernel in gradient_products(layer) if in_products else ():
         assert kernel.product is not None, "only products are given"

@@ -14,7 +14,7 @@ from stretto.cost.layer_table import Affine, Kind, LayerCost, Measured, ModelCos
 from stretto.schedule import Rules
 
 
-class Use(NamedTuple):
+class SharedUse(NamedTuple):
     """Layers of one stage that use weights which another stage owns: those that all the layers `shared` have.
 
     They send gradients to the owner if they `train` them, else they only read them.
@@ -25,7 +25,7 @@ class Use(NamedTuple):
     trains: bool
 
 
-def uses_in(costs: ModelCosts, bounds: Sequence[int], rules: Rules, *, copies: bool = False) -> tuple[Use, ...]:
+def uses_in(costs: ModelCosts, bounds: Sequence[int], rules: Rules, *, copies: bool = False) -> tuple[SharedUse, ...]:
     """The uses of borrowed weights by the stages of a cut.
 
     Stage s holds the layers from bounds[s] up to bounds[s + 1]. `copies` says that under methods with a single loss
@@ -42,18 +42,18 @@ def uses_in(costs: ModelCosts, bounds: Sequence[int], rules: Rules, *, copies: b
         first, last = min(layers_of), max(layers_of)
         owner = last if trains.get((last, first)) else first
         found += [
-            Use(shared, tuple(layers), trains[owner, user]) for user, layers in layers_of.items() if user != owner
+            SharedUse(shared, tuple(layers), trains[owner, user]) for user, layers in layers_of.items() if user != owner
         ]
     return tuple(found)
 
 
-def borrow(costs: ModelCosts, uses: Iterable[Use]) -> ModelCosts:
+def borrow(costs: ModelCosts, uses: Iterable[SharedUse]) -> ModelCosts:
     """The costs where layers borrow weights: what their rows have of updates, state and sums of gradients is gone.
 
     A use that trains has the gradient that each backward sends beside (`LayerCost.sent_gradients`). Costs without
     weights that those layers share stay as they are.
     """
-    of_layer: dict[int, list[tuple[Use, TiedLayers]]] = {}
+    of_layer: dict[int, list[tuple[SharedUse, TiedLayers]]] = {}
     rows, reading, ties = list(costs.layers), dict(costs.read_rows), list[TiedLayers]()
     uses = tuple(uses)
     for tie in costs.ties:

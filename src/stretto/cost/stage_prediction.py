@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from stretto.cost.attained import BYTES, TENSOR_CORES, KernelSeconds, Peaks, dtype_of_products, kernel_seconds
+from stretto.cost.attained import BYTES, TENSOR_CORES, DevicePeaks, KernelSeconds, dtype_of_products, kernel_seconds
 from stretto.cost.cluster import Cluster, Device, WorkerKind
 from stretto.cost.cure_costs import FEEDBACK_PASSES, PLAIN, feedback_tensors, matrix_bytes, rotation_works
 from stretto.cost.layer_sums import LayerParts, LayerTimes, stage_of, with_head, with_starts
@@ -57,7 +57,7 @@ def device_and_host(work: Work, direction: str, machine: Machine, examples: floa
     peak = device.peak_of(dtype) if flops else math.inf
     if device.attained is None:
         return KernelSeconds(max(flops / peak, num_bytes / device.memory_bandwidth), 0.0)
-    peaks = Peaks(peak, device.memory_bandwidth, BYTES.get(dtype, 4), dtype in TENSOR_CORES)
+    peaks = DevicePeaks(peak, device.memory_bandwidth, BYTES.get(dtype, 4), dtype in TENSOR_CORES)
     return kernel_seconds(work, device.attained.in_dtype(dtype), peaks, examples)
 
 

@@ -66,7 +66,7 @@ class InfoPro(LocalLoss):
         self.weight = weight
 
     def forward(self, *features: Tensor) -> Tensor:
-        """The classifier's output."""
+        """The classifier's output for the features of a stage."""
         output: Tensor = self.classifier(features[0])
         return output
 

@@ -54,7 +54,7 @@ class PipelineSettings:
 
 
 @dataclass(frozen=True, eq=False)
-class Step:
+class FinishedMinibatch:
     """A minibatch whose losses are known: the record of each of the loader's batches in it, and its own number."""
 
     number: int
@@ -155,7 +155,9 @@ class Pipeline:
 
     # -- training ---------------------------------------------------------------------------------------------------
 
-    def step(self, batches: Sequence[Any], arguments: Sequence[tuple[Any, ...]], accumulate: int) -> list[Step]:
+    def step(
+        self, batches: Sequence[Any], arguments: Sequence[tuple[Any, ...]], accumulate: int
+    ) -> list[FinishedMinibatch]:
         """Train on one minibatch of these batches of the loader. Returns the minibatches whose losses are now known.
 
         `accumulate` is the number of batches that their losses are divided by, as Lightning does.
@@ -177,7 +179,7 @@ class Pipeline:
         self._exchange(before, digest(whole) if compared else None)
         return self._complete(number - self.trainer.lag)
 
-    def flush(self) -> list[Step]:
+    def flush(self) -> list[FinishedMinibatch]:
         """Finish what is in flight. Returns the minibatches that `step` has not returned yet."""
         before = counts(self.module)
         self.trainer.flush()
@@ -280,7 +282,7 @@ class Pipeline:
                 f"{self.trainer.mesh.data} replicas would have its own: log numbers, self.log('accuracy', value)"
             )
 
-    def _complete(self, last: int) -> list[Step]:
+    def _complete(self, last: int) -> list[FinishedMinibatch]:
         steps = []
         for number in sorted(self._known):
             if number <= last and len(self._known[number]) == self._expected[number][0]:
@@ -289,7 +291,7 @@ class Pipeline:
                 by_owner: dict[int, list[StepRecord]] = {}
                 for _, record in sorted(parts.items()):
                     by_owner.setdefault(record.owner, []).append(record)
-                steps.append(Step(number, [merged(records) for _, records in sorted(by_owner.items())]))
+                steps.append(FinishedMinibatch(number, [merged(records) for _, records in sorted(by_owner.items())]))
         return steps
 
     # -- evaluation -------------------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from torch.optim import Optimizer
 from stretto.errors import UsageError
 from stretto.lightning.batch_parts import StepExamples, size_of
 from stretto.lightning.logged_values import logged_on_step, metrics_alone, replay
-from stretto.lightning.pipeline import Pipeline, PipelineSettings, Snapshot, Step, training_modes
+from stretto.lightning.pipeline import FinishedMinibatch, Pipeline, PipelineSettings, Snapshot, training_modes
 from stretto.lightning.precision_plugins import plugin_for
 from stretto.lightning.process_group import Processes
 from stretto.lightning.refusals import precision_of, refuse_arguments, refuse_optimizers, refuse_training
@@ -288,7 +288,7 @@ class StrettoStrategy(ParallelStrategy):
         loop = self._trainer.fit_loop.epoch_loop
         return loop._num_ready_batches_reached() or 0 <= loop.max_steps <= loop.global_step + 1
 
-    def _told(self, steps: Sequence[Step], number: int, lag: int) -> Any:
+    def _told(self, steps: Sequence[FinishedMinibatch], number: int, lag: int) -> Any:
         # Logs what is known now, as training_step did where the loss is.
         module = self.lightning_module
         assert module is not None
@@ -310,7 +310,7 @@ class StrettoStrategy(ParallelStrategy):
         if every and (step + 1) % every == 0:
             self._trainer._logger_connector.log_metrics(self._trainer._logger_connector.metrics["log"])
 
-    def _write_late(self, step: Step) -> None:
+    def _write_late(self, step: FinishedMinibatch) -> None:
         # Gives loggers what a step has logged that was under way when training stopped in the middle of an epoch.
         entered_at = self._entered_at.pop(step.number, None)
         every: int = getattr(self._trainer, "log_every_n_steps")  # noqa: B009 - set by a connector

@@ -145,7 +145,7 @@ def is_cross_entropy(loss: Any, target: Any) -> bool:
     return is_whole(target) and not used.isdisjoint(CROSS_ENTROPY)
 
 
-class Comparison:
+class MeanComparison:
     """The loss of a whole minibatch, and the mean of its parts' losses."""
 
     def __init__(self, whole: float, parts: float, tolerance: float, sizes: Sequence[int]) -> None:
@@ -162,7 +162,7 @@ class Comparison:
         )
 
 
-def compare(loss: Loss, output: Any, target: Any, sizes: Sequence[int]) -> Comparison | None:
+def compare(loss: Loss, output: Any, target: Any, sizes: Sequence[int]) -> MeanComparison | None:
     """The loss of the minibatch beside the mean of its parts'.
 
     None if the loss fails on such outputs or targets, returns sums, or returns no finite number.
@@ -182,7 +182,7 @@ def compare(loss: Loss, output: Any, target: Any, sizes: Sequence[int]) -> Compa
     value = float(whole)
     if not all(map(torch.isfinite, (torch.tensor(value), torch.tensor(mean)))):
         return None
-    return Comparison(value, mean, torch.finfo(whole.dtype).eps ** 0.5, sizes)
+    return MeanComparison(value, mean, torch.finfo(whole.dtype).eps ** 0.5, sizes)
 
 
 def made_up(leaf: Any, examples: int, total: int, draw: Callable[[Tensor, tuple[int, ...]], Tensor]) -> Any:

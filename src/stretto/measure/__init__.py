@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from stretto.options.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from stretto.measure.counting import faking
+    from stretto.measure.layer_counting import faking
     from stretto.measure.layer_flops import layer_costs
     from stretto.measure.layer_times import with_times
     from stretto.measure.step_flops import NOTES, Accounting, Costs, measure
@@ -16,7 +16,7 @@ _HOMES = {
     "NOTES": "stretto.measure.step_flops",
     "Accounting": "stretto.measure.step_flops",
     "Costs": "stretto.measure.step_flops",
-    "faking": "stretto.measure.counting",
+    "faking": "stretto.measure.layer_counting",
     "layer_costs": "stretto.measure.layer_flops",
     "measure": "stretto.measure.step_flops",
     "with_times": "stretto.measure.layer_times",

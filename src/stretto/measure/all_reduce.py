@@ -14,7 +14,7 @@ from stretto.collectives.calibration import Calibration, SizeTimes
 from stretto.collectives.formulas import Link
 from stretto.collectives.library.hierarchical import nodes_of
 from stretto.collectives.reduce import all_reduce
-from stretto.measure.fit import line
+from stretto.measure.nonnegative_fit import line
 
 TORCH = "torch"  # torch's own, beside ours
 ITEM = 4  # bytes: float32

@@ -110,7 +110,7 @@ def casts(tensor: Tensor) -> bool:
 
 
 def current_autocast() -> GpuAutocast:
-    """The innermost block."""
+    """The innermost autocast block that is open."""
     modes = _get_current_dispatch_mode_stack()
     found: GpuAutocast = next(mode for mode in reversed(modes) if isinstance(mode, GpuAutocast))
     return found

@@ -24,9 +24,9 @@ from stretto.cost.layer_table import (
     highest,
 )
 from stretto.errors import UsageError
-from stretto.measure.counting import Counting
 from stretto.measure.image_windows import image_windows
 from stretto.measure.kernels import Kernel
+from stretto.measure.layer_counting import LayerCounting
 from stretto.measure.traced_layers import ForwardContext, Inputs, LayerRun, Runnable, run
 from stretto.nn import tied_weights
 from stretto.nn.batch import num_examples
@@ -48,7 +48,7 @@ def layer_costs(
     fake: bool = True,
     recompute: str = "none",
     autocast: torch.dtype | None = None,
-    counting: Counting | None = None,
+    counting: LayerCounting | None = None,
 ) -> ModelCosts:
     """A row for each of `layers`, run one after the other on `example`, as in training; one more for a loss.
 
@@ -66,7 +66,7 @@ def layer_costs(
     check(layers, example, names, loss, target, fake)
     given = example if isinstance(example, tuple) else (example,)
     named = list(zip(names or [str(index) for index in range(len(layers))], layers, strict=True))
-    sweep = (counting or Counting()).run if fake else real
+    sweep = (counting or LayerCounting()).run if fake else real
     contexts = {id(layer): ForwardContext(layers_again(layer, recompute), autocast) for layer in layers}
     runs = []
     for times in (1, 2):

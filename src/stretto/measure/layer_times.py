@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from stretto.cost.layer_table import Affine, Measured, ModelCosts
 from stretto.errors import UsageError
-from stretto.measure.fit import fit
 from stretto.measure.layer_flops import Loss
+from stretto.measure.nonnegative_fit import fit
 from stretto.nn import deferred
 from stretto.nn.preserve import device_of, output_tensors, undisturbed
 from stretto.nn.stopwatch import as_leaves, timed

@@ -15,8 +15,8 @@ from stretto.cost.collective import GRADIENTS, HALO, TENSOR_GATHER, TENSOR_SUM, 
 from stretto.measure.all_reduce import adding, ping_pong
 from stretto.measure.collective_times import WORK, CollectiveTime, collectives_of, measure_collectives
 from stretto.measure.collective_times import steps_of as steps_of_collectives
-from stretto.measure.fit import line
 from stretto.measure.messages import Passage, measure_passages
+from stretto.measure.nonnegative_fit import line
 from stretto.measure.overhead import Overhead, measure_overhead
 from stretto.measure.rates import MeasuredCase, measure_rates, rates_of, turns_of
 from stretto.measure.worker_speeds import Rounds, SpeedRounds, in_words, mean_time, speeds_of

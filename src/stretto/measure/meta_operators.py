@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from stretto.measure.aten_costs import tensors
 
 
-class Shape(NamedTuple):
+class MetaShape(NamedTuple):
     """All that there is to a meta tensor that lies in a memory of its own."""
 
     shape: torch.Size
@@ -19,7 +19,7 @@ class Shape(NamedTuple):
     dtype: torch.dtype
 
     @classmethod
-    def of(cls, tensor: Tensor) -> "Shape":
+    def of(cls, tensor: Tensor) -> "MetaShape":
         """That of a tensor."""
         return cls(tensor.shape, tensor.stride(), tensor.dtype)
 
@@ -83,7 +83,7 @@ def shares_memory(func: Any) -> bool:
 def described(value: Any) -> Hashable:
     """All that an operator's result can depend on, of an argument without numbers."""
     if isinstance(value, Tensor):
-        return Shape(value.shape, value.stride(), value.dtype)
+        return MetaShape(value.shape, value.stride(), value.dtype)
     if isinstance(value, tuple | list):
         return tuple([described(each) for each in value])
     return type(value), value  # 1 and 1.0 and True are equal, and give other types
@@ -112,12 +112,12 @@ def place(tensor: Tensor) -> int:
 def shapes_of(made: Any) -> Any:
     """Results with shapes instead of tensors."""
     if isinstance(made, Tensor):
-        return Shape.of(made)
+        return MetaShape.of(made)
     return None if made is None else [shapes_of(each) for each in made]
 
 
 def empty_like_all(shapes: Any) -> Any:
     """Results with tensors instead of shapes."""
-    if isinstance(shapes, Shape):
+    if isinstance(shapes, MetaShape):
         return shapes.empty()
     return None if shapes is None else tuple(empty_like_all(each) for each in shapes)

@@ -18,7 +18,7 @@ from stretto.cost.cluster import Rate
 from stretto.cost.matrix_step import BFLOAT16, PRODUCTS, QR, factorisations
 from stretto.measure.all_reduce import once, slowest
 from stretto.measure.aten_costs import Operators
-from stretto.measure.fit import fit
+from stretto.measure.nonnegative_fit import fit
 from stretto.nn.memory_limit import bytes_of
 from stretto.optimizers import OPTIMIZERS, BasisWork
 

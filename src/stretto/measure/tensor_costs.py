@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from stretto.cost.collective import TENSOR_GATHER, TENSOR_SCATTER, TENSOR_SUM
 from stretto.cost.layer_table import EXCHANGES, LayerCost, ModelCosts, Works
 from stretto.measure.aten_costs import Operators
-from stretto.measure.counting import Counting
+from stretto.measure.layer_counting import LayerCounting
 from stretto.measure.layer_flops import layer_costs
 from stretto.measure.traced_layers import Inputs
 from stretto.models.published_network import PublishedNetwork
@@ -84,7 +84,7 @@ def tensor_costs(
     sequence: bool = False,
     recompute: str = "none",
     autocast: torch.dtype | None = None,
-    counting: Counting | None = None,
+    counting: LayerCounting | None = None,
 ) -> ModelCosts:
     """The costs of `layers`, as one stage, to each of `parts` processes that share their weights; as `layer_costs`.
 
@@ -94,7 +94,7 @@ def tensor_costs(
     that cannot be cut so.
     """
     whole = nn.Sequential(*layers)
-    counting = counting or Counting()
+    counting = counting or LayerCounting()
     with counting.numberless():
         numberless: dict[int, Any] = {id(own): like(own, counting) for own in (*whole.parameters(), *whole.buffers())}
         axis = CountedAxis.of_size(parts, in_place=in_place)
@@ -117,7 +117,7 @@ def sequence_parts(module: nn.Module) -> Iterator[SequenceParts]:
 def published_tensor_costs(
     network: PublishedNetwork, layers: Sequence[nn.Module], inputs: tuple[Tensor, Tensor], parts: int,
     whole: ModelCosts, *, sequence: bool = False, recompute: str = "none", autocast: torch.dtype | None = None,
-    counting: Counting | None = None,
+    counting: LayerCounting | None = None,
 ) -> ModelCosts:  # fmt: skip
     """The same for a network without data, as Megatron runs it; `inputs` are an input batch and its target.
 
@@ -188,7 +188,7 @@ def gathered_loss(loss: Callable[[Tensor, Tensor], Tensor], parts: int, output: 
     return loss(whole, target)
 
 
-def like(tensor: Tensor, counting: Counting) -> Tensor:
+def like(tensor: Tensor, counting: LayerCounting) -> Tensor:
     """A tensor, or a parameter, of the same shape and without numbers."""
     empty = counting.empty(tensor.detach())
     return nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty

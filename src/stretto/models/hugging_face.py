@@ -39,7 +39,7 @@ def folder_of(text: str) -> Path:
     return folder
 
 
-def hugging_face_model(text: str, options: Mapping[str, Any], seed: int = 0) -> "tuple[nn.Module, Weights]":
+def hugging_face_model(text: str, options: Mapping[str, Any], seed: int = 0) -> "tuple[nn.Module, WeightSource]":
     """The model of hf:FOLDER with placeholders for its weights, and what fills them.
 
     `options` change entries of its configuration.
@@ -55,7 +55,7 @@ def hugging_face_model(text: str, options: Mapping[str, Any], seed: int = 0) -> 
         model: nn.Module = kind._from_config(config, dtype=torch.float32)
     stored = StoredWeights(folder, model)
     stored.read_small()
-    weights = Weights(model, stored, derive(seed, "weights"))
+    weights = WeightSource(model, stored, derive(seed, "weights"))
     defer(model, weights)
     return model, weights
 
@@ -124,7 +124,7 @@ def large_on_meta() -> Iterator[None]:
         nn.Module.register_parameter = register  # type: ignore[method-assign]
 
 
-class Weights:
+class WeightSource:
     """Gives placeholders their values: from a folder's files, else as the model initialises them, by a seed."""
 
     def __init__(self, model: nn.Module, stored: StoredWeights, seed: int) -> None:

@@ -67,7 +67,7 @@ def cifar_resnet(dataset: Dataset, *, depth: int = 20, norm: str = "batch") -> R
             recipe += [partial(FirstConvolution, inputs, width, stride, norm), partial(SecondConvolution, width, norm)]
             if stride > 1:
                 recipe.append(partial(PaddedShortcut, width - inputs))
-            recipe.append(ResidualSum)
+            recipe.append(ReluSum)
             inputs = width
     return [*recipe, partial(nn.AdaptiveAvgPool2d, 1), nn.Flatten, partial(nn.Linear, 64, dataset.num_classes)]
 
@@ -164,7 +164,7 @@ class PaddedShortcut(nn.Module):
         return h, pad(x[..., ::2, ::2], (0, 0, 0, 0, 0, self.new_channels))
 
 
-class ResidualSum(nn.Module):
+class ReluSum(nn.Module):
     """(h, x) -> ReLU of their sum."""
 
     def forward(self, h: Tensor, x: Tensor) -> Tensor:

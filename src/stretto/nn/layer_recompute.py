@@ -69,7 +69,7 @@ class Recomputing:
 
     @property
     def modules(self) -> list[nn.Module]:
-        """What is recomputed."""
+        """The modules whose activations are recomputed in the backward."""
         return [body.module for body in self._bodies]
 
     @contextmanager

@@ -117,7 +117,7 @@ class Side:
 
     @property
     def product(self) -> Tensor:
-        """L or R."""
+        """The average L of G G^T, or R of G^T G."""
         found: Tensor = self.state[f"{self.name}_product"]
         return found
 

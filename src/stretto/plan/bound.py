@@ -15,11 +15,11 @@ from stretto.mesh import Mesh
 from stretto.plan.candidate_costs import Prices
 from stretto.plan.layer_prices import ACCUMULATE, UPDATE
 from stretto.plan.memory_bound import SLACK, MemoryBounds
-from stretto.plan.method_shape import Shape, filling
+from stretto.plan.method_shape import MethodShape, filling
 from stretto.plan.objective import Rates
 from stretto.plan.partition import least_bottleneck
 from stretto.plan.places import Bill, DeviceKind, Numbers, Places, message, receiving, sending
-from stretto.plan.problem import Form
+from stretto.plan.problem import LayerForm
 from stretto.plan.range_tables import Table, range_sums, running_sums
 from stretto.plan.search_space import Candidate
 
@@ -150,7 +150,7 @@ class Bounds:
             3 * (mesh.data - 1) / mesh.data * self.total(mesh.tensor).gradients * min(seconds_per_byte),
         )
 
-    def _least(self, kinds: tuple[DeviceKind, ...], forms: tuple[Form, ...], examples: float) -> LeastWork:
+    def _least(self, kinds: tuple[DeviceKind, ...], forms: tuple[LayerForm, ...], examples: float) -> LeastWork:
         rows = np.minimum.reduce([self.prices.least_rows(kind, form, examples) for kind in kinds for form in forms])
         forward, backward, inputs, weights = rows.T[:4]
         with_weights = np.flatnonzero(weights)
@@ -173,7 +173,7 @@ class Bounds:
         )  # fmt: skip
 
     def _messages(
-        self, mesh: Mesh, pipeline: int, placement: tuple[int, ...], forms: tuple[Form, ...], examples: float
+        self, mesh: Mesh, pipeline: int, placement: tuple[int, ...], forms: tuple[LayerForm, ...], examples: float
     ) -> LeastMessages:
         axes, place = self.axes(mesh, pipeline, placement), self.prices.places(mesh, pipeline, placement)
         inside, of_layers = 0.0, np.zeros(len(self.prices.problem.layers))
@@ -197,14 +197,14 @@ class Bounds:
             overhead += number * float(sending(link, least_bytes)[0] + receiving(link, least_bytes)[0])
         return LeastMessages(inside, of_layers, transit, overhead)
 
-    def _message(self, form: Form, examples: float) -> float:
+    def _message(self, form: LayerForm, examples: float) -> float:
         # The bytes of the smallest message between stages.
         return self.prices.message_share(form) * min(
             float(self.prices.amount(form, key, examples).min()) for key in ENDS
         )
 
     def _on_axes(
-        self, mesh: Mesh, pipeline: int, placement: tuple[int, ...], forms: tuple[Form, ...], examples: float
+        self, mesh: Mesh, pipeline: int, placement: tuple[int, ...], forms: tuple[LayerForm, ...], examples: float
     ) -> OnAxes:
         axes = self.axes(mesh, pipeline, placement)
         least = self.least(axes.kinds, forms, examples)
@@ -221,7 +221,9 @@ class Bounds:
         cluster = self.prices.problem.cluster
         return tuple(sorted({DeviceKind(cluster.kinds[0], crowded) for crowded in cluster.crowded(range(workers))}))
 
-    def computing(self, c: Candidate, forms: tuple[Form, ...], *, whole: bool, shards: Collection[str]) -> "LeastStep":
+    def computing(
+        self, c: Candidate, forms: tuple[LayerForm, ...], *, whole: bool, shards: Collection[str]
+    ) -> "LeastStep":
         """A step of candidates on the same axes, with as many micro-batches and these shardings: computing alone.
 
         Where `whole`, of methods whose stages all run a whole backward. Where c runs whole stages again, all do.
@@ -235,7 +237,9 @@ class Bounds:
         share = again * (least.forward_share if whole else 1.0)
         return LeastStep(busy / (c.pipeline + share), busy, again * c.microbatches * least.forward, share)
 
-    def working(self, c: Candidate, forms: tuple[Form, ...], *, whole: bool, shards: Collection[str]) -> "LeastStep":
+    def working(
+        self, c: Candidate, forms: tuple[LayerForm, ...], *, whole: bool, shards: Collection[str]
+    ) -> "LeastStep":
         """The same with the communication inside stages and among replicas, and of the worker that has most to do."""
         axes, _, messages = self.on_axes(c.mesh, c.pipeline, c.placement, forms, c.examples)
         computing = self.computing(c, forms, whole=whole, shards=shards)
@@ -254,7 +258,7 @@ class Bounds:
         return 1 / c.mesh.data if shared else 1.0
 
     def _fullest(
-        self, mesh: Mesh, pipeline: int, placement: tuple[int, ...], forms: tuple[Form, ...], examples: float,
+        self, mesh: Mesh, pipeline: int, placement: tuple[int, ...], forms: tuple[LayerForm, ...], examples: float,
         whole: bool, added: float,
     ) -> float:  # fmt: skip
         # The least seconds of a micro-batch of the worker that has most to do, communication inside it included.
@@ -262,12 +266,12 @@ class Bounds:
         seconds = (least.wholes if whole else least.separates) + added * least.accumulates + messages.of_layers
         return least_of_fullest(seconds, pipeline)
 
-    def seconds(self, c: Candidate, forms: tuple[Form, ...] = ()) -> float:
+    def seconds(self, c: Candidate, forms: tuple[LayerForm, ...] = ()) -> float:
         """A lower bound of a step's seconds, from sums over all layers: as if they divided evenly among stages.
 
         With `forms`, of the candidate with its layers run in any of them: on layers that take the least time of all.
         """
-        forms, shape = forms or (c.form,), Shape.of(c)
+        forms, shape = forms or (c.form,), MethodShape.of(c)
         axes, least, messages = self.on_axes(c.mesh, c.pipeline, c.placement, forms, c.examples)
         inside, transit, per_worker, added = (
             messages.inside, messages.transit, shape.per_worker, self.share_added(c, (c.shard,))
@@ -299,15 +303,15 @@ class Bounds:
         load = max(mean, shape.turns * (fullest / per_worker + 2 * axes.per_action))
         return (filling(shape, least.whole + inside + overhead + accumulate, transit) + load) * SLACK
 
-    def goes_back_whole(self, shape: Shape) -> bool:
+    def goes_back_whole(self, shape: MethodShape) -> bool:
         """Whether all stages run a backward as long as a whole one at least."""
         return shape.receives and not self.goes_back_twice(shape)
 
-    def goes_back_twice(self, shape: Shape) -> bool:
+    def goes_back_twice(self, shape: MethodShape) -> bool:
         """Whether stages run I and W, each backward through all operators."""
         return shape.splits and not self.prices.problem.weight_products
 
-    def value(self, c: Candidate, rates: Rates, seconds: float, forms: tuple[Form, ...] = ()) -> float:
+    def value(self, c: Candidate, rates: Rates, seconds: float, forms: tuple[LayerForm, ...] = ()) -> float:
         """A lower bound of the objective's value where a step takes so many `seconds` at least, without correction.
 
         With `forms`, of the candidate with its layers run in any of them.
@@ -323,7 +327,7 @@ class Bounds:
     def busy(self, c: Candidate, common: OnAxes) -> float:
         """The least seconds of a step in which workers are busy, summed over them, if all stages run forwards again."""
         axes, least, messages = common
-        shape = Shape.of(c)
+        shape = MethodShape.of(c)
         whole = least.whole if shape.receives else least.separate
         if self.goes_back_twice(shape):
             whole = max(least.separate, least.split - shape.stages * least.gap)
@@ -334,7 +338,7 @@ class Bounds:
         turn = whole + messages.inside + added + self.overhead(shape, axes, messages)
         return (c.microbatches * turn + self.ends(c, axes, least)) * SLACK
 
-    def overhead(self, shape: Shape, axes: MeshSummary, messages: LeastMessages) -> float:
+    def overhead(self, shape: MethodShape, axes: MeshSummary, messages: LeastMessages) -> float:
         """The least seconds of the runtime and of sending and receiving for a micro-batch, summed over all stages."""
         directions = 2 if shape.receives else 1
         return 2 * shape.stages * axes.per_action + directions * shape.per_worker * messages.overhead
@@ -345,7 +349,7 @@ class Bounds:
         Of the work of a stage, or of that of one of a worker's stages, whose others may take no time.
         """
         axes, least, messages = self.on_axes(c.mesh, c.pipeline, c.placement, (c.form,), c.examples)
-        shape, added = Shape.of(c), self.share_added(c, (c.shard,))
+        shape, added = MethodShape.of(c), self.share_added(c, (c.shard,))
         passes: Passes = "split" if shape.splits else "whole" if shape.receives else "weights"
         workers = tuple(c.worker_of(s) for s in range(c.stages))
         bottleneck = self.bottleneck(
@@ -359,7 +363,7 @@ class Bounds:
         return (filling(shape, turn, messages.transit) + load) * SLACK
 
     def _bottleneck(
-        self, mesh: Mesh, pipeline: int, placement: tuple[int, ...], workers: tuple[int, ...], form: Form,
+        self, mesh: Mesh, pipeline: int, placement: tuple[int, ...], workers: tuple[int, ...], form: LayerForm,
         examples: float, passes: Passes, recomputes: bool, added: float,
     ) -> float:  # fmt: skip
         place, last = self.prices.places(mesh, pipeline, placement), len(workers) - 1

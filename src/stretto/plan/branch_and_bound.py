@@ -19,8 +19,8 @@ from stretto.plan.cuts import best_cut, least_memory
 from stretto.plan.method_shape import shape_of
 from stretto.plan.objective import Objective, Rates
 from stretto.plan.partition import SAME
-from stretto.plan.problem import Form, Problem
-from stretto.plan.search_space import Alternatives, Candidate, Choice, Group, all_groups, alone
+from stretto.plan.problem import LayerForm, Problem
+from stretto.plan.search_space import Alternatives, Candidate, CandidateGroup, MethodChoice, all_groups, alone
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,44 +134,44 @@ def best_plans(
     return Found(plans, sum(group.number for group in every), number, 0.0, least_of_all, prices)
 
 
-class Entry(NamedTuple):
+class BoundedEntry(NamedTuple):
     """Candidates whose objective's value is at least `least`; `number` is their place among entries of one bound."""
 
     least: float
     number: int
     rank: int  # -1: a group by its computing, 0: with communication, 1: alternatives, 2: one, 3: with the tighter bound
-    members: Group | Alternatives
+    members: CandidateGroup | Alternatives
 
 
 def in_order(
-    every: Iterable[Group], aim: Objective, prices: Prices, bounds: Bounds
+    every: Iterable[CandidateGroup], aim: Objective, prices: Prices, bounds: Bounds
 ) -> Iterator[tuple[float, Candidate]]:
     """(lower bound, candidate) of each candidate that could fit, the least bound first."""
     numbers, pricing = count(), Values(aim, prices, bounds)
     fitting = chain.from_iterable(map(bounds.memory.groups_that_fit, every))
-    heap = [Entry(pricing.of_group(group), next(numbers), -1, group) for group in fitting]
+    heap = [BoundedEntry(pricing.of_group(group), next(numbers), -1, group) for group in fitting]
     heapq.heapify(heap)
     while heap:
         least, number, rank, members = heapq.heappop(heap)
-        if isinstance(members, Group):
+        if isinstance(members, CandidateGroup):
             if rank == -1:
                 value = pricing.of_group(members, communicating=True)
-                heapq.heappush(heap, Entry(max(least, value), number, 0, members))
+                heapq.heappush(heap, BoundedEntry(max(least, value), number, 0, members))
                 continue
             for alternatives in chain.from_iterable(map(bounds.memory.alternatives_that_fit, members.alternatives())):
                 value = max(least, pricing.of_alternatives(alternatives))
-                heapq.heappush(heap, Entry(value, next(numbers), 1, alternatives))
+                heapq.heappush(heap, BoundedEntry(value, next(numbers), 1, alternatives))
             continue
         if rank == 1:
             for c in members.each():
                 own = least if members == alone(c) else pricing.of_alternatives(alone(c))
-                heapq.heappush(heap, Entry(max(least, own), next(numbers), 2, alone(c)))
+                heapq.heappush(heap, BoundedEntry(max(least, own), next(numbers), 2, alone(c)))
             continue
         (c,) = members.each()
         if rank == 3:
             yield least, c
         elif bounds.memory.reaches(c):
-            heapq.heappush(heap, Entry(max(least, pricing.of_candidate(c)), number, 3, members))
+            heapq.heappush(heap, BoundedEntry(max(least, pricing.of_candidate(c)), number, 3, members))
 
 
 class Values:
@@ -183,7 +183,7 @@ class Values:
         self.bounds = bounds
         self._rates: dict[Hashable, Rates] = {}
 
-    def of_group(self, group: Group, *, communicating: bool = False) -> float:
+    def of_group(self, group: CandidateGroup, *, communicating: bool = False) -> float:
         """Of candidates on the same axes: of their computing alone, without building their places; or of all work."""
         c = group.axes
         if self.aim.goal == "memory":
@@ -195,7 +195,7 @@ class Values:
         least = bound(c, group.forms, whole=whole, shards=shards)
         return least.value(self.aim.rates(c, self.bounds.bill(c)))
 
-    def goes_back_whole(self, axes: Candidate, choice: Choice) -> bool:
+    def goes_back_whole(self, axes: Candidate, choice: MethodChoice) -> bool:
         """Whether all stages run a backward as long as a whole one at least, whatever a choice leaves open."""
         shape = shape_of(choice.method, choice.per_worker, axes.pipeline, axes.microbatches, choice.losses)
         return self.bounds.goes_back_whole(shape)
@@ -213,7 +213,7 @@ class Values:
             return self.bounds.memory.of_candidate(c)
         return self.of_seconds(c, self.bounds.tighter(c))
 
-    def of_seconds(self, c: Candidate, seconds: float, forms: tuple[Form, ...] = ()) -> float:
+    def of_seconds(self, c: Candidate, seconds: float, forms: tuple[LayerForm, ...] = ()) -> float:
         """Of a candidate whose step takes so many seconds at least; with `forms`, with its layers run in any."""
         return self.prices.correction(c) * self.bounds.value(c, self.rates(c), seconds, forms)
 

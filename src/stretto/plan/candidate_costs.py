@@ -30,7 +30,7 @@ from stretto.cost.collective import GRADIENTS, RESHARDING, SHARDING, TENSOR_SUM
 from stretto.cost.cure_costs import PLAIN, feedback_tensors
 from stretto.cost.layer_sums import with_head
 from stretto.cost.predicted_gradients import graph_of, learn_seconds
-from stretto.cost.shared_weights import Use, borrow
+from stretto.cost.shared_weights import SharedUse, borrow
 from stretto.mesh import Mesh
 from stretto.plan.closed_forms import (
     TERMS,
@@ -75,7 +75,7 @@ class Prices(LayerPrices):
         self.borrowings = lru_cache(maxsize=1024)(self._borrowings)
         self.valid = np.triu(np.ones((len(problem.layers) + 1,) * 2, dtype=bool), 1)
 
-    def _borrowing(self, uses: tuple[Use, ...]) -> "Prices":
+    def _borrowing(self, uses: tuple[SharedUse, ...]) -> "Prices":
         # The costs where layers borrow shared weights of another stage.
         if not uses:
             return self
@@ -93,7 +93,7 @@ class Prices(LayerPrices):
         """The costs where all layers that share weights only read them: no more than those of any stage's layers."""
         if self.as_large_models and not any(planned(name).family == "local" for name in self.problem.names):
             return self
-        return self.borrowing(tuple(Use(shared, shared, trains=False) for shared in self.shared))
+        return self.borrowing(tuple(SharedUse(shared, shared, trains=False) for shared in self.shared))
 
     @cached_property
     def shared(self) -> tuple[tuple[int, ...], ...]:
@@ -102,7 +102,7 @@ class Prices(LayerPrices):
 
     def _borrowings(
         self, method: str, stages: int, losses: int, s: int
-    ) -> tuple[tuple[tuple[Use, ...], NDArray[np.bool_]], ...]:
+    ) -> tuple[tuple[tuple[SharedUse, ...], NDArray[np.bool_]], ...]:
         # The uses of borrowed weights by stage s where it holds [i, j), and at which [i, j): later ones count. Whether
         # it trains a weight may depend on the stage that owns it; what its owner may be decides, in favour of training.
         tried, heads = planned(method), self.problem.heads_of(method)
@@ -557,6 +557,6 @@ class Head(NamedTuple):
     graph: Table  # what it keeps beside its input
 
 
-def borrowed(shared: tuple[int, ...], owner: int, *, trains: bool) -> Use:
+def borrowed(shared: tuple[int, ...], owner: int, *, trains: bool) -> SharedUse:
     """The use of shared weights by all layers that have them but the one whose stage owns them."""
-    return Use(shared, tuple(layer for layer in shared if layer != owner), trains)
+    return SharedUse(shared, tuple(layer for layer in shared if layer != owner), trains)

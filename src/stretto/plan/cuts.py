@@ -16,7 +16,7 @@ from stretto.plan.worker_partition import Proven, proven, worker_partition
 from stretto.plan.worker_stages import WorkerStages
 
 
-class Cut(NamedTuple):
+class BestCut(NamedTuple):
     """The bounds of a candidate's stages, its seconds of a step, and what the value of no other cut is below.
 
     `bounds` are None where no cut was found that fits; `least` is infinite where it is proven that there is none. It is
@@ -28,7 +28,7 @@ class Cut(NamedTuple):
     least: float
 
 
-def best_cut(c: Candidate, rows: Sequence[Row], rates: Rates, memory: Sequence[float]) -> Cut:
+def best_cut(c: Candidate, rows: Sequence[Row], rates: Rates, memory: Sequence[float]) -> BestCut:
     """The cut of the least value whose stages fit into their workers' memory, in bytes.
 
     Where stages wait for the one above them in every turn, it is the fastest one.
@@ -47,10 +47,10 @@ def best_cut(c: Candidate, rows: Sequence[Row], rates: Rates, memory: Sequence[f
     else:
         chosen = partition(load, [row.fill for row in rows] if adds_fill(c) else None)
     if chosen is None:
-        return Cut(None, inf, inf)
+        return BestCut(None, inf, inf)
     seconds = chosen.value if c.planning.waits or not rates.busy else seconds_of(c, rows, chosen.bounds)
     is_fastest = bool(c.planning.waits and rates.busy)  # which need not be the one of the least value
-    return Cut(chosen.bounds, seconds, -inf if is_fastest else value_of(c, rows, chosen.bounds, rates, seconds))
+    return BestCut(chosen.bounds, seconds, -inf if is_fastest else value_of(c, rows, chosen.bounds, rates, seconds))
 
 
 def wait_tables(row: Row) -> WaitTables:
@@ -61,7 +61,7 @@ def wait_tables(row: Row) -> WaitTables:
     return WaitTables(row.beside_wait, row.awaited, row.transits)
 
 
-def cut_in_rounds(c: Candidate, rows: Sequence[Row], rates: Rates, memory: Sequence[float]) -> Cut:
+def cut_in_rounds(c: Candidate, rows: Sequence[Row], rates: Rates, memory: Sequence[float]) -> BestCut:
     """The cut where workers have several stages each."""
     rate = (rates.step if rates.busy else 1.0) / c.planning.stages_per_worker
     load = scaled([row.load for row in rows], [rate] * len(rows))
@@ -71,8 +71,8 @@ def cut_in_rounds(c: Candidate, rows: Sequence[Row], rates: Rates, memory: Seque
     found = worker_partition(in_rounds(c, rows, memory, load, used=used))
     least = found.least if rates.busy else rates.step * found.least if found.least < inf else inf
     if found.best is None:
-        return Cut(None, inf, least)
-    return Cut(found.best.bounds, seconds_of(c, rows, found.best.bounds), least)
+        return BestCut(None, inf, least)
+    return BestCut(found.best.bounds, seconds_of(c, rows, found.best.bounds), least)
 
 
 def in_rounds(

@@ -27,7 +27,7 @@ from stretto.plan.places import (
     gradient_sum,
     scattering,
 )
-from stretto.plan.problem import Form, Problem, merged
+from stretto.plan.problem import LayerForm, Problem, merged
 from stretto.plan.range_tables import Table, range_max, range_sums
 from stretto.plan.split_layer_costs import halo_seconds, layer_parts, num_all_reduces_of
 from stretto.plan.step_tables import StepTables
@@ -115,14 +115,14 @@ class LayerPrices:
     def _places(self, mesh: Mesh, pipeline: int, placement: tuple[int, ...] = ()) -> Places:
         return Places.of(self.problem.cluster, mesh, pipeline, placement)
 
-    def _layers(self, form: Form) -> list[LayerCost]:
+    def _layers(self, form: LayerForm) -> list[LayerCost]:
         if form.recompute == "full":
             return list(merged(self.rows(form)))
         whole, counted = self.problem.whole_costs(form), self.problem.counted_costs(form)
         shared = None if counted is None else merged(counted.layers)
         return layer_parts(merged(whole.layers), form.tensor, form.space, self.sides, shared)
 
-    def rows(self, form: Form) -> tuple[LayerCost, ...]:
+    def rows(self, form: LayerForm) -> tuple[LayerCost, ...]:
         """The cost of one process's part of each layer, the loss apart."""
         whole, counted = self.problem.whole_costs(form), self.problem.counted_costs(form)
         sides = (*self.sides, *[0] * (len(whole.layers) - len(self.sides)))
@@ -189,30 +189,30 @@ class LayerPrices:
         """Whether the network is priced as systems for large models run it: if it is only planned."""
         return self.problem.weight_products
 
-    def _distinct(self, form: Form) -> tuple[list[LayerCost], NDArray[np.intp]]:
+    def _distinct(self, form: LayerForm) -> tuple[list[LayerCost], NDArray[np.intp]]:
         # The layers that differ in more than their names, and for each layer which of them it is.
         layers, places = self.layers(form), dict[Hashable, int]()
         indices = [places.setdefault(unnamed(layer), len(places)) for layer in layers]
         firsts = [indices.index(place) for place in range(len(places))]
         return [replace(layers[first], name="") for first in firsts], np.array(indices)
 
-    def _layer_parts(self, kind: DeviceKind, form: Form, examples: float) -> Table:
+    def _layer_parts(self, kind: DeviceKind, form: LayerForm, examples: float) -> Table:
         if kind.slowest != 1:
             return np.array([kind.slowest, 1.0])[:, None, None] * self.layer_parts(kind.on_average, form, examples)
         layers, indices = self.distinct(form)
         parts: Table = self.seconds(layers, [kind], examples)[:, indices]
         return parts
 
-    def layer_rows(self, kind: DeviceKind, form: Form, examples: float) -> Table:
+    def layer_rows(self, kind: DeviceKind, form: LayerForm, examples: float) -> Table:
         """Seconds of each layer on a kind of device: [layers, 6], columns as in `LayerTimes`."""
         rows: Table = self.layer_parts(kind, form, examples)[0]
         return rows
 
-    def _host_lags(self, kind: DeviceKind, form: Form, examples: float) -> HostLags | None:
+    def _host_lags(self, kind: DeviceKind, form: LayerForm, examples: float) -> HostLags | None:
         device, host = self.layer_parts(kind, form, examples)
         return host_lags(LayerTimes(*device.T), LayerTimes(*host.T))
 
-    def _least_rows(self, kind: DeviceKind, form: Form, examples: float) -> Table:
+    def _least_rows(self, kind: DeviceKind, form: LayerForm, examples: float) -> Table:
         if not self.stays_on_chip(kind):
             return self.layer_rows(kind, form, examples)
         rows: Table = self.seconds(self.layers(form), [kind], examples, on_chip=True)[0]
@@ -222,7 +222,7 @@ class LayerPrices:
         """Whether a kind of device has a memory on its chip."""
         return self.problem.cluster.devices_by_kind[kind.worker].on_chip_memory is not None
 
-    def _times(self, kind: DeviceKind, form: Form, examples: float) -> Times:
+    def _times(self, kind: DeviceKind, form: LayerForm, examples: float) -> Times:
         if kind.slowest != 1:
             return Times(*(kind.slowest * table for table in self.times(kind.on_average, form, examples)))
         device = self.problem.cluster.devices_by_kind[kind.worker]
@@ -255,7 +255,7 @@ class LayerPrices:
             accumulate=range_sums(layers.accumulate),
         )
 
-    def _lines(self, form: Form) -> dict[str, tuple[Numbers, Numbers]]:
+    def _lines(self, form: LayerForm) -> dict[str, tuple[Numbers, Numbers]]:
         # The fixed bytes of each layer, and those for each example, by name.
         layers, indices = self.distinct(form)
         lines = {key: [getattr(layer, key) for layer in layers] for key in AMOUNTS}
@@ -264,12 +264,12 @@ class LayerPrices:
             for key, each in lines.items()
         }
 
-    def amount(self, form: Form, key: str, examples: float) -> Numbers:
+    def amount(self, form: LayerForm, key: str, examples: float) -> Numbers:
         """An amount of bytes of each layer, by its name in `LayerCost`."""
         fixed, each = self.lines(form)[key]
         return fixed + examples * each
 
-    def _weights(self, form: Form) -> tuple[Table, ...]:
+    def _weights(self, form: LayerForm) -> tuple[Table, ...]:
         # What of the sizes does not depend on examples.
         layers, indices = self.distinct(form)
         amounts = [
@@ -286,7 +286,7 @@ class LayerPrices:
             range_sums(sent), borrowed,
         )  # fmt: skip
 
-    def repeats(self, form: Form) -> tuple[Table, Table, Table, Table]:
+    def repeats(self, form: LayerForm) -> tuple[Table, Table, Table, Table]:
         """What the rows of the layers [i, j) count more than once: bytes of shared weights, bytes of their gradients,
         and how many of these there are; and the bytes of those that they borrow.
         """
@@ -303,7 +303,7 @@ class LayerPrices:
                 gradients, tensors = gradients + more * tie.bytes / parts, tensors + more
         return num_bytes, gradients, tensors, borrowed
 
-    def _sizes(self, form: Form, examples: float) -> Sizes:
+    def _sizes(self, form: LayerForm, examples: float) -> Sizes:
         parameters, gradients, state, tensors, summed_once, largest, sent, borrowed = self.weights(form)
         activation, shared, inputs, outputs, loose_input, loose_output, recomputed = (
             self.amount(form, key, examples) for key in AMOUNTS
@@ -318,7 +318,7 @@ class LayerPrices:
         )  # fmt: skip
 
     def _intra_stage(
-        self, mesh: Mesh, pipeline: int, placement: tuple[int, ...], worker: int, form: Form, examples: float,
+        self, mesh: Mesh, pipeline: int, placement: tuple[int, ...], worker: int, form: LayerForm, examples: float,
         hides: bool,
     ) -> tuple[Numbers, Numbers]:  # fmt: skip
         layers, place = self.layers(form), self.places(mesh, pipeline, placement)
@@ -334,15 +334,17 @@ class LayerPrices:
             again = again + np.array(halos[0]) if form.recompute == "full" else again
         return forward, backward + again
 
-    def exchanges_of(self, form: Form, links: Sequence[Link], examples: float, gamma: float) -> tuple[Numbers, Numbers]:
-        """`tensor_seconds`, computed once."""
+    def exchanges_of(
+        self, form: LayerForm, links: Sequence[Link], examples: float, gamma: float
+    ) -> tuple[Numbers, Numbers]:
+        """`tensor_seconds` of a layer, computed once for each form."""
         key = (tuple(map(id, links)), form, examples, gamma)
         if key not in self.exchanges:
             self.exchanges[key] = self.tensor_seconds(form, links, examples, gamma)
         return self.exchanges[key]
 
     def hidden_seconds(
-        self, form: Form, links: Sequence[Link], examples: float, kinds: Sequence[DeviceKind], gamma: float
+        self, form: LayerForm, links: Sequence[Link], examples: float, kinds: Sequence[DeviceKind], gamma: float
     ) -> tuple[Numbers, Numbers]:
         """Seconds of each layer's exchanges that pass while it computes, in a forward and in a backward.
 
@@ -368,13 +370,13 @@ class LayerPrices:
         seconds: Numbers = sum(np.minimum(seconds, products) for seconds in beside_each)
         return np.zeros_like(products), free * seconds
 
-    def is_counted(self, form: Form) -> bool:
+    def is_counted(self, form: LayerForm) -> bool:
         """Whether the exchanges of processes that share layers were counted, those of what is recomputed, too."""
         layers, _ = self.distinct(form)
         return form.tensor > 1 and all(layer.forward_exchanges is not None for layer in layers)
 
     def tensor_seconds(
-        self, form: Form, links: Sequence[Link], examples: float, gamma: float
+        self, form: LayerForm, links: Sequence[Link], examples: float, gamma: float
     ) -> tuple[Numbers, Numbers]:
         """Seconds of each layer's exchanges among processes that share its weights, in a forward and in a backward."""
         layers, (rows, indices) = self.layers(form), self.distinct(form)
@@ -394,7 +396,7 @@ class LayerPrices:
         backward = num_all_reduces * all_reduce(links, form.tensor, inputs, gamma)
         return forward, backward
 
-    def _weight_messages(self, replicas: "Replicas", form: Form) -> "WeightMessages":
+    def _weight_messages(self, replicas: "Replicas", form: LayerForm) -> "WeightMessages":
         weights, gradients, _, tensors, *_ = self.weights(form)
         return WeightMessages(
             gradient_sum(replicas.links, replicas.data, gradients, tensors, replicas.gamma),
@@ -402,7 +404,7 @@ class LayerPrices:
             scattering(replicas.links, replicas.data, gradients, replicas.gamma),
         )
 
-    def message_share(self, form: Form) -> float:
+    def message_share(self, form: LayerForm) -> float:
         """The share of a message between stages that each of the processes sends which share the stage.
 
         Networks that are only planned: as Megatron sends them (Narayanan et al. 2021, section 4.1), each a part, which

@@ -13,9 +13,9 @@ from stretto.plan.candidate_costs import Prices
 from stretto.plan.counted_layers import least_by_count, least_sums
 from stretto.plan.places import Numbers
 from stretto.plan.planned_methods import planned
-from stretto.plan.problem import SHARD_OPTIMIZER, Form
+from stretto.plan.problem import SHARD_OPTIMIZER, LayerForm
 from stretto.plan.range_tables import running_sums
-from stretto.plan.search_space import Alternatives, Candidate, Group, alone
+from stretto.plan.search_space import Alternatives, Candidate, CandidateGroup, alone
 
 Size = TypeVar("Size", float, Numbers)
 SLACK = 1 - 1e-9  # of lower bounds: sums in another order differ in the last bits
@@ -49,10 +49,10 @@ class MemoryBounds:
         return sum(self.prices.places(mesh, pipeline, placement).memory)
 
     def _total(self, tensor: int) -> ModelBytes:
-        sizes = self.prices.sizes(Form(tensor), 1.0)
+        sizes = self.prices.sizes(LayerForm(tensor), 1.0)
         return ModelBytes(*(float(table[0, -1]) for table in (sizes.parameters, sizes.gradients, sizes.state)))
 
-    def groups_that_fit(self, group: Group) -> Iterator[Group]:
+    def groups_that_fit(self, group: CandidateGroup) -> Iterator[CandidateGroup]:
         """A group without kinds of recomputation that fit with none of its candidates.
 
         Those that run whole stages again are a group of their own where none that recompute nothing fit. Without
@@ -76,7 +76,7 @@ class MemoryBounds:
         if layers:
             yield group._replace(choices=layers)
         if stages:
-            yield Group(axes._replace(recompute="stage"), stages)
+            yield CandidateGroup(axes._replace(recompute="stage"), stages)
 
     def alternatives_that_fit(self, alternatives: Alternatives) -> Iterator[Alternatives]:
         """The same of alternatives."""
@@ -104,7 +104,9 @@ class MemoryBounds:
             kind
             for kind in recompute
             if kind == "stage"
-            or any(fewest * self.held(Form(tensor, space, each, kind), examples) * SLACK <= room for each in sequences)
+            or any(
+                fewest * self.held(LayerForm(tensor, space, each, kind), examples) * SLACK <= room for each in sequences
+            )
         ]
         if "stage" not in fitting or "none" in fitting:
             return tuple(fitting), ()
@@ -122,12 +124,12 @@ class MemoryBounds:
         """Bytes of weights, gradients and optimizer state of all stages."""
         return static_bytes(*self.total(c.mesh.tensor), c.shard, c.mesh.data)
 
-    def least_static(self, group: Group) -> float:
+    def least_static(self, group: CandidateGroup) -> float:
         """The least of these of a group's candidates."""
         total, data = self.total(group.axes.mesh.tensor), group.axes.mesh.data
         return min(static_bytes(*total, shard, data) for shard in group.shards)
 
-    def of_group(self, group: Group) -> float:
+    def of_group(self, group: CandidateGroup) -> float:
         """The least bytes of the fullest worker under any candidate of a group, as if all divided evenly."""
         axes, kinds = group.axes, {kind for choice in group.choices for kind in choice.recompute}
         fewest = min(
@@ -142,7 +144,7 @@ class MemoryBounds:
         fewest = self.fewest(c.method, c.per_worker, c.pipeline, c.microbatches, c.ahead)
         return self.divided(c, self.bytes(c), fewest, alternatives.forms, stages="stage" in alternatives.recompute)
 
-    def divided(self, c: Candidate, static: float, fewest: float, forms: Iterable[Form], *, stages: bool) -> float:
+    def divided(self, c: Candidate, static: float, fewest: float, forms: Iterable[LayerForm], *, stages: bool) -> float:
         """Bytes of a worker that has its share; without activations if `stages` are run again."""
         held = 0.0 if stages else fewest * min(self.held(form, c.examples) for form in forms)
         return (static + held) * SLACK / c.pipeline
@@ -219,7 +221,7 @@ class MemoryBounds:
         sums = self.static(tensor, shard, data, versions)
         return least_by_count(sums[None, :] - sums[:, None], most, first, last)
 
-    def _held_by_count(self, form: Form, examples: float, most: int, first: bool, last: bool) -> Numbers:
+    def _held_by_count(self, form: LayerForm, examples: float, most: int, first: bool, last: bool) -> Numbers:
         return least_by_count(self.prices.sizes(form, examples).held, most, first, last)
 
     def _held_and_versions(
@@ -232,14 +234,14 @@ class MemoryBounds:
 
     def _static(self, tensor: int, shard: str, data: int, versions: float) -> Numbers:
         # Of the layers before each one; weights that layers share count at the first of them.
-        sizes = self.prices.sizes(Form(tensor), 1.0)
+        sizes = self.prices.sizes(LayerForm(tensor), 1.0)
         return static_bytes(sizes.parameters[0], sizes.gradients[0], sizes.state[0], shard, data, versions)
 
-    def _held(self, form: Form, examples: float) -> float:
+    def _held(self, form: LayerForm, examples: float) -> float:
         # Of all layers.
         return float(self.kept(form, examples)[-1])
 
-    def _kept(self, form: Form, examples: float) -> Numbers:
+    def _kept(self, form: LayerForm, examples: float) -> Numbers:
         # Of the layers before each one.
         activation, shared = (self.prices.amount(form, key, examples) for key in ("activation", "shared"))
         return running_sums(np.maximum(0.0, activation - shared))

@@ -11,7 +11,7 @@ FORWARD = (1, 0, 0)  # factors of F, I and W, as in `Planning.gap`
 ONE_PASS = (FORWARD, (0, 1, 0), (0, 0, 1))
 
 
-class Shape(NamedTuple):
+class MethodShape(NamedTuple):
     """What bounds need of a method on so many workers, with so many micro-batches and losses.
 
     `receives` says whether every stage but the last receives a gradient from the stage above, `splits` whether stages
@@ -32,24 +32,24 @@ class Shape(NamedTuple):
     gap_forwards: int
 
     @classmethod
-    def of(cls, c: Candidate) -> "Shape":
+    def of(cls, c: Candidate) -> "MethodShape":
         """The shape of a candidate."""
         return shape_of(c.method, c.per_worker, c.pipeline, c.microbatches, c.losses)
 
 
 @cache
-def shape_of(method: str, per_worker: int, pipeline: int, microbatches: int, losses: int) -> Shape:
+def shape_of(method: str, per_worker: int, pipeline: int, microbatches: int, losses: int) -> MethodShape:
     """The shape of a method's candidates."""
     c = Candidate(pipeline, Mesh(), 1, method, microbatches, losses=losses, per_worker=per_worker)
     planning, stages = c.planning, c.stages
-    return Shape(
+    return MethodShape(
         stages, planning.stages_per_worker, c.gradients.everywhere, planning.split and stages > 1,
         planning.messages == "exposed", planning.waits == "chunk", adds_fill(c), planning.fills_bubble and stages > 1,
         ends_after_a_forward(c), turns_of(c), gap_forwards(c),
     )  # fmt: skip
 
 
-def filling(shape: Shape, whole: float, transit: float) -> float:
+def filling(shape: MethodShape, whole: float, transit: float) -> float:
     """The least seconds of filling the pipeline."""
     if not shape.adds_fill:
         return 0.0

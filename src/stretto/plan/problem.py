@@ -14,7 +14,7 @@ from stretto.optimizers import optimizer_of
 from stretto.options.checks import one_of, shown
 from stretto.plan.halos import too_few_rows
 from stretto.plan.planned_methods import FAMILIES, names_of, planned
-from stretto.plan.programs import PROGRAMS, USUAL, Program
+from stretto.plan.programs import PROGRAMS, USUAL, ProgramTraits
 
 RECOMPUTE = ("none", "selective", "full", "stage")
 SHARD_OPTIMIZER = "shard-optimizer"  # of what replicas have alike, only the optimizer's state is shared out
@@ -23,7 +23,7 @@ USUAL_TENSORS = (1, 2, 4, 8, 16)  # tried where a problem names none, within a n
 USUAL_SPACES = ((1, 1), (2, 1), (4, 1), (2, 2))
 
 
-class Form(NamedTuple):
+class LayerForm(NamedTuple):
     """How layers are run: by how many processes each, on parts of the sequence or not, and what is recomputed of them.
 
     `recompute` is "none", "selective" or "full", layer by layer.
@@ -107,7 +107,7 @@ class Problem:
     all_workers: bool = False
     trained: bool = False
     weight_products: bool = False
-    program: Program = PROGRAMS[USUAL]
+    program: ProgramTraits = PROGRAMS[USUAL]
     places_workers: bool = True
 
     def __post_init__(self) -> None:
@@ -133,7 +133,7 @@ class Problem:
             for value in getattr(self, name) or ():
                 if value < 1:
                     raise UsageError(f"{name} lists {value}: whole numbers of at least 1")
-        if optimizer_of(self.optimizer).needs_whole and max(self.tensors or (1,)) > 1:
+        if self.whole_layers and max(self.tensors or (1,)) > 1:
             raise UsageError(
                 f"tensors lists {max(self.tensors or ())}, but optimizer {self.optimizer!r} needs whole layers, of "
                 "which each process would have a part: leave it out, or take an optimizer that works on each element"
@@ -232,19 +232,19 @@ class Problem:
         """The layers; the loss is merged into the last one."""
         return merged(self.costs.layers)
 
-    def whole_costs(self, form: Form) -> ModelCosts:
+    def whole_costs(self, form: LayerForm) -> ModelCosts:
         """The costs of layers that no processes share."""
         selective = form.recompute == "selective"
         return self.form_costs.get((1, False, "selective"), self.costs) if selective else self.costs
 
-    def counted_costs(self, form: Form) -> ModelCosts | None:
+    def counted_costs(self, form: LayerForm) -> ModelCosts | None:
         """The costs of layers to each of the processes that share them; None where they follow from `whole_costs`."""
         how = "selective" if form.recompute == "selective" else "none"
         if form.sequence or how != "none":
             return self.form_costs.get((form.tensor, form.sequence, how))
         return self.tensor_costs.get(form.tensor)
 
-    def has(self, form: Form) -> bool:
+    def has(self, form: LayerForm) -> bool:
         """Whether the costs of a form are known."""
         if form.sequence:
             return form.tensor > 1 and self.counted_costs(form) is not None
@@ -263,6 +263,11 @@ class Problem:
         if self.masters:
             return 4 * (layer.trained + chosen.state_numbers(layer.trained, layer.matrices))
         return layer.state_bytes(chosen)
+
+    @property
+    def whole_layers(self) -> bool:
+        """Whether the optimizer needs all of a layer's weights in one process, so that no tensor axis divides them."""
+        return optimizer_of(self.optimizer).needs_whole
 
     @property
     def state_of_repeated(self) -> float:

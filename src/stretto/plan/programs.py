@@ -32,7 +32,7 @@ from stretto.cost.attained import Attained
 from stretto.errors import UsageError, nearest
 
 
-class Program(NamedTuple):
+class ProgramTraits(NamedTuple):
     """What a program does while it computes, as described above."""
 
     exchanges: str = "beside products"
@@ -53,19 +53,19 @@ class Program(NamedTuple):
 
 
 PROGRAMS = {
-    "megatron-2021": Program("waited", sums_in_products=False, own_layouts=True),
-    "megatron-2022": Program(persistent_norms=True, own_layouts=True),
-    "nemo-2023": Program(sums_in_products=False, persistent_norms=True, own_layouts=True),
-    "nemo-2024": Program("in parts", replicas="beside a pass", persistent_norms=True, own_layouts=True),
-    "scaling-2023": Program("waited", sums_in_products=False),
-    "torch": Program(sums_in_products=False, buckets=True),
-    "torch-graph": Program(sums_in_products=False, buckets=True, launches="graph"),
-    "apex-2019": Program(sums_in_products=False, replicas="each micro-batch"),
+    "megatron-2021": ProgramTraits("waited", sums_in_products=False, own_layouts=True),
+    "megatron-2022": ProgramTraits(persistent_norms=True, own_layouts=True),
+    "nemo-2023": ProgramTraits(sums_in_products=False, persistent_norms=True, own_layouts=True),
+    "nemo-2024": ProgramTraits("in parts", replicas="beside a pass", persistent_norms=True, own_layouts=True),
+    "scaling-2023": ProgramTraits("waited", sums_in_products=False),
+    "torch": ProgramTraits(sums_in_products=False, buckets=True),
+    "torch-graph": ProgramTraits(sums_in_products=False, buckets=True, launches="graph"),
+    "apex-2019": ProgramTraits(sums_in_products=False, replicas="each micro-batch"),
 }
 USUAL = "megatron-2022"
 
 
-def program_named(name: str) -> Program:
+def program_named(name: str) -> ProgramTraits:
     """The program of a name. Raises UsageError if there is none."""
     if name not in PROGRAMS:
         raise UsageError(f"program={name!r}: {nearest(name, PROGRAMS)}")

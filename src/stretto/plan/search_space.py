@@ -12,7 +12,7 @@ from stretto.optimizers import optimizer_of
 from stretto.plan.placements import IN_ORDER, placements
 from stretto.plan.places import Places
 from stretto.plan.planned_methods import GradientFlow, PlannedMethod, gradients, planned
-from stretto.plan.problem import RECOMPUTE, SHARD_OPTIMIZER, SHARDS, Form, Problem, usual_tensors
+from stretto.plan.problem import RECOMPUTE, SHARD_OPTIMIZER, SHARDS, LayerForm, Problem, usual_tensors
 
 
 @cache
@@ -53,10 +53,10 @@ class Candidate(NamedTuple):
     per_worker: int = 0
 
     @property
-    def form(self) -> Form:
+    def form(self) -> LayerForm:
         """How its layers are run."""
         kind = "none" if self.recompute == "stage" else self.recompute
-        return Form(self.mesh.tensor, self.mesh.space, self.sequence, kind)
+        return LayerForm(self.mesh.tensor, self.mesh.space, self.sequence, kind)
 
     @property
     def planned(self) -> PlannedMethod:
@@ -153,7 +153,7 @@ class Alternatives(NamedTuple):
         return len(self.recompute) * len(self.sequences)
 
     @property
-    def forms(self) -> tuple[Form, ...]:
+    def forms(self) -> tuple[LayerForm, ...]:
         """How layers are run in any of them."""
         return forms(self.plain.mesh.tensor, self.plain.mesh.space, self.recompute, self.sequences)
 
@@ -171,13 +171,13 @@ def alone(c: Candidate) -> Alternatives:
 @cache
 def forms(
     tensor: int, space: tuple[int, int], recompute: tuple[str, ...], sequences: tuple[bool, ...]
-) -> tuple[Form, ...]:
+) -> tuple[LayerForm, ...]:
     """The forms of layers with these choices, each once."""
     kinds = dict.fromkeys("none" if kind == "stage" else kind for kind in recompute)
-    return tuple(Form(tensor, space, sequence, kind) for kind, sequence in product(kinds, sequences))
+    return tuple(LayerForm(tensor, space, sequence, kind) for kind, sequence in product(kinds, sequences))
 
 
-class Choice(NamedTuple):
+class MethodChoice(NamedTuple):
     """Candidates that have a method with its options in common, and axes: all combinations of the other choices."""
 
     method: str
@@ -200,11 +200,11 @@ class Choice(NamedTuple):
             yield Alternatives(plain, self.recompute, self.sequences)
 
 
-class Group(NamedTuple):
+class CandidateGroup(NamedTuple):
     """Candidates on the same axes with the same micro-batches; those of a choice are made when they are asked for."""
 
     axes: Candidate
-    choices: Sequence[Choice]
+    choices: Sequence[MethodChoice]
 
     @property
     def number(self) -> int:
@@ -217,9 +217,9 @@ class Group(NamedTuple):
         return {shard for choice in self.choices for shard in choice.shards}
 
     @property
-    def forms(self) -> tuple[Form, ...]:
+    def forms(self) -> tuple[LayerForm, ...]:
         """How layers are run in any of them."""
-        mesh, found = self.axes.mesh, dict[Form, None]()
+        mesh, found = self.axes.mesh, dict[LayerForm, None]()
         for recompute, sequences in dict.fromkeys((choice.recompute, choice.sequences) for choice in self.choices):
             found |= dict.fromkeys(forms(mesh.tensor, mesh.space, recompute, sequences))
         return tuple(found)
@@ -229,11 +229,13 @@ class Group(NamedTuple):
         for choice in self.choices:
             yield from choice.alternatives(self.axes)
 
-    def among(self, chosen: Callable[[Candidate], bool]) -> "Group":
+    def among(self, chosen: Callable[[Candidate], bool]) -> "CandidateGroup":
         """The candidates that satisfy a condition, each without alternatives."""
         kept = (c for alternatives in self.alternatives() for c in alternatives.each() if chosen(c))
         return self._replace(
-            choices=[Choice(c.method, c.per_worker, c.losses, (c.shard,), (c.recompute,), (c.sequence,)) for c in kept]
+            choices=[
+                MethodChoice(c.method, c.per_worker, c.losses, (c.shard,), (c.recompute,), (c.sequence,)) for c in kept
+            ]
         )
 
 
@@ -250,14 +252,14 @@ def all_alternatives(problem: Problem) -> Iterator[Alternatives]:
             yield from choice.alternatives(axes._replace(microbatches=count))
 
 
-def all_groups(problem: Problem) -> Iterator[Group]:
+def all_groups(problem: Problem) -> Iterator[CandidateGroup]:
     """Every candidate of a problem, each once, in groups on the same axes with the same micro-batches."""
     for axes in all_axes(problem):
-        found: dict[int, list[Choice]] = {}
+        found: dict[int, list[MethodChoice]] = {}
         for count, choice in choices_on(problem, axes):
             found.setdefault(count, []).append(choice)
         for count, choices in found.items():
-            yield Group(axes._replace(microbatches=count), choices)
+            yield CandidateGroup(axes._replace(microbatches=count), choices)
 
 
 def all_axes(problem: Problem) -> Iterator[Candidate]:
@@ -298,12 +300,12 @@ def tensors_of(problem: Problem) -> tuple[int, ...]:
     """The numbers of processes that may share a stage's weights: those named, or the usual ones within a node."""
     if problem.tensors is not None:
         return tuple(dict.fromkeys(problem.tensors))
-    return (1,) if optimizer_of(problem.optimizer).needs_whole else usual_tensors(problem.cluster)
+    return (1,) if problem.whole_layers else usual_tensors(problem.cluster)
 
 
-def choices_on(problem: Problem, axes: Candidate) -> Iterator[tuple[int, Choice]]:
+def choices_on(problem: Problem, axes: Candidate) -> Iterator[tuple[int, MethodChoice]]:
     """The candidates on given axes, methods with all their options, and the number of micro-batches of each choice."""
-    sequences = tuple(each for each in problem.sequences if problem.has(Form(axes.mesh.tensor, sequence=each)))
+    sequences = tuple(each for each in problem.sequences if problem.has(LayerForm(axes.mesh.tensor, sequence=each)))
     if not sequences:
         return
     layerwise = layerwise_on(problem, axes.mesh, sequences)
@@ -332,7 +334,7 @@ def choices_on(problem: Problem, axes: Candidate) -> Iterator[tuple[int, Choice]
             several = holds_several(method, per_worker, StageAt(0, stages, count, axes.ahead, stages // axes.pipeline))
             kinds = recomputable(problem, tried, layerwise, several=several)
             if kinds:
-                yield count, Choice(method, per_worker, losses, shards, kinds, sequences)
+                yield count, MethodChoice(method, per_worker, losses, shards, kinds, sequences)
 
 
 @cache
@@ -347,7 +349,7 @@ def layerwise_on(problem: Problem, mesh: Mesh, sequences: tuple[bool, ...]) -> M
     `stretto train` recomputes no layers on parts of images.
     """
     possible = mesh.space == (1, 1) or not problem.trained
-    counted = all(problem.has(Form(mesh.tensor, (1, 1), each, "selective")) for each in sequences)
+    counted = all(problem.has(LayerForm(mesh.tensor, (1, 1), each, "selective")) for each in sequences)
     return {"selective": possible and counted, "full": possible}
 
 

@@ -15,10 +15,10 @@ from stretto.cost.stage_prediction import Machine, cure_seconds, matrix_seconds
 from stretto.methods.cure import StepCure
 from stretto.optimizers import Stepping, optimizer_of
 from stretto.plan.places import DeviceKind, gathering
-from stretto.plan.problem import Form, Problem
+from stretto.plan.problem import LayerForm, Problem
 from stretto.plan.range_tables import Table, range_sums
 
-Distinct = Callable[[Form], tuple[list[LayerCost], NDArray[np.intp]]]
+Distinct = Callable[[LayerForm], tuple[list[LayerCost], NDArray[np.intp]]]
 
 
 def machines_of(
@@ -53,7 +53,7 @@ class StepTables:
         longer = step_factor(problem.optimizer, self.dtype) if problem.weight_products else 2.0
         return Stepping(problem.optimizer, longer, masters=True)
 
-    def _cure(self, cure: StepCure, kinds: tuple[DeviceKind, ...], form: Form) -> tuple[Table, Table]:
+    def _cure(self, cure: StepCure, kinds: tuple[DeviceKind, ...], form: LayerForm) -> tuple[Table, Table]:
         # Seconds that a cure adds to a step of the layers [i, j), on the slowest of some kinds of devices, and bytes
         # that it keeps of their matrices.
         def seconds(layer: LayerCost, machine: Machine) -> float:
@@ -64,7 +64,7 @@ class StepTables:
         )
 
     def of_shares(
-        self, update: Table, kinds: tuple[DeviceKind, ...], form: Form, replicas: Sequence[Link], data: int
+        self, update: Table, kinds: tuple[DeviceKind, ...], form: LayerForm, replicas: Sequence[Link], data: int
     ) -> Table:
         """Seconds of an update in which each of `data` replicas steps its shares of weights.
 
@@ -76,7 +76,7 @@ class StepTables:
         products = np.minimum(products, update)
         return (update - products) / data + products + gathering(replicas, data, num_bytes)
 
-    def _orthogonalising(self, kinds: tuple[DeviceKind, ...], form: Form) -> tuple[Table, Table]:
+    def _orthogonalising(self, kinds: tuple[DeviceKind, ...], form: LayerForm) -> tuple[Table, Table]:
         # Seconds of Muon's products for the layers [i, j), and bytes of their hidden matrices.
         chosen = optimizer_of(self.problem.optimizer)
         item = 4 if self.problem.masters else BYTES.get(self.dtype, 4)
@@ -86,7 +86,7 @@ class StepTables:
 
         return self._longest(seconds, kinds, form), self._sums(lambda layer: item * layer.matrices.hidden, form)
 
-    def _longest(self, seconds: Callable[..., float], kinds: tuple[DeviceKind, ...], form: Form) -> Table:
+    def _longest(self, seconds: Callable[..., float], kinds: tuple[DeviceKind, ...], form: LayerForm) -> Table:
         # The sums of a layer's seconds over the layers [i, j), on the slowest of some kinds of devices.
         tables = [
             self._sums(partial(seconds, machine=machine), form)
@@ -95,7 +95,7 @@ class StepTables:
         longest: Table = slowest(kinds) * np.maximum.reduce(tables)
         return longest
 
-    def _sums(self, value: Callable[[LayerCost], float], form: Form) -> Table:
+    def _sums(self, value: Callable[[LayerCost], float], form: LayerForm) -> Table:
         # The sums of a layer's values over the layers [i, j).
         layers, indices = self.distinct(form)
         return range_sums(np.array([value(layer) for layer in layers])[indices])

@@ -68,7 +68,7 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class TrialsOutcome:
     """The trials that came to their end, those that `failed`, and the one that is chosen: none takes less `seconds`."""
 
     trials: tuple[Trial, ...]
@@ -160,7 +160,7 @@ def side_by_side(trials: Sequence[Trial], prices: Prices) -> None:
             free -= needed
 
 
-def contest(trials: Sequence[Trial], turn: Callable[[Trial], float]) -> Outcome:
+def contest(trials: Sequence[Trial], turn: Callable[[Trial], float]) -> TrialsOutcome:
     """Let plans take turns, in rounds of changing order, and choose one.
 
     `turn` lets a plan train for a moment and returns its seconds of a step; if it raises TrialFailedError, the others
@@ -180,7 +180,7 @@ def contest(trials: Sequence[Trial], turn: Callable[[Trial], float]) -> Outcome:
     if not allowed:
         reasons = "; ".join(dict.fromkeys(f"{trial.plan.candidate}: {trial.failure}" for trial in failed))
         raise UsageError(f"no plan could be tried: {reasons}. Leave --try out to plan by predictions alone")
-    return Outcome(tuple(ended), failed, min(allowed, key=lambda trial: trial.value))
+    return TrialsOutcome(tuple(ended), failed, min(allowed, key=lambda trial: trial.value))
 
 
 def play(trials: Sequence[Trial], turn: Callable[[Trial], float], number: int) -> None:

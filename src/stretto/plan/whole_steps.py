@@ -8,7 +8,6 @@ predictions of all plans that divide the work in that way are multiplied by the 
 from collections.abc import Mapping
 
 from stretto.methods import BASELINE
-from stretto.optimizers import optimizer_of
 from stretto.plan.branch_and_bound import Plan, plan_of
 from stretto.plan.candidate_costs import Prices
 from stretto.plan.objective import Objective
@@ -31,7 +30,7 @@ def probes(problem: Problem, workers: int) -> dict[str, Plan]:
     They do not depend on the limits of a problem, nor on earlier ratios: other limits need no other measurements.
     """
     batch = max(problem.batch_sizes)
-    tensors = (1,) if optimizer_of(problem.optimizer).needs_whole else (1, *problem.tensor_costs)
+    tensors = (1,) if problem.whole_layers else (1, *problem.tensor_costs)
     methods = (method for method in PROBED.values() if method != PROBED[LOCAL] or not problem.why_no_local(method))
     every = problem.but(
         workers=workers, batch_sizes=(batch,), methods=(BASELINE, *methods), recompute=("none",), shards=SHARDS,

@@ -124,7 +124,7 @@ class ShardOptimizer(Sync):
 
     @property
     def shares_optimizer(self) -> bool:
-        """True."""
+        """True: each replica keeps the state of its share of the parameters."""
         return True
 
     def check(self, method: Method, precision: str | None) -> None:

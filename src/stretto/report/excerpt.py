@@ -8,7 +8,7 @@ from stretto.report.recorded_run import RecordedRun, turn_starts
 from stretto.schedule import Action, Schedule
 from stretto.tracing import Recording
 from stretto.tracing.overlay import between
-from stretto.tracing.phases import Phase, Stretch, stretches
+from stretto.tracing.run_phases import RunPhase, Stretch, stretches
 
 if TYPE_CHECKING:
     from stretto.simulate import Network
@@ -24,7 +24,7 @@ class Excerpt:
     recordings: Sequence[Recording]
     start: int
     end: int
-    phases: tuple[Phase, ...]
+    phases: tuple[RunPhase, ...]
     starts: dict[int, int]  # of each turn on the first worker, ns
 
     @property

@@ -9,8 +9,8 @@ from stretto.options.checks import is_among, shown
 from stretto.report.expenses import Tariff
 from stretto.report.heading import Heading
 from stretto.report.prediction import PredictedRun
-from stretto.report.progress import StudyProgress
 from stretto.report.record import Record
+from stretto.report.study_progress import StudyProgress
 from stretto.report.turns import Timelines
 
 ACCOUNTINGS = {

@@ -26,10 +26,10 @@ from stretto.report.page import ACCOUNTINGS, Page
 from stretto.report.palette import Style, styles
 from stretto.report.panel import panels
 from stretto.report.picture import checked
-from stretto.report.progress import runs_told, time_told
 from stretto.report.record import Record, methods
 from stretto.report.settings import as_toml
 from stretto.report.speedup import baseline
+from stretto.report.study_progress import runs_told, time_told
 from stretto.report.summary import MethodSummary, summarize
 from stretto.report.verdict import sentences
 

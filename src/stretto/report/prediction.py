@@ -15,7 +15,7 @@ from stretto.report.recorded_run import MIN_STEPS, RecordedRun, mean_durations, 
 from stretto.schedule import Rules, Schedule
 from stretto.schedule.idle_share import RESOLUTION
 from stretto.tracing import Recording
-from stretto.tracing.phases import DRAIN, RAMP, STEADY, action_of
+from stretto.tracing.run_phases import DRAIN, RAMP, STEADY, action_of
 
 if TYPE_CHECKING:
     import altair as alt

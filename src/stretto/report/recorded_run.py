@@ -7,9 +7,9 @@ from statistics import fmean
 
 from stretto.schedule import Action, Rules, Schedule
 from stretto.tracing import Recording
-from stretto.tracing.operations import OPERATION, PROFILED, by_action, outermost
+from stretto.tracing.operation_spans import OPERATION, PROFILED, by_action, outermost
 from stretto.tracing.pauses import without_pauses
-from stretto.tracing.phases import EVERY_TURN, Stretch, action_of, stretches
+from stretto.tracing.run_phases import EVERY_TURN, Stretch, action_of, stretches
 
 MIN_STEPS = 3  # in the steady state: a figure of fewer is none of it
 

@@ -12,7 +12,7 @@ from stretto.report.encodings import data
 from stretto.report.turns import WAIT, Band, Bar, Timelines, TurnWindow
 from stretto.schedule.action import KINDS
 from stretto.schedule.draw import COLORS
-from stretto.tracing.phases import DRAIN, RAMP, STEADY, action_named
+from stretto.tracing.run_phases import DRAIN, RAMP, STEADY, action_named
 
 LOOKS = {**{kind: (name, COLORS[kind]) for kind, name in KINDS.items()}, WAIT: (WAIT, "#c9ced6")}
 ENGINE = "autograd::engine::evaluate_function: "  # before the name of each node of a backward

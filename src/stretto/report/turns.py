@@ -10,7 +10,7 @@ from typing import NamedTuple
 from stretto.report.excerpt import Durations, excerpts
 from stretto.report.recorded_run import RecordedRun, longest_operations, mean_durations, own_durations, typical_turns
 from stretto.tracing import Recording
-from stretto.tracing.phases import Phase, Stretch, action_of
+from stretto.tracing.run_phases import RunPhase, Stretch, action_of
 
 WAIT = "wait"
 MOST_ACTIONS = 18  # of a worker in the steady state that a chart has room for
@@ -164,7 +164,7 @@ def windows(
     return measured, simulated
 
 
-def window(recordings: Sequence[Recording], start: int, end: int, phases: Sequence[Phase] = ()) -> TurnWindow:
+def window(recordings: Sequence[Recording], start: int, end: int, phases: Sequence[RunPhase] = ()) -> TurnWindow:
     """The bars between two times in nanoseconds; those that begin earlier or end later are cut off."""
     bars = []
     for recording in recordings:

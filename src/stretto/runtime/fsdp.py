@@ -56,7 +56,7 @@ def blocks_of(module: nn.Module, least: int) -> list[nn.Module]:
     return [layer for layer in layers if bytes_of(layer.parameters()) >= max(least, 1)]
 
 
-class Collective:
+class WatchedCollective:
     """What FSDP2 calls in place of torch's own: this one says what it waits for, and whom it misses."""
 
     def __init__(self, replica_group: ReplicaGroup) -> None:
@@ -68,7 +68,7 @@ class Collective:
         return torch.empty(*size, dtype=dtype, device=device)
 
 
-class AllGather(Collective):
+class AllGather(WatchedCollective):
     """Whole weights from shares. On GPUs too the messages go through the host."""
 
     def __call__(
@@ -99,7 +99,7 @@ class Gathering(dist.Work):
         return True
 
 
-class ReduceScatter(Collective):
+class ReduceScatter(WatchedCollective):
     """Each share's sum of gradients. On GPUs too the messages go through the host.
 
     gloo's own copies the gradients and sums all of them on every replica (torch 2.13). Here each replica sends others

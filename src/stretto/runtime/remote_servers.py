@@ -280,7 +280,7 @@ class Sums(ReplicaReducer):
             self._finish_oldest()
 
     def add_up_gradients(self, gradients: Sequence[Tensor], then: Then) -> None:
-        """Nobody does."""
+        """Raise AssertionError: replicas send gradients to the servers instead."""
         raise AssertionError("a parameter server does not add up gradients")
 
     def finish(self) -> None:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from stretto.schedule.lower import Lowered, Passing
 from stretto.simulate import run_kernel
-from stretto.simulate.kernel import UNKNOWN, Program, State
+from stretto.simulate.kernel import UNKNOWN, State, TurnProgram
 from stretto.simulate.network import RENDEZVOUS, Transport
 
 Floats = NDArray[np.float64]
@@ -140,10 +140,10 @@ def links_are_shared(transfer_times: Transfers) -> bool:
     return bool((transfer_times.queue[:, 1] >= 0).any())
 
 
-def program_of(lowered: Lowered, turns: int, durations: Floats, transfer_times: Transfers) -> Program:
+def program_of(lowered: Lowered, turns: int, durations: Floats, transfer_times: Transfers) -> TurnProgram:
     """The kernel's constant input."""
     late = np.array(lowered.late, np.int64)
-    return Program(
+    return TurnProgram(
         turns=turns,
         span=turns + int(late.max()) if turns else 0,
         size=max(1, len(lowered.passings)),
@@ -164,7 +164,7 @@ def program_of(lowered: Lowered, turns: int, durations: Floats, transfer_times: 
     )
 
 
-def first_state(lowered: Lowered, program: Program, transfer_times: Transfers) -> State:
+def first_state(lowered: Lowered, program: TurnProgram, transfer_times: Transfers) -> State:
     """The state that the kernel changes, as it is before the first action."""
     lanes = len(lowered.lanes)
     cells, messages = len(lowered.actions) * program.turns, len(lowered.passings) * program.turns

@@ -13,7 +13,7 @@ UNKNOWN = -1.0  # a time that is not known yet; times are 0 or more
 SEND, LINK, RECEIVE = 0, 1, 2  # the places where a message may wait, in this order
 
 
-class Program(NamedTuple):
+class TurnProgram(NamedTuple):
     """The constant input: one turn, and the times of its actions. `Any` is an array, or a list without numba.
 
     numba's files of compiled code name this class and `State`: under other names older files would fail to load.
@@ -64,7 +64,7 @@ class State(NamedTuple):
     ready: Any  # a stack of lanes that may go on
 
 
-def run(program: Program, state: State) -> int:
+def run(program: TurnProgram, state: State) -> int:
     """Compute all times, in `state`; the number of actions that ran.
 
     This is one function, because a call with all these arrays takes longer than an action.

@@ -7,19 +7,19 @@ from types import ModuleType
 from typing import Any
 
 from stretto.simulate import kernel
-from stretto.simulate.kernel import Program, State
+from stretto.simulate.kernel import State, TurnProgram
 
 MIN_ACTIONS = 100_000  # from which on a compiled run saves more than the half second that loading it takes
 INNER = ("code_of", "push", "pop")  # functions that `run` calls
 
 
-def run(program: Program, state: State, actions: int) -> tuple[State, int]:
+def run(program: TurnProgram, state: State, actions: int) -> tuple[State, int]:
     """Run the kernel: the state with all times, and how many of `actions` actions ran; fewer than all is a deadlock."""
     fast = compiled() if actions >= MIN_ACTIONS else None
     if fast is not None:
         return state, int(fast.run(program, state))
     lists = State(*map(as_list, state))  # loops over lists take a third of the time of loops over arrays
-    return lists, kernel.run(Program(*map(as_list, program)), lists)
+    return lists, kernel.run(TurnProgram(*map(as_list, program)), lists)
 
 
 def as_list(value: Any) -> Any:

@@ -24,7 +24,7 @@ Gradient = tuple[Tensor | None, ...]
 
 
 @dataclass(slots=True)
-class Prediction:
+class KeptPrediction:
     """What is kept of a prediction until the true gradient comes.
 
     `outputs` are the stage's; `predicted` is what the module gave, with its graph, or None where it is computed anew
@@ -53,9 +53,9 @@ class GradientPredictor:
     scheduler: Any = None
     masters: Masters = field(default_factory=Masters)
 
-    def predict(self, outputs: Sequence[Any], target: Any, microbatch: int) -> tuple[Gradient, Prediction]:
+    def predict(self, outputs: Sequence[Any], target: Any, microbatch: int) -> tuple[Gradient, KeptPrediction]:
         """The predicted gradient of each of a stage's outputs, and what `learn` needs."""
-        kept = Prediction(tuple(tensor.detach() for tensor in outputs), target, microbatch, None)
+        kept = KeptPrediction(tuple(tensor.detach() for tensor in outputs), target, microbatch, None)
         with torch.set_grad_enabled(self.keeps_graph):
             predicted = self._run(kept)
         if self.keeps_graph:
@@ -66,7 +66,7 @@ class GradientPredictor:
         )
         return gradients, kept
 
-    def learn(self, kept: Prediction, arrived: Gradient, context: AbstractContextManager[object]) -> None:
+    def learn(self, kept: KeptPrediction, arrived: Gradient, context: AbstractContextManager[object]) -> None:
         """One step on the mean squared error of the prediction; a gradient that is None counts as zero."""
         self._drop_gradients()
         with context:
@@ -85,7 +85,7 @@ class GradientPredictor:
                 self.scheduler.step()
         self._drop_gradients()
 
-    def _run(self, kept: Prediction) -> Gradient:
+    def _run(self, kept: KeptPrediction) -> Gradient:
         self.seeds.start(kept.microbatch)
         run = partial(self.module, target=kept.target) if self.labelled else self.module
         predicted = as_tuple(run(*kept.outputs))

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from stretto.errors import UsageError
 from stretto.heads.head import LocalLoss
 from stretto.heads.reading import ReadingHead
-from stretto.losses.counting import Counting, divide, message, shared_divisor
+from stretto.losses.minibatch_counts import MinibatchCounts, divide, message, shared_divisor
 from stretto.losses.sums import Sum
 from stretto.losses.value import Loss, call, mean_and_weight, of_stage, value_function
 from stretto.nn.batch import as_tuple, tensors_in, to_device, with_names_of
@@ -185,7 +185,7 @@ class Stage:
         self.gradient_norms: Tensor | None = None  # of the last update, before its limit; None unless measured
         self.measures_norms = False  # also where nothing limits them
         self._begun = False  # whether a gradient has been computed since the last update
-        self._counting = Counting(rules.per_update, self.agreement)
+        self._counting = MinibatchCounts(rules.per_update, self.agreement)
         self._divisors: list[Tensor] = []  # of the gradients since the last update, a micro-batch each
         self._divisor: float | None = None  # of this update, once its gradients have been divided
         self._changes_input = begins_in_place(module)

@@ -18,14 +18,14 @@ NOT_COMPARED = ("name", "summary", "options", "planning")  # fields of a method 
 
 
 @dataclass(frozen=True)
-class Choice:
+class ChosenMethods:
     """Resolved settings that name every method, and {method: why it was left out of `all`}."""
 
     settings: CompareSettings
     left_out: Mapping[str, str]
 
 
-def choose(settings: CompareSettings) -> Choice:
+def choose(settings: CompareSettings) -> ChosenMethods:
     """Resolve the settings and try every method. Raises UsageError if a named method cannot run, or no method can.
 
     Of `all`, methods that cannot run are left out, and so are those that do the same as a method before them.
@@ -34,14 +34,14 @@ def choose(settings: CompareSettings) -> Choice:
     if named == settings.methods:
         resolved = resolve(with_optimizer(settings, [method(name) for name in named if not is_advised(name)]))
         refuse_misfits(resolved)
-        return Choice(resolved, {})
+        return ChosenMethods(resolved, {})
     resolved = resolve(replace(settings, methods=named or (BASELINE,)))
     behaviors = {name: behavior(attempt(resolved, name)) for name in (resolved.methods if named else ())}
     added, left_out = others(resolved, behaviors)
     if not named and not added:
         raise UsageError(f"no method can run on these settings: {next(iter(left_out.values()))}")
     order = tuple(in_order(settings.methods, iter(resolved.methods), added))
-    return Choice(resolve(replace(resolved, methods=order)), left_out)
+    return ChosenMethods(resolve(replace(resolved, methods=order)), left_out)
 
 
 def refuse_misfits(settings: CompareSettings) -> None:

@@ -14,11 +14,11 @@ from stretto.study.tensor_format import AS_TORCH_HAS_THEM, TensorFormat
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from stretto.measure.counting import Counting
+    from stretto.measure.layer_counting import LayerCounting
     from stretto.models.model import Model
     from stretto.settings.runs import TrainSettings
     from stretto.splitting import Stages
-    from stretto.study.head_costs import UncutModel
+    from stretto.study.counted_heads import UncutModel
 
 EXAMPLES = 2  # of the batch on which costs are counted
 NO_DATA = "there are no data, which say what it learns: add --data path/to/file.py:function"
@@ -134,19 +134,19 @@ def trainable(requested: "TrainSettings", heads: Sequence[str], forms: Forms) ->
     Also to each process of several that share its weights, for each number of them that can, and of layers of which
     parts are recomputed.
     """
-    from stretto.measure.counting import Counting
+    from stretto.measure.layer_counting import LayerCounting
     from stretto.measure.layer_flops import layer_costs
     from stretto.measure.tensor_costs import tensor_costs
     from stretto.nn.batch import inputs_of
     from stretto.plan.problem import merged
     from stretto.settings.runs import as_lists, known
-    from stretto.study.head_costs import UncutModel
+    from stretto.study.counted_heads import UncutModel
 
     settings, loaded, model, cut = built(requested)
     x, y = loaded.train.first(EXAMPLES)
     inputs = inputs_of(x)
     layers = model.layers if cut is None else cut
-    counting = Counting()
+    counting = LayerCounting()
     costs = layer_costs(layers, inputs, loss=model.loss, target=y, counting=counting)
     parts, unshared = shared_costs(layers, inputs, model.loss, y, forms.sharing, counting)
 
@@ -187,7 +187,7 @@ def shared_costs(
     loss: Any,
     target: Any,
     sharing: Sequence[int],
-    counting: "Counting",
+    counting: "LayerCounting",
 ) -> tuple[dict[int, ModelCosts], dict[int, str]]:
     """The costs to each of several processes that share weights, and why other numbers of processes cannot."""
     from stretto.measure.tensor_costs import tensor_costs
@@ -274,16 +274,16 @@ def of_paper(
     """Count the costs of a network without data on the meta device, without memory for its parameters."""
     import torch
 
-    from stretto.measure.counting import Counting
+    from stretto.measure.layer_counting import LayerCounting
     from stretto.measure.layer_flops import layer_costs
     from stretto.measure.tensor_costs import published_tensor_costs
     from stretto.models.published import planned_network
     from stretto.plan.problem import merged
-    from stretto.study.head_costs import UncutModel
+    from stretto.study.counted_heads import UncutModel
 
     network, places = planned_network(name, options).condensed()
     autocast = format.autocast
-    counting = Counting(on_meta=autocast is None)
+    counting = LayerCounting(on_meta=autocast is None)
     with torch.device("meta"), counting.mode if counting.on_meta else nullcontext():
         x, y = network.example(EXAMPLES), network.target(EXAMPLES)
         layers, x = format.converted(network.layers(), x, name)
@@ -381,7 +381,7 @@ def outputs(layers: "Sequence[nn.Module]", *inputs: "Tensor") -> "list[tuple[Ten
 
 def heads_of(names: Sequence[str], model: "UncutModel") -> tuple[Mapping[str, HeadCosts], Mapping[str, str]]:
     """The costs of heads behind each layer by name, and by name why some cannot be priced."""
-    from stretto.study.head_costs import costs_of_head
+    from stretto.study.counted_heads import costs_of_head
 
     known, reasons = {}, {}
     for name in names:

@@ -11,7 +11,7 @@ from stretto.nn.torch_profiler import recording_operations, silence
 from stretto.schedule import Action
 from stretto.schedule.lower import COLLECTIVES
 from stretto.tracing import Recording, Span
-from stretto.tracing.operations import OPERATION, PROFILED, by_action, shallow
+from stretto.tracing.operation_spans import OPERATION, PROFILED, by_action, shallow
 from stretto.trainer.trainer import Trainer
 
 STEPS = 3  # that are profiled

@@ -10,14 +10,14 @@ from stretto.errors import UsageError
 from stretto.report.excerpt import Excerpt, excerpts
 from stretto.report.recorded_run import RecordedRun
 from stretto.settings.runs import TrainSettings
-from stretto.study.prediction import predict, recorded_run, recordings_of
+from stretto.study.predicted_runs import predict, recorded_run, recordings_of
 from stretto.study.prepare import prepare_trial
 from stretto.study.single_run import traced
 from stretto.study.store import RUN, read_run
 from stretto.tracing import Recording
 from stretto.tracing.overlay import MEASURED, SIMULATED, first_start, overlay
 from stretto.tracing.pauses import pauses
-from stretto.tracing.phases import STEADY, Phase, Stretch
+from stretto.tracing.run_phases import STEADY, RunPhase, Stretch
 
 MOST_TURNS = 200
 WHOLE_RUN = "whole run"
@@ -58,7 +58,7 @@ class Overlaid:
 
 def overlaid(
     folder: Path, cluster: Cluster | None = None
-) -> tuple[list[Recording], Mapping[str, Sequence[Phase]], Overlaid]:
+) -> tuple[list[Recording], Mapping[str, Sequence[RunPhase]], Overlaid]:
     """Recordings of a traced run and of the same turns simulated, for one trace; their phases; their figures.
 
     Raises UsageError for a run without a trace, or one in which nothing of its schedule was recorded.
@@ -93,7 +93,7 @@ def both(measured: Excerpt, simulated: Excerpt) -> list[Recording]:
     return overlay(measured.events, simulated.events)
 
 
-def phases_of(measured: Excerpt, simulated: Excerpt) -> dict[str, list[Phase]]:
+def phases_of(measured: Excerpt, simulated: Excerpt) -> dict[str, list[RunPhase]]:
     """The phases of both runs, for tracks of their own, on the clock of the overlay."""
     shift = first_start(measured.events) - first_start(simulated.events)
     later = [phase._replace(start=phase.start + shift, end=phase.end + shift) for phase in simulated.phases]

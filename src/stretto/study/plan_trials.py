@@ -11,7 +11,7 @@ from stretto.cost import Cluster
 from stretto.errors import UsageError
 from stretto.measure.busy_cores import busy_cores
 from stretto.plan.plan_file import training
-from stretto.plan.trials import Outcome, Trial, TrialFailedError, contest, whole
+from stretto.plan.trials import Trial, TrialFailedError, TrialsOutcome, contest, whole
 from stretto.plan.tried_file import row
 from stretto.study.trial_processes import TrialGroup
 
@@ -25,7 +25,7 @@ class Tried:
     `load` are the cores that other programs kept busy when they began; None where the system does not tell.
     """
 
-    outcome: Outcome
+    outcome: TrialsOutcome
     seconds: float
     remarks: tuple[str, ...]
     load: float | None

@@ -21,12 +21,12 @@ from stretto.schedule import draw
 from stretto.settings.runs import TrainSettings
 from stretto.simulate import simulate
 from stretto.study.disk_errors import writing
-from stretto.study.prediction import phases_of, predict, recorded_run, recordings_of, seconds_per_step
+from stretto.study.predicted_runs import phases_of, predict, recorded_run, recordings_of, seconds_per_step
 from stretto.study.prepare import Prepared, costs_of, prepare_trial
 from stretto.study.store import versions
 from stretto.study.study import Study, Task, record_of, sample
 from stretto.tracing import Recording
-from stretto.tracing.phases import Phase
+from stretto.tracing.run_phases import RunPhase
 
 MOST_NAMES = 8  # of methods in a title
 HEADS_NOTE = (
@@ -50,7 +50,7 @@ class TracedRun:
         return recorded_run(self.prepared, self.recordings)
 
     @property
-    def phases(self) -> dict[str, list[Phase]]:
+    def phases(self) -> dict[str, list[RunPhase]]:
         """Its phases, for a track of its trace."""
         return phases_of(self.prepared, self.recordings)
 

@@ -12,7 +12,7 @@ from stretto.settings.runs import TrainSettings, known, short
 from stretto.study.checkpoints import Checkpoints
 from stretto.study.store import RUN, read_run, refuse_other
 from stretto.tracing import Recording, read_recordings
-from stretto.tracing.operations import OPERATION
+from stretto.tracing.operation_spans import OPERATION
 
 
 def default_folder(settings: TrainSettings) -> Path:

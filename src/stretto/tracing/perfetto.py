@@ -14,16 +14,16 @@ from typing import Any, NamedTuple
 from stretto.errors import UsageError
 from stretto.files.whole_files import replacing
 from stretto.options.extras import require
-from stretto.tracing.operations import OPERATION, by_action
-from stretto.tracing.phases import Phase
+from stretto.tracing.operation_spans import OPERATION, by_action
 from stretto.tracing.recording import Mark, Recording, Span
+from stretto.tracing.run_phases import RunPhase
 
 SEQUENCE = 1  # the id of the packet sequence that all packets belong to
 LATEST = 2**63  # nanoseconds: the format has 64-bit integers, some readers signed ones
 LANES = ("compute", "wait", "receive", "send", "collective", "checkpoint", "pause")  # top to bottom, above any others
 
 
-def write(recordings: Sequence[Recording], file: Path, phases: Mapping[str, Sequence[Phase]] | None = None) -> None:
+def write(recordings: Sequence[Recording], file: Path, phases: Mapping[str, Sequence[RunPhase]] | None = None) -> None:
     """Write the trace to `file`, in place of an earlier one; packets are written one by one, to save memory.
 
     `phases` of the run are slices on tracks of their own, by name: {"phases": [ramp, steady, drain]}.
@@ -46,7 +46,7 @@ def varint(number: int) -> bytes:
     return bytes([*low, number])
 
 
-def packets(recordings: Sequence[Recording], phases: Mapping[str, Sequence[Phase]]) -> Iterator[Any]:
+def packets(recordings: Sequence[Recording], phases: Mapping[str, Sequence[RunPhase]]) -> Iterator[Any]:
     """Yield the TracePackets, phases first, then worker by worker: each track's description, then its events."""
     tracks = itertools.count(1)
     for name, slices in phases.items():
@@ -127,7 +127,7 @@ def process_track(track: int, recording: Recording) -> Any:
     return packet
 
 
-def phase_packets(track: int, name: str, phases: Sequence[Phase]) -> Iterator[Any]:
+def phase_packets(track: int, name: str, phases: Sequence[RunPhase]) -> Iterator[Any]:
     """Yield the description of a track of the whole run, then its phases."""
     packet = new_packet()
     packet.track_descriptor.uuid = track

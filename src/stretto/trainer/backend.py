@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from stretto import checkpoint
 from stretto.checkpoint import Manifest
 from stretto.emulate import Emulator
+from stretto.emulate.emulated_reducer import EmulatedReducer
+from stretto.emulate.emulation_recorder import record
 from stretto.emulate.local_servers import LocalServers
-from stretto.emulate.recorder import record
-from stretto.emulate.reducer import EmulatedReducer
 from stretto.emulate.replay import OrderedReplicas
 from stretto.emulate.replica_emulator import EmulatedReplicas
 from stretto.errors import UsageError
@@ -320,7 +320,7 @@ class OneProcess(Backend):
 
     @property
     def writes(self) -> bool:
-        """True."""
+        """True: the only process writes what there is to write."""
         return True
 
     def gather(self, states: Mapping[int, State]) -> dict[int, State] | None:

@@ -21,8 +21,8 @@ from stretto.checkpoint import Manifest
 from stretto.collectives import Calibration
 from stretto.collectives.reduce import AUTO
 from stretto.collectives.stored_calibration import Basis, basis
+from stretto.emulate.emulated_reducer import EmulatedReducer
 from stretto.emulate.local_servers import LocalServers
-from stretto.emulate.reducer import EmulatedReducer
 from stretto.errors import UsageError
 from stretto.mesh import Mesh, Placement
 from stretto.nn.batch import call, inputs_on, target_on, to_device

@@ -47,7 +47,7 @@ class EarlyStop:
 
 
 @dataclass
-class Waiting:
+class Patience:
     """How long an EarlyStop has waited: `best` of all entries so far, and how many came after it."""
 
     rule: EarlyStop

@@ -25,7 +25,7 @@ from stretto.schedule.idle_share import idle_share
 from stretto.trackers import RunDescription, Tracker
 from stretto.trackers import find as find_trackers
 from stretto.trainer.backend import Backend
-from stretto.trainer.early_stop import EarlyStop, Waiting
+from stretto.trainer.early_stop import EarlyStop, Patience
 from stretto.trainer.feed import Batch, Feed, Needs, Rows, find_feed, is_stream
 from stretto.trainer.history import Entry, History
 from stretto.trainer.loader_state import packed, unpacked
@@ -96,7 +96,7 @@ class FitArguments:
 
 
 @dataclass(frozen=True)
-class Place:
+class FitPosition:
     """How far training is: epochs that are over, batches trained of the next one, and steps in all."""
 
     epoch: int = 0
@@ -152,7 +152,7 @@ class FitLoop:
         self._needs = needs
         self._began = trainer.entered
         self._train_data, self._validation_data = train, validation
-        self._place, self._last = Place(), 0  # the step of the last entry
+        self._place, self._last = FitPosition(), 0  # the step of the last entry
         self._sizes: list[int] = []  # examples of the steps whose train loss is in no entry yet
         self._open: deque[Interval] = deque()
         self._history = History()
@@ -171,7 +171,7 @@ class FitLoop:
             )
         evaluated = [] if validation is None else ["validation_loss", "validation_accuracy", *metrics]
         rule = EarlyStop.of(given.early_stop, ["train_loss", *evaluated])
-        self._waiting = None if rule is None else Waiting(rule)
+        self._waiting = None if rule is None else Patience(rule)
 
     def run(self) -> History:
         """Train, from the checkpoint on if there is one; a collective. Afterwards look at `interrupted`."""
@@ -371,7 +371,7 @@ class FitLoop:
 
     # -- entries of the history -------------------------------------------------------------------------------------
 
-    def _end_interval(self, after: Place) -> None:
+    def _end_interval(self, after: FitPosition) -> None:
         # Evaluates, saves, and tells callbacks; `after` is the place from which to go on.
         given = self._given
         at_end = (given.steps, after.step), (given.epochs, after.epoch)
@@ -498,7 +498,7 @@ class FitLoop:
         losses = array("d")
         losses.frombytes(state["losses"])
         self._began, self._tracker_ids = state["began"], state.get("trackers", {})
-        self._place, self._last = Place(*state["place"]), state["last"]
+        self._place, self._last = FitPosition(*state["place"]), state["last"]
         self._sizes, self._by_callback = list(state["sizes"]), state["by_callback"]
         self._history.steps, self._history.entries = losses.tolist(), state["entries"]
         if isinstance(self._feed, Rows):

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass
-class Entry:
+class LateLog:
     """What is logged of the steps from `first` up to `step`, once their losses are known."""
 
     first: int
@@ -28,7 +28,7 @@ class LateLogs:
 
     first: int = 0
     losses: dict[int, float] = field(default_factory=dict)
-    waiting: deque[Entry] = field(default_factory=deque)
+    waiting: deque[LateLog] = field(default_factory=deque)
     total: float = 0.0  # of all losses that have been logged
 
     def know(self, step: int, loss: float) -> None:
@@ -38,17 +38,17 @@ class LateLogs:
 
     def wait(self, step: int, epoch: float | None, values: dict[str, float]) -> None:
         """Log the steps up to `step` once their losses are known."""
-        self.waiting.append(Entry(self.first, step, epoch, values))
+        self.waiting.append(LateLog(self.first, step, epoch, values))
         self.first = step
 
-    def ready(self) -> list[Entry]:
+    def ready(self) -> list[LateLog]:
         """The entries whose losses are all known, with their mean as `loss`."""
         done = []
         while self.waiting and all(n in self.losses for n in range(self.waiting[0].first, self.waiting[0].step)):
             entry = self.waiting.popleft()
             losses = [self.losses.pop(n) for n in range(entry.first, entry.step)]
             self.total += sum(losses)
-            done.append(Entry(entry.first, entry.step, entry.epoch, {"loss": mean(losses), **entry.values}))
+            done.append(LateLog(entry.first, entry.step, entry.epoch, {"loss": mean(losses), **entry.values}))
         return done
 
     def rest(self) -> float:

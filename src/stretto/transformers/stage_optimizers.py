@@ -32,7 +32,7 @@ class ShownOptimizer(torch.optim.Optimizer):
         """Do nothing: gradients under way belong to the stages."""
 
 
-class StageOptimizers:
+class HuggingFaceOptimizers:
     """Makes each stage's optimizer: the class and the groups of `whole`, with that stage's parameters alone.
 
     `names` gives each stage's weight "<stage>.<name>" its name in the model. A stage's optimizer of an earlier training

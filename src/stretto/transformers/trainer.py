@@ -27,13 +27,13 @@ from stretto.runtime import membership
 from stretto.splitting import Stages
 from stretto.trainer.trainer import Trainer as PipelineTrainer
 from stretto.transformers.checkpoints import has_training, last_whole
-from stretto.transformers.late_logs import Entry, LateLogs
+from stretto.transformers.late_logs import LateLog, LateLogs
 from stretto.transformers.minibatch import Inputs, Padding, tensors_of
 from stretto.transformers.model_loss import OfTrainer, Outputs, divided_loss, own_loss, trial
 from stretto.transformers.pipeline import Pipeline, PipelineSettings
 from stretto.transformers.refusals import refuse_adapters, refuse_arguments, refuse_overridden
 from stretto.transformers.single_view import as_first, show_one_process
-from stretto.transformers.stage_optimizers import ShownOptimizer, StageOptimizers, scheduler_like
+from stretto.transformers.stage_optimizers import HuggingFaceOptimizers, ShownOptimizer, scheduler_like
 
 FLAGS = ("should_training_stop", "should_epoch_stop", "should_save", "should_evaluate", "should_log")
 SET_BY_ARGUMENTS = {
@@ -98,7 +98,7 @@ class StrettoTrainer(Trainer):
         self.pipeline: Pipeline | None = None
         self._batches: list[Inputs] = []
         self._late = LateLogs()
-        self._optimizers: StageOptimizers | None = None
+        self._optimizers: HuggingFaceOptimizers | None = None
         super().__init__(model, args, *positional, **given)
         self._given_scheduler = None if self.lr_scheduler is None else scheduler_like(self.lr_scheduler)
 
@@ -277,7 +277,7 @@ class StrettoTrainer(Trainer):
             self.optimizer = self.optimizer.whole
         whole = self.create_optimizer()
         if self._optimizers is None:
-            self._optimizers = StageOptimizers(whole, pipeline.model, pipeline.stages.name_in_model)
+            self._optimizers = HuggingFaceOptimizers(whole, pipeline.model, pipeline.stages.name_in_model)
         return whole
 
     def _stage_scheduler(self, optimizer: torch.optim.Optimizer, max_steps: int) -> Any:
@@ -370,7 +370,7 @@ class StrettoTrainer(Trainer):
         for step, loss in enumerate(losses, start=self._offset + trainer.entered - len(losses)):
             self._late.know(step, loss)
 
-    def _log_entry(self, entry: Entry) -> None:
+    def _log_entry(self, entry: LateLog) -> None:
         now: Any = self.state
         step, epoch = now.global_step, now.epoch
         now.global_step, now.epoch = entry.step, entry.epoch

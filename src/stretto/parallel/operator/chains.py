@@ -43,7 +43,7 @@ POOLS = {
 
 
 @dataclass(frozen=True)
-class Layout:
+class ChannelLayout:
     """How an activation is cut: the number of channels on each process, and where the channels stand.
 
     `spatial`: before spatial dims; otherwise they are the last dim. `flat`: the last dim is a flattened image, whose
@@ -114,7 +114,7 @@ class LayerChain:
     path: str
     axis: Axis
     free: set[str]
-    layouts: dict[fx.Node, Layout] = field(default_factory=dict)
+    layouts: dict[fx.Node, ChannelLayout] = field(default_factory=dict)
     roles: dict[str, Role] = field(default_factory=dict)
     rows: set[fx.Node] = field(default_factory=set)
 
@@ -158,7 +158,7 @@ class LayerChain:
         count = width(layer, dims.outputs)
         if count < self.axis.size:
             return False
-        self.layouts[node] = Layout(self.axis.cuts(count), type(layer) in CONVOLUTIONS)
+        self.layouts[node] = ChannelLayout(self.axis.cuts(count), type(layer) in CONVOLUTIONS)
         self.roles[self.name(node)] = Role("column", self.axis.cuts(count), sliced=True)
         return True
 
@@ -178,7 +178,7 @@ class LayerChain:
         self.rows.add(node)
         return True
 
-    def output_layout(self, node: fx.Node) -> Layout | None:
+    def output_layout(self, node: fx.Node) -> ChannelLayout | None:
         """The layout of a node's output; None where an output channel needs other channels of the cut input."""
         layout = next(self.layouts[value] for value in node.all_input_nodes if value in self.layouts)
         if node.op == "call_module":
@@ -191,7 +191,7 @@ class LayerChain:
         pool = node.op == "call_function" and node.target in POOLS and layout.spatial
         return layout if node.op in ("call_function", "call_method") and (pointwise or pool) else None
 
-    def layer_layout(self, node: fx.Node, layout: Layout) -> Layout | None:
+    def layer_layout(self, node: fx.Node, layout: ChannelLayout) -> ChannelLayout | None:
         """The layout of a layer's output, as `output_layout`; a layer with weights or random numbers gets a role."""
         layer = self.module.get_submodule(str(node.target))
         if isinstance(layer, POINTWISE) or (layout.spatial and isinstance(layer, PER_CHANNEL)):
@@ -202,13 +202,13 @@ class LayerChain:
         if role is None:
             return None
         self.roles[self.name(node)] = role
-        return layout if role.style != "groups" else Layout(role.sizes, layout.spatial)
+        return layout if role.style != "groups" else ChannelLayout(role.sizes, layout.spatial)
 
     def uncut_inputs(self, node: fx.Node) -> list[fx.Node]:
         """The inputs of a node that have no layout yet."""
         return [value for value in node.all_input_nodes if value not in self.layouts]
 
-    def trace_back(self, node: fx.Node, needed: Layout) -> list[fx.Node] | None:
+    def trace_back(self, node: fx.Node, needed: ChannelLayout) -> list[fx.Node] | None:
         """Cut a value that is combined with a cut one, such as a residual: make a layer that it comes from a column.
 
         Returns the nodes from `node` back to that column or to a value that is cut already; None where there is
@@ -235,14 +235,14 @@ def only_input(node: fx.Node) -> bool:
     return len(node.args) == 1 and not node.kwargs and isinstance(node.args[0], fx.Node)
 
 
-def flattened(layout: Layout, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Layout | None:
+def flattened(layout: ChannelLayout, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ChannelLayout | None:
     """The layout behind flatten(1, -1) with these arguments: channels stand first, so features are cut as channels."""
     start = args[0] if args else kwargs.get("start_dim", 0)
     end = args[1] if len(args) > 1 else kwargs.get("end_dim", -1)
-    return Layout(layout.sizes, spatial=False, flat=True) if layout.spatial and (start, end) == (1, -1) else None
+    return ChannelLayout(layout.sizes, spatial=False, flat=True) if layout.spatial and (start, end) == (1, -1) else None
 
 
-def channel_role(layer: nn.Module, layout: Layout) -> Role | None:
+def channel_role(layer: nn.Module, layout: ChannelLayout) -> Role | None:
     """The role of a layer with weights or random numbers that works on each channel alone; None for any other."""
     if isinstance(layer, RANDOM):
         return Role("random")

@@ -30,7 +30,7 @@ def share_parts(root: nn.Module, blocks: Sequence[CutBlock], axis: Axis) -> dict
             container.register_forward_hook(SetRunning(parts, False), always_call=True)
         for block in together:
             block.module.register_forward_pre_hook(CutInput(parts, block is together[0]), with_kwargs=True)
-            block.module.register_forward_hook(GatherOutput(parts, block is together[-1]))
+            block.module.register_forward_hook(GatherSequence(parts, block is together[-1]))
     return parts_of
 
 
@@ -115,7 +115,7 @@ class CutInput:
 
 
 @dataclass(frozen=True, eq=False)
-class GatherOutput:
+class GatherSequence:
     """Gathers the output of a block, unless the next block takes parts."""
 
     parts: SequenceParts

@@ -13,7 +13,7 @@ from stretto.splitting.export.exported_program import REMEDY, export
 from stretto.splitting.export.modes import path_of
 from stretto.splitting.forward_arguments import find_call
 from stretto.splitting.fx.traced import Traced
-from stretto.splitting.operations import OperationRecorder, held_together
+from stretto.splitting.graph_operations import OperationRecorder, held_together
 from stretto.splitting.parts import tally, tied
 
 

@@ -9,8 +9,8 @@ from stretto.splitting.cost import Inputs
 from stretto.splitting.forward_arguments import find_call
 from stretto.splitting.fx.graph import TraceError, record
 from stretto.splitting.fx.module_units import Units
+from stretto.splitting.graph_operations import held_together
 from stretto.splitting.lists import entries, lookup, opens, outer
-from stretto.splitting.operations import held_together
 from stretto.splitting.parts import Joint, tied
 
 

@@ -31,7 +31,7 @@ from stretto.splitting.cost import Inputs
 from stretto.splitting.forward_arguments import ForwardCall
 from stretto.splitting.fx.decisions import reads_metadata
 from stretto.splitting.fx.graph import RecordedForward
-from stretto.splitting.operations import OperationRecorder
+from stretto.splitting.graph_operations import OperationRecorder
 from stretto.splitting.parts import Joint, SplitParts
 
 

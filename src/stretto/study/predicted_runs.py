@@ -16,11 +16,11 @@ from stretto.measure import layer_costs
 from stretto.report.prediction import MEAN_TIMES, OWN_TIMES, RunPrediction
 from stretto.report.recorded_run import RecordedRun, mean_durations, own_durations
 from stretto.settings.runs import TrainSettings, known
-from stretto.study.head_costs import counted_head, counted_predictor
+from stretto.study.counted_heads import counted_head, counted_predictor
 from stretto.study.model_costs import outputs
 from stretto.study.prepare import Prepared, stages_of
 from stretto.tracing import Recording, read_recordings
-from stretto.tracing.phases import Phase, tracks
+from stretto.tracing.run_phases import RunPhase, tracks
 
 EXAMPLES = 2  # of the batch on which costs are counted
 
@@ -31,7 +31,7 @@ def recordings_of(folder: Path, run: TrainSettings) -> list[Recording]:
     return recordings if run.stage_workers is None else recordings[:: run.mesh.inside][: run.stage_workers]
 
 
-def phases_of(prepared: Prepared, recordings: Sequence[Recording]) -> dict[str, list[Phase]]:
+def phases_of(prepared: Prepared, recordings: Sequence[Recording]) -> dict[str, list[RunPhase]]:
     """The phases of a traced run, those of replica 0, for a track of its trace."""
     return tracks(recordings, prepared.trainer.schedule, full_turns(prepared))
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
 
-class Counting:
+class LayerCounting:
     """Layers are run on tensors without numbers; of those that are alike one is, in all calls that share this object.
 
     Tensors are torch's fakes, as on the CPU. With `on_meta` they are meta tensors, whose operators take a tenth of the

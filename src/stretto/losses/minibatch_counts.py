@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from stretto.stage.stage import Gradient, Target
 
 
-class Counting:
+class MinibatchCounts:
     """The counts that one head collects over a minibatch of `per_update` micro-batches, in all replicas."""
 
     def __init__(self, per_update: int, agreement: "Agreement | None") -> None:

@@ -30,13 +30,18 @@ from stretto.stage.stage import Target, head_loss
 
 if TYPE_CHECKING:
     from stretto.losses import Loss
-    from stretto.measure.counting import Counting
+    from stretto.measure.layer_counting import LayerCounting
 
 Tensors = tuple[Tensor, ...]
 
 
 def counted_head(
-    head: nn.Module, features: Tensors, loss: "Loss", inputs: Tensor, target: Tensor, counting: "Counting | None" = None
+    head: nn.Module,
+    features: Tensors,
+    loss: "Loss",
+    inputs: Tensor,
+    target: Tensor,
+    counting: "LayerCounting | None" = None,
 ) -> LayerCost:
     """The costs of a head with its loss behind a stage, for the `features` of a batch.
 
@@ -60,7 +65,7 @@ def counted_head(
 
 
 def with_loss(
-    head: nn.Module, features: Tensors, loss: "Loss", inputs: Tensor, target: Tensor, counting: "Counting | None"
+    head: nn.Module, features: Tensors, loss: "Loss", inputs: Tensor, target: Tensor, counting: "LayerCounting | None"
 ) -> LayerCost:
     """The row of a head and its loss, trained as its parameters say, with a gradient of what it is given."""
     before = Trained().to(features[0].device)
@@ -135,7 +140,7 @@ class UncutModel:
     target: Tensor
     loss: Any
     rows: Sequence[LayerCost]
-    counting: "Counting"
+    counting: "LayerCounting"
     _networks: dict[int, Network] = field(default_factory=dict)
 
     @classmethod
@@ -159,7 +164,7 @@ class UncutModel:
 
 
 def counted_predictor(
-    head: nn.Module, features: Tensors, target: Tensor | None, counting: "Counting | None" = None
+    head: nn.Module, features: Tensors, target: Tensor | None, counting: "LayerCounting | None" = None
 ) -> LayerCost:
     """The costs of what predicts the gradient of a batch's `features`, with its error; it reads a `target` if given."""
     return layer_costs([PredictionError(head, target)], features, counting=counting).layers[0]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stretto.cli.output import aligned, check_file, writing_to
-from stretto.cli.progress import progress, rising
+from stretto.cli.progress_bar import progress, rising
 from stretto.errors import UsageError
 from stretto.settings.planning import PlanSettings
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Choice:
+class MeasuredPlan:
     """A plan that was chosen by measured times, what is `measured` of it, and what the command tells of the trials."""
 
     plan: "Plan"
@@ -54,7 +54,7 @@ def check_trials(settings: PlanSettings, cluster: "Cluster") -> None:
 def tried_or_kept(
     settings: PlanSettings, problem: "Problem", objective: "Objective", model: "Costed", best: "Plan",
     prices: "Prices", *, silent: bool,
-) -> Choice | None:  # fmt: skip
+) -> MeasuredPlan | None:  # fmt: skip
     """With --try, the plan that trials choose; without, the fastest of those that were tried before.
 
     None if there are no trials of this problem. `best` is the best plan by predictions.
@@ -67,7 +67,7 @@ def tried_or_kept(
 def tried(
     settings: PlanSettings, problem: "Problem", objective: "Objective", model: "Costed", prices: "Prices",
     *, silent: bool,
-) -> Choice:  # fmt: skip
+) -> MeasuredPlan:  # fmt: skip
     """Try plans, keep what that measures beside the cluster's file, and choose one."""
     from stretto.plan.trials import ROUNDS, side_by_side, trials_of
     from stretto.plan.tried_file import keep
@@ -105,13 +105,13 @@ def tried(
         with writing_to(file):
             keep(file, key_of(problem, settings.objective, model), about | record)
         facts["tried_file"] = str(file)
-    return Choice(found.outcome.chosen.plan, found.measured, facts)
+    return MeasuredPlan(found.outcome.chosen.plan, found.measured, facts)
 
 
 def kept(
     settings: PlanSettings, problem: "Problem", objective: "Objective", model: "Costed", best: "Plan",
     prices: "Prices",
-) -> Choice | None:  # fmt: skip
+) -> MeasuredPlan | None:  # fmt: skip
     """The fastest of the plans that were tried before and that this problem allows; None if there is none."""
     from stretto.plan.tried_file import best_tried, read
 
@@ -130,7 +130,7 @@ def kept(
     promises = best.value < plan.value / plan.seconds * seconds
     untried = promises and (str(c), c.workers, c.shard) not in known
     rows = [{**each, "chosen": each is trial} for each in record["tried"]]
-    return Choice(plan, measured, {
+    return MeasuredPlan(plan, measured, {
         "measured_seconds": seconds, "tried": rows, "not_tried": [], "try_seconds": 0.0,
         "try_noise": record["try_noise"], "remarks": record["remarks"],
         "tried_on": record["tried_on"], "tried_file": str(file),

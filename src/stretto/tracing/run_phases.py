@@ -21,7 +21,7 @@ ACTION_NAME = re.compile(r"(\d+)([A-Z])(\d+)")
 EVERY_TURN = range(sys.maxsize)
 
 
-class Phase(NamedTuple):
+class RunPhase(NamedTuple):
     """A part of a run, from `start` to `end` in ns, and the turns that enter in it (none while it drains)."""
 
     name: str
@@ -38,7 +38,7 @@ class Stretch(NamedTuple):
 
     turns: range
     steady: range
-    phases: tuple[Phase, ...]
+    phases: tuple[RunPhase, ...]
     whole: bool
 
     @property
@@ -52,7 +52,7 @@ class Stretch(NamedTuple):
         return self.phases[-1].end
 
 
-def tracks(recordings: Sequence[Recording], schedule: Schedule, among: range = EVERY_TURN) -> dict[str, list[Phase]]:
+def tracks(recordings: Sequence[Recording], schedule: Schedule, among: range = EVERY_TURN) -> dict[str, list[RunPhase]]:
     """The phases of a run, for a track of their own in a trace."""
     return {"phases": [phase for stretch in stretches(recordings, schedule, among) for phase in stretch.phases]}
 
@@ -164,9 +164,9 @@ def stretch(workers: Sequence[Sequence[Issued]], schedule: Schedule, turns: rang
         for worker, actions in enumerate(workers)
     )
     settled = min(begun, entered)
-    parts = [Phase(RAMP, start, settled, turns[: schedule.drain + 1])] if whole or not full else []
+    parts = [RunPhase(RAMP, start, settled, turns[: schedule.drain + 1])] if whole or not full else []
     if settled < entered:
-        parts.append(Phase(STEADY, settled, entered, full))
+        parts.append(RunPhase(STEADY, settled, entered, full))
     if entered < end:
-        parts.append(Phase(DRAIN, entered, end, turns[:0]))
+        parts.append(RunPhase(DRAIN, entered, end, turns[:0]))
     return Stretch(turns, full, tuple(parts), whole)

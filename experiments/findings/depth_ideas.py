@@ -1,0 +1,81 @@
+"""Three ideas for the figure that study 1 misses: finer updates, divided rates, no momentum. See rules.md."""
+
+from dataclasses import replace
+
+import depth
+from harness import Cell, Claim, Study
+
+import stretto
+
+FINER = 8  # micro-batches of an update: two examples each
+NEVER = 10**9  # updates until rates are no longer divided
+
+
+def divided() -> stretto.Method:
+    """Asynchronous 1F1B with stashed weights, every stage's rate divided by its delay: PipeMare's T1 without an end."""
+    plain = stretto.method("pipedream")
+    return replace(
+        plain, summary=f"{plain.summary}, rates divided by delays", cure=replace(plain.cure, reschedule=NEVER)
+    )
+
+
+def cells() -> tuple[Cell, ...]:
+    """The reference of study 1 again, then the ideas."""
+    plain = depth.ALL_BY_NAME["1 stage, AdamW, none"]
+    return (
+        plain,
+        _cell(f"32 stages, AdamW, PACI({FINER})", f"paci(every={FINER})", plain),
+        _cell("2 stages, AdamW, 2BW", "pipedream-2bw", plain, stages=2),
+        _cell("32 stages, AdamW, stash, rates / delay", "depth_ideas:divided", plain),
+        _cell("32 stages, AdamW, stash, no momentum", "pipedream", plain, options={"betas": (0.0, 0.99)}),
+    )
+
+
+def _cell(name: str, method: str, reference: Cell, *, stages: int = 32, **settings: object) -> Cell:
+    settings["stages"] = stages
+    return Cell(name, method, "AdamW", reference.rates, reference.steps, settings, reference=reference.name)
+
+
+ALL = cells()
+STUDY = Study(
+    name="depth_ideas",
+    title="Depth: three ideas for 32 stages",
+    question=(
+        "Study 1 asks for at most 1.3 times the steps of training without delay at 32 stages. Its cells with a delay "
+        "of up to 31 updates need more; do these?"
+    ),
+    cells=ALL,
+    train=depth.train,
+    horizon=depth.HORIZON,
+    claims=(
+        Claim(
+            "At 32 stages on asynchronous 1F1B, at most 1.3 times the steps of the same optimizer without delay "
+            "(aim 1.15)",
+            "ratio",
+            tuple(cell.name for cell in ALL if cell.settings["stages"] == 32),
+            1.3,
+            1.15,
+        ),
+        Claim(
+            "The same with gradients one update old (2BW)",
+            "ratio",
+            ("2 stages, AdamW, 2BW",),
+            1.3,
+            1.15,
+        ),
+    ),
+    setting=(
+        "The network, data, rates, cut-off and grids of [study 1](../depth/README.md); its reference is trained again. "
+        f"(1) *Finer updates*: a minibatch of {depth.BATCH} in {FINER} micro-batches, so that a gradient is at most "
+        f"{-(-31 // FINER)} updates old instead of 31 (PACI), with the same examples an update; its limit is 2BW, "
+        "whose gradients are one update old on any number of stages (32 of them need minibatches of 32 micro-batches: "
+        "this cell has two stages, with the same delay). (2) *Divided rates*: every stage's rate divided by its delay "
+        "all the time, since the first stages, whose gradients are oldest, may be what keeps the last ones from "
+        "learning. (3) *No momentum*, since delay acts as momentum does: [rules](../../rules.md), the ideas of study 1."
+    ),
+    tried=(
+        "Left out beforehand: a synchronous warm-up (PipeMare's T3). A minibatch of N micro-batches that is alone in "
+        "32 stages takes (N + 31) / N times as long as one that follows others: 60 of them with N = 8 take as long as "
+        "290 asynchronous ones, on a run of 300. Rotation of finer updates: study 1 has it without them.",
+    ),
+)
