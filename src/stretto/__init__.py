@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from stretto.analysis.linear_probes import probes
     from stretto.analysis.noise_scale import noise_scale
     from stretto.analysis.sharpness import sharpness
+    from stretto.analysis.stable_rate import stable_rate
     from stretto.heads import LocalLoss
     from stretto.losses.value import mean
     from stretto.mesh import Mesh
@@ -67,6 +68,7 @@ __all__ = [
     "scale_for_batch",
     "sharpness",
     "split",
+    "stable_rate",
     "trackers",
     "train",
 ]
@@ -95,6 +97,7 @@ _HOMES = {
     "scale_for_batch": "stretto.optim.batch_scaling",
     "sharpness": "stretto.analysis.sharpness",
     "split": "stretto.splitting",
+    "stable_rate": "stretto.analysis.stable_rate",
     "train": "stretto.study.python_calls",
 }
 _PARTS = (

@@ -87,10 +87,10 @@ class Study:
 
     train: (cell, rate, seed, steps, data) -> what `measured_training` returns; `data` is the folder of the data, or
     None. horizon: T of the rules; the cut-off is a reference's test loss at `share` of it, or its test error where
-    `metric` says so. baseline: what references are, and plain: what `uncured` cells are, in
-    words of the page. tried: paragraphs on what was tried and dropped. more: further Markdown for the page, made of the
-    finished runs by key. launches: what is timed in processes; clock: the Markdown made of the finished runs and of the
-    finished launches, by key.
+    `metric` says so. baseline: what references are, and plain: what `uncured` cells are, in words of the page. answer:
+    paragraphs written once the runs were there. tried: those on what was tried and dropped. more: further Markdown for
+    the page, made of the finished runs by key. launches: what is timed in processes; clock: the Markdown made of the
+    finished runs and of the finished launches, by key.
     """
 
     name: str
@@ -105,6 +105,7 @@ class Study:
     plain: str = "the same delay without the cure"
     claims: tuple[Claim, ...] = ()
     setting: str = ""
+    answer: Sequence[str] = ()
     tried: Sequence[str] = ()
     more: Callable[[Mapping[str, Record]], str] | None = None
     launches: Sequence["Launch"] = ()

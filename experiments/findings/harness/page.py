@@ -36,6 +36,7 @@ def page(study: Study, finished: Mapping[str, Record], launches: Mapping[str, Re
         f"# {study.title}\n",
         f"{study.question}\n",
         state,
+        *(f"{paragraph}\n" for paragraph in study.answer),
         f"{study.setting}\n",
         _claims(study, found),
         f"![Ratios of arrivals with their intervals]({FIGURE})\n",
