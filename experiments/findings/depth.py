@@ -231,7 +231,7 @@ STUDY = Study(
         "than the same delay without it: 2.7 % at 32 stages, 3.3 % at 16, 8.0 % at 8; it holds ten numbers for each "
         "parameter. Feedback and prediction along the step change nothing that can be told at 32 stages; T1 + T2 ends "
         "higher than the PB clock alone. One update of delay costs Muon 10 %, and 5 % with feedback, which the "
-        "intervals do not part.",
+        "intervals do not part. [Three more ideas](../depth_ideas/README.md) did not keep up either.",
         "**What delay takes away are the large rates.** Up to a rate of 0.003 Muon is where it is without the delay of "
         "one update (first rung: 2.80 without, 2.83 with it, 2.80 with feedback); at 0.027, its best without delay, "
         "it comes to 2.61, 2.81 and 2.69. At 32 stages AdamW stays near 3.34, the loss of byte frequencies alone, for "
