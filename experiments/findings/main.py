@@ -29,7 +29,11 @@ from stretto.methods.advice import Finding  # noqa: E402
 PAGES = HERE / "pages"
 FINDINGS = HERE.parents[1] / "src/stretto/methods/findings.json"
 PAGE = HERE.parents[1] / "docs/which-method.md"
-ADVISING = (("depth", "a decoder of 32 thin blocks", None), ("heads", "a decoder of 8 blocks", 8))
+ADVISING = (
+    ("depth", "a decoder of 32 thin blocks", None),
+    ("depth_ideas", "a decoder of 32 thin blocks", None),
+    ("heads", "a decoder of 8 blocks", 8),
+)
 
 
 def study_called(name: str) -> Study:

@@ -23,9 +23,10 @@ def entries(
     """What a study found of each cell that has losses of its own or old gradients; `network` is its name in messages.
 
     `stages` is on how many all cells train, where their settings do not say it. Cells that are not finished, or
-    diverged, are left out. A cell that is shown beside another one counts against that.
+    diverged, are left out, and so are methods of a file's own and cells with options of the optimizer. A cell that is
+    shown beside another one counts against that.
     """
-    for cell in study.cells:
+    for cell in (each for each in study.cells if ":" not in each.method and "options" not in each.settings):
         chosen = stretto.method(cell.method)
         found = result(study, finished, cell)
         ratio = found.ratio if cell.beside is None else found.beside
@@ -75,13 +76,13 @@ def table(found: Sequence[Finding]) -> str:
     """A Markdown table of what each word stands for, by optimizer and depth, with the other methods of its study."""
     columns = (
         "`method=`", "optimizer", "stages", "stands for", "steps to the loss, over plain training", "loss at the end",
-        "beside it",
+        "the others there",
     )  # fmt: skip
     lines = [f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}"]
-    for word, optimizer, stages in dict.fromkeys((each.advice, each.optimizer, each.stages) for each in found):
+    for word, optimizer, stages in sorted({(each.advice, each.optimizer, each.stages) for each in found}):
         same = [each for each in found if (each.advice, each.optimizer, each.stages) == (word, optimizer, stages)]
         best, *others = sorted(same, key=Finding.rank)
-        beside = ", ".join(f"`{each.method}` {each.spread}" for each in others) or "none"
+        beside = ", ".join(f"`{each.method}` {each.gap:+.1f} %" for each in others) or "none"
         lines.append(
             f'| `"{word}"` | {optimizer} | {stages} | `{best.method}` | {best.spread} | {best.gap:+.1f} % | {beside} |'
         )
