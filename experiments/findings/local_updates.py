@@ -25,6 +25,7 @@ import stretto
 from stretto.data import Dataset, Split
 from stretto.data.labels import randomised
 from stretto.models import build
+from stretto.models.resnet import ReluSum
 from stretto.nn.chain import Chain
 
 HELD_OUT, MEMORISED = 1_000, 1_000
@@ -77,7 +78,7 @@ def mlp(data: Dataset, seed: int, width: int) -> list[nn.Module]:
 def resnet(data: Dataset, seed: int) -> list[nn.Module]:
     """ResNet-20 in nine stages, a residual block each; the stem is in the first one, the classifier in the last."""
     layers = build("cifar-resnet", data, seed=seed, depth=DEPTH).layers
-    ends = [n + 1 for n, layer in enumerate(layers) if type(layer).__name__ == "ResidualSum"]
+    ends = [n + 1 for n, layer in enumerate(layers) if isinstance(layer, ReluSum)]
     cuts = [0, *ends[:-1], len(layers)]
     return [Chain(*layers[start:end]) for start, end in itertools.pairwise(cuts)]
 
