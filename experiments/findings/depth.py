@@ -193,7 +193,6 @@ def more(finished: Mapping[str, Record]) -> str:
 
 
 ALL = cells()
-ALL_BY_NAME = {cell.name: cell for cell in ALL}
 STUDY = Study(
     name="depth",
     title="Depth: which cure keeps up at 32 stages",

@@ -21,7 +21,7 @@ def divided() -> stretto.Method:
 
 def cells() -> tuple[Cell, ...]:
     """The reference of study 1 again, then the ideas."""
-    plain = depth.ALL_BY_NAME["1 stage, AdamW, none"]
+    plain = depth.STUDY.cell("1 stage, AdamW, none")
     return (
         plain,
         _cell(f"32 stages, AdamW, PACI({FINER})", f"paci(every={FINER})", plain),

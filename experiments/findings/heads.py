@@ -12,7 +12,7 @@ from harness.counted import compute
 from harness.decoder import BATCH, BLOCKS, CONTEXT, WIDTH, WINDOWS, decoder, text
 from harness.finals import Records, against, finals, shown, sound
 from harness.intervals import Interval, interval, value_at
-from harness.results import curve
+from harness.results import curve, percent_above
 from torch import nn
 
 import stretto
@@ -89,7 +89,7 @@ def more(finished: Mapping[str, Record]) -> str:
     ]
     found = finals(ALL, finished)
     reference = found.get(BACKPROP)
-    gaps = {cell.name: gap(found.get(cell.name), reference) for cell in ALL[1:]}
+    gaps = {cell.name: percent_above(found.get(cell.name, {}), reference or {}) for cell in ALL[1:]}
     for cell in ALL[1:]:
         mine, chunks, head = found.get(cell.name), cell.settings["chunks"], cell.settings["head"]
         costs = [f"{share:.1f}" for share in shares(mine, reference)] or ["", ""]
@@ -102,15 +102,8 @@ def more(finished: Mapping[str, Record]) -> str:
     return "\n".join([*lines, "", _unfitting(finished)])
 
 
-def gap(mine: Records | None, theirs: Records | None) -> Interval | None:
-    """The last test loss above the reference's, in %, seed by seed; None while one is missing."""
-    if mine is None or theirs is None or not sound(mine, theirs):
-        return None
-    return interval([_percent(curve(mine[seed])[-1][1], curve(theirs[seed])[-1][1]) for seed in SEEDS])
-
-
 def gap_at_equal_compute(mine: Records | None, theirs: Records | None) -> Interval | None:
-    """The same where both have spent as much total compute as the cheaper one of both trainings."""
+    """The test loss above the reference's, in %, where both have spent as much compute as the cheaper training."""
     if mine is None or theirs is None or not sound(mine, theirs):
         return None
     gaps, costs = [], [records[SEEDS[0]]["compute"]["total"] for records in (mine, theirs)]
@@ -121,7 +114,7 @@ def gap_at_equal_compute(mine: Records | None, theirs: Records | None) -> Interv
             value_at(curve(record), min(spent / cost, record["steps"]))
             for record, cost in zip(pair, costs, strict=True)
         )
-        gaps.append(_percent(one, other))
+        gaps.append(100 * (one / other - 1))
     return interval(gaps)
 
 
@@ -131,10 +124,6 @@ def shares(mine: Records | None, theirs: Records | None) -> list[float]:
         return []
     costs, total = mine[SEEDS[0]]["compute"], theirs[SEEDS[0]]["compute"]["total"]
     return [100 * costs["heads"] / total, 100 * costs["total"] / total]
-
-
-def _percent(one: float, other: float) -> float:
-    return 100 * (one / other - 1)
 
 
 def _unfitting(finished: Mapping[str, Record]) -> str:

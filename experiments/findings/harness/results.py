@@ -79,7 +79,7 @@ def result(study: Study, finished: Mapping[str, Record], cell: Cell) -> Result:
         arrived=statistics.fmean(known) if len(known) == len(SEEDS) else None,
         ratio=None if cell.reference is None else ratio_to(study, finished, cell, reference),
         beside=None if cell.beside is None else ratio_to(study, finished, cell, study.cell(cell.beside)),
-        gap=_gap(records, final_records(reference, finished)) if sound and cell.reference else None,
+        gap=percent_above(records, final_records(reference, finished)) if cell.reference else None,
     )
 
 
@@ -108,9 +108,11 @@ def _last(records: Mapping[int, Record], place: int) -> Interval:
     return interval([curve(record, place)[-1][1] for record in records.values()])
 
 
-def _gap(mine: Mapping[int, Record], theirs: Mapping[int, Record]) -> Interval | None:
-    if len(theirs) < len(SEEDS) or any(record["diverged"] for record in theirs.values()):
-        return None
+def percent_above(mine: Mapping[int, Record], theirs: Mapping[int, Record]) -> Interval | None:
+    """The last test loss above the other cell's, in %, seed by seed; None where a seed is missing or diverged."""
+    for records in (mine, theirs):
+        if len(records) < len(SEEDS) or any(record["diverged"] for record in records.values()):
+            return None
     pairs = [(curve(mine[seed])[-1][1], curve(theirs[seed])[-1][1]) for seed in SEEDS]
     return interval([100 * (one / other - 1) for one, other in pairs])
 

@@ -1,8 +1,10 @@
 """How large a learning rate may be under delay."""
 
 import cmath
-import itertools
 import math
+from collections.abc import Callable
+from functools import partial
+from itertools import pairwise
 
 from stretto.errors import UsageError
 from stretto.options.checks import is_number, is_whole, shown
@@ -33,12 +35,12 @@ def stable_rate(delay: int, momentum: float = 0.0, feedback: float = 0.0) -> flo
         raise UsageError(f"stable_rate(momentum={shown(momentum)}): a number of at least 0 and less than 1")
     if not is_number(feedback) or not 0 <= feedback < math.inf:
         raise UsageError(f"stable_rate(feedback={shown(feedback)}): a number of 0 or more")
-    angles = angles_of(delay)
-    crossings = [math.pi]
-    for left, right in itertools.pairwise(angles):
-        if at_circle(left, delay, momentum, feedback).imag * at_circle(right, delay, momentum, feedback).imag < 0:
-            crossings.append(crossing(left, right, delay, momentum, feedback))
-    rates = [at_circle(angle, delay, momentum, feedback).real for angle in crossings]
+    at = partial(at_circle, delay=delay, momentum=momentum, feedback=feedback)
+    tried = [(angle, at(angle)) for angle in angles_of(delay)]
+    crossings = [
+        crossing(at, left, right) for (left, one), (right, other) in pairwise(tried) if one.imag * other.imag < 0
+    ]
+    rates = (at(angle).real for angle in (*crossings, math.pi))
     return min(rate for rate in rates if rate > 0)
 
 
@@ -59,12 +61,12 @@ def angles_of(delay: int) -> list[float]:
     return small + [math.pi * n / count for n in range(1, count)]
 
 
-def crossing(left: float, right: float, delay: int, momentum: float, feedback: float) -> float:
+def crossing(at: Callable[[float], complex], left: float, right: float) -> float:
     """The angle between two others at which the imaginary part changes its sign, by bisection."""
-    negative = at_circle(left, delay, momentum, feedback).imag < 0
+    negative = at(left).imag < 0
     for _ in range(60):
         middle = (left + right) / 2
-        if (at_circle(middle, delay, momentum, feedback).imag < 0) == negative:
+        if (at(middle).imag < 0) == negative:
             left = middle
         else:
             right = middle

@@ -34,6 +34,7 @@ from stretto.mesh import Placement
 from stretto.methods import Method
 from stretto.methods.advice import advised
 from stretto.nn.batch import cut
+from stretto.nn.preserve import modes_restored
 from stretto.nn.remote_stage import RemoteStage
 from stretto.optim.kind import name_of
 
@@ -400,11 +401,7 @@ def on_cpu_record(record: StepRecord) -> StepRecord:
 @contextmanager
 def training_modes(module: nn.Module, modes: Mapping[nn.Module, bool]) -> Iterator[None]:
     """In this block the modules are in the modes in which training began."""
-    now = {part: part.training for part in module.modules()}
-    try:
+    with modes_restored([module]):
         for part, training in modes.items():
             part.training = training
         yield
-    finally:
-        for part, training in now.items():
-            part.training = training

@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from stretto.measure.meta_operators import MetaOperators
 from stretto.measure.traced_layers import ForwardContext, Inputs, LayerRun, Runnable, TracedLayer, alike, run
+from stretto.nn.preserve import modes_restored, unique
 
 if TYPE_CHECKING:
     from torch._subclasses.fake_tensor import FakeTensorMode
@@ -96,11 +97,7 @@ def faking() -> "FakeTensorMode":
 @contextmanager
 def training(modules: Sequence[nn.Module]) -> Iterator[None]:
     """Training mode, afterwards as before."""
-    modes = [(module, module.training) for root in modules for module in root.modules()]
-    for module, _ in modes:
-        module.training = True
-    try:
+    with modes_restored(modules):
+        for module in unique(modules):
+            module.training = True
         yield
-    finally:
-        for module, mode in modes:
-            module.training = mode

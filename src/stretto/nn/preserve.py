@@ -11,16 +11,23 @@ from stretto.nn.devices import forked_generators
 
 
 @contextmanager
-def evaluating(modules: Sequence[nn.Module]) -> Iterator[None]:
-    """Evaluation mode in this block; afterwards every submodule has its former mode, frozen norms included."""
+def modes_restored(modules: Sequence[nn.Module]) -> Iterator[None]:
+    """After this block every submodule has its former mode, training or evaluation, frozen norms included."""
     modes = [(module, module.training) for root in modules for module in root.modules()]
     try:
-        for root in modules:
-            root.eval()
         yield
     finally:
         for module, training in modes:
             module.training = training
+
+
+@contextmanager
+def evaluating(modules: Sequence[nn.Module]) -> Iterator[None]:
+    """Evaluation mode in this block; afterwards as before."""
+    with modes_restored(modules):
+        for root in modules:
+            root.eval()
+        yield
 
 
 @contextmanager
