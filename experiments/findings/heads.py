@@ -26,6 +26,7 @@ CHUNKS = (2, 4, 8)
 FITTING = ("language", "two-layer", "auglocal", "blocks", "infopro", "man", "segprop", "solo")
 PLAIN = "language"
 BACKPROP = "backprop"
+CLIPPED, CLIP = "clipped", 1.0
 
 
 def train(cell: Cell, rate: float, seed: int, steps: int, path: str | None) -> dict[str, Any]:
@@ -36,6 +37,7 @@ def train(cell: Cell, rate: float, seed: int, steps: int, path: str | None) -> d
     trainer = stretto.Trainer(
         decoder(data, seed), stretto.mean(loss), _optimizer(rate), cell.method, example=x, device="cpu",
         seed=seed, scheduler=lambda optimizer: torch.optim.lr_scheduler.LambdaLR(optimizer, rate_at),
+        clip=cell.settings.get("clip"),
     )  # fmt: skip
     counted: dict[str, Any] = {"vocabulary": data.num_classes}
     if Run(cell, rate, seed, steps).counts:
@@ -71,7 +73,20 @@ def cells() -> tuple[Cell, ...]:
     return tuple(made)
 
 
+def controls() -> tuple[Cell, ...]:
+    """Backprop and two chunks with the plain head, their gradients clipped."""
+    backprop, local = f"{BACKPROP}, {CLIPPED}", f"{name_of(CHUNKS[0], PLAIN)}, {CLIPPED}"
+    return (
+        Cell(backprop, "backprop", "AdamW", RATES, STEPS, {"clip": CLIP}),
+        Cell(
+            local, f"chunked(chunks={CHUNKS[0]}, head={PLAIN})", "AdamW", RATES, STEPS, {"clip": CLIP},
+            reference=backprop,
+        ),
+    )  # fmt: skip
+
+
 ALL = cells()
+CONTROLS = controls()
 
 
 def more(finished: Mapping[str, Record]) -> str:
@@ -153,7 +168,7 @@ STUDY = Study(
         "How far from backprop does a decoder end that is trained by local losses, by the number of chunks and by the "
         "head, the head's compute counted?"
     ),
-    cells=ALL,
+    cells=ALL + CONTROLS,
     train=train,
     horizon=STEPS,
     baseline="backprop",
@@ -166,6 +181,7 @@ STUDY = Study(
             3.0,
             1.0,
         ),
+        Claim("The same where both clip their gradients", "gap", (CONTROLS[1].name,), 3.0, 1.0),
     ),
     more=more,
     setting=(

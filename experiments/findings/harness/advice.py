@@ -4,7 +4,7 @@ import json
 import math
 import re
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +19,14 @@ DIGITS = 5  # of the numbers in the file
 
 def entries(
     study: Study, finished: Mapping[str, Record], network: str, stages: int | None = None
-) -> Iterator[dict[str, Any]]:
+) -> list[dict[str, Any]]:
     """What a study found of each cell that has losses of its own or old gradients; `network` is its name in messages.
 
     `stages` is on how many all cells train, where their settings do not say it. Cells that are not finished, or
     diverged, are left out, and so are methods of a file's own and cells with options of the optimizer. A cell that is
-    shown beside another one counts against that.
+    shown beside another one counts against that. Of several cells of one method the last one counts, a control.
     """
+    rows = {}
     for cell in (each for each in study.cells if ":" not in each.method and "options" not in each.settings):
         chosen = stretto.method(cell.method)
         found = result(study, finished, cell)
@@ -33,7 +34,7 @@ def entries(
         if cell.reference is None or chosen.synchronous or ratio is None or found.loss is None:
             continue
         number = stages or int(cell.settings["stages"])
-        yield {
+        rows[cell.optimizer, number, str(chosen)] = {
             "advice": "local" if chosen.family == "local" else "async",
             "study": study.name,
             "network": network,
@@ -46,6 +47,7 @@ def entries(
             "gap": rounded(gap(study, finished, cell)),
             "seeds": len(SEEDS),
         }
+    return list(rows.values())
 
 
 def numbers(ratio: Interval) -> dict[str, float | None]:
