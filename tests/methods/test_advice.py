@@ -50,6 +50,18 @@ def test_where_nothing_arrived_the_one_that_ended_nearest_counts():
     assert finding_for("async", "adamw", 32, KNOWN).gap == 3.0
 
 
+def test_where_intervals_do_not_part_the_lowest_loss_at_the_end_counts():
+    few = replace(MADE_UP, method="pb", ratio=1.0, low=0.85, high=1.15)
+    assert finding_for("async", "adamw", 8, [MADE_UP, few]).method == "pb"  # the same loss at the end
+    lower = replace(MADE_UP, gap=2.0)
+    assert finding_for("async", "adamw", 8, [lower, few]) is lower
+    apart = replace(few, high=1.09)
+    assert finding_for("async", "adamw", 8, [lower, apart]) is apart
+    late = replace(lower, ratio=None, low=1.1, high=None)
+    assert finding_for("async", "adamw", 8, [late, few]) is late
+    assert finding_for("async", "adamw", 8, [late, apart]) is apart
+
+
 def test_advice_that_no_study_gives():
     with pytest.raises(UsageError, match="no study has found a method for it yet"):
         finding_for("local", "adamw", 8, KNOWN)

@@ -12,7 +12,7 @@ import stretto
 from harness.cells import SEEDS, Cell, Record, Study
 from harness.intervals import Interval
 from harness.results import result
-from stretto.methods.advice import Finding
+from stretto.methods.advice import Finding, finding_for
 
 DIGITS = 5  # of the numbers in the file
 
@@ -83,7 +83,8 @@ def table(found: Sequence[Finding]) -> str:
     lines = [f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}"]
     for word, optimizer, stages in sorted({(each.advice, each.optimizer, each.stages) for each in found}):
         same = [each for each in found if (each.advice, each.optimizer, each.stages) == (word, optimizer, stages)]
-        best, *others = sorted(same, key=Finding.rank)
+        best = finding_for(word, optimizer, stages, same)
+        others = sorted((each for each in same if each is not best), key=lambda each: each.gap)
         beside = ", ".join(f"`{each.method}` {each.gap:+.1f} %" for each in others) or "none"
         lines.append(
             f'| `"{word}"` | {optimizer} | {stages} | `{best.method}` | {best.spread} | {best.gap:+.1f} % | {beside} |'

@@ -43,9 +43,14 @@ class Finding:
     gap: float
     seeds: int
 
-    def rank(self) -> tuple[bool, float, float]:
-        """What the best method of a study has least of."""
-        return self.ratio is None, self.ratio or self.low, self.gap
+    def steps(self) -> float:
+        """The ratio of steps; infinite where a seed never came to the loss."""
+        return self.ratio or math.inf
+
+    def undecided(self, other: "Finding") -> bool:
+        """Whether the intervals of the ratios have points in common, so that neither takes fewer steps."""
+        ends = [math.inf if each.high is None else each.high for each in (self, other)]
+        return self.low <= ends[1] and other.low <= ends[0]
 
     @property
     def error(self) -> float | None:
@@ -84,9 +89,9 @@ def kin(optimizer: str, studied: Collection[str]) -> str | None:
 def finding_for(advice: str, optimizer: str, stages: int, among: Sequence[Finding] | None = None) -> Finding:
     """The finding that the advice rests on: the fewest steps at the nearest depth (as a factor) under an optimizer.
 
-    Of methods that never came to the loss in time, the one that ended nearest to it. `optimizer` is a name of the
-    table; one of no study stands for its nearest kin, AdamW where there is none. Of two depths equally far the larger
-    one counts. Raises UsageError where no study has such a method.
+    Of methods between which the intervals of the steps do not decide, the one with the lowest loss at the end.
+    `optimizer` is a name of the table; one of no study stands for its nearest kin, AdamW where there is none. Of two
+    depths equally far the larger one counts. Raises UsageError where no study has such a method.
     """
     known = [each for each in (findings() if among is None else among) if each.advice == advice]
     own = kin(optimizer, {each.optimizer for each in known})
@@ -94,7 +99,9 @@ def finding_for(advice: str, optimizer: str, stages: int, among: Sequence[Findin
     if not suited:
         raise UsageError(f"method {advice!r}: no study has found a method for it yet: name a method instead")
     depth = min({each.stages for each in suited}, key=lambda depth: (abs(math.log(depth / stages)), -depth))
-    return min((each for each in suited if each.stages == depth), key=Finding.rank)
+    there = [each for each in suited if each.stages == depth]
+    fewest = min(there, key=Finding.steps)
+    return min((each for each in there if each.undecided(fewest)), key=lambda each: (each.gap, each.steps()))
 
 
 def advised(chosen: str | Method, optimizer: str, stages: int) -> Method:
