@@ -13,6 +13,8 @@ from stretto.report import Point, Record
 from stretto.settings.runs import CompareSettings
 from stretto.study import resolve_study
 
+CNN = ("--model", "cnn", "--model-options.depth", 3)
+
 
 def four(memory="4e9", bandwidth="2e9"):
     return cluster_text("four", 4, memory=memory, bandwidth=bandwidth, price=0.1)
@@ -136,12 +138,12 @@ def test_a_method_that_wants_another_optimizer(capsys, cluster):
     [
         (("--pipeline", 1, "--data-parallel", 2, "--sharding", "fully-shard"), {"data": 2, "sharding": "fully-shard"}),
         (("--pipeline", "1,2", "--tensor", 2, "--data-parallel", 1), {"pipeline": 1, "tensor": 2}),
-        (("--model", "cnn", "--space", "2,1"), {"space": [2, 1], "pipeline": 1}),
+        ((*CNN, "--space", "2,1"), {"space": [2, 1], "pipeline": 1}),
         (
-            ("--model", "cnn", "--space", "1,2", "1,1", "--data-parallel", 1, "--pipeline", 1, "--tensor", 1),
+            (*CNN, "--space", "1,2", "1,1", "--data-parallel", 1, "--pipeline", 1, "--tensor", 1),
             {"space": [1, 2]},
         ),
-        (("--model", "cnn", "--space", 1, 2, "--space", "4,1"), {"space": [1, 2]}),
+        ((*CNN, "--space", 1, 2, "--space", "4,1"), {"space": [1, 2]}),
     ],
 )
 def test_one_configuration_is_priced(capsys, tmp_path, cluster, words, chosen):
@@ -154,12 +156,12 @@ def test_one_configuration_is_priced(capsys, tmp_path, cluster, words, chosen):
 def test_limits_in_a_file_and_limits_that_cannot_be(capsys, tmp_path, cluster):
     file, base = tmp_path / "limits.toml", ("plan", "--cluster", cluster(), "--out", tmp_path / "p.toml")
     for space in ("[2, 1]", '["2,1", "4,1"]', '"2,1"'):
-        file.write_text(f'model = "cnn"\nworkers = 2\npipeline = [1, 2]\nspace = {space}\n')
+        file.write_text(f'model = "cnn"\nmodel_options.depth = 3\nworkers = 2\npipeline = [1, 2]\nspace = {space}\n')
         assert run(capsys, base[0], file, *base[1:])["chosen"]["space"] == [2, 1]
     for words, said in (
         (("--workers", 2, "--pipeline", 4), "--pipeline 4: pipeline x data-parallel x tensor x space is the number of"),
         (("--space", "2,1"), "no layer of this model convolves or pools images"),
-        (("--model", "cnn", "--space", "4,1", "1,4"), "in layer 4 images have fewer rows than 4,1 has parts"),
+        ((*CNN, "--space", "4,1", "1,4"), "in layer 2..loss images have fewer rows than 4,1 has parts"),
         (("--space", 2), "'2' is 1 numbers: give pairs, 2,1 1,1"),
         (("--sharding", "fully-shared"), "did you mean 'fully-shard'"),
         (("--workers", 1, "--sharding", "fully-shard"), "replicas, of which there must be at least 2"),
