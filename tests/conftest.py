@@ -23,6 +23,14 @@ def cache(tmp_path_factory):
 
 
 @pytest.fixture
+def plain_pages(monkeypatch):
+    """Pages of studies are their titles: charts take seconds, and are tested elsewhere."""
+    from stretto.report.html import write
+
+    monkeypatch.setattr("stretto.study.report_page.build", lambda page, path: write(page.title, path))
+
+
+@pytest.fixture
 def small_disk(tmp_path):
     """A file system of one megabyte, where one may be mounted."""
     place = tmp_path / "disk"

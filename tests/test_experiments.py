@@ -5,6 +5,8 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from stretto import study
 from stretto.settings.runs import CompareSettings
 
@@ -28,6 +30,7 @@ def test_networks_side_by_side_train_as_they_do_alone(monkeypatch, capsys):
             del sys.modules[name]
 
 
+@pytest.mark.usefixtures("plain_pages")
 def test_the_study_of_large_batches_tells_batch_sizes_apart(monkeypatch, tmp_path):
     """Its tables, from two tiny runs of one of its studies."""
     monkeypatch.syspath_prepend(LARGE_BATCH)
@@ -44,6 +47,7 @@ def test_the_study_of_large_batches_tells_batch_sizes_apart(monkeypatch, tmp_pat
         del sys.modules["main"]
 
 
+@pytest.mark.usefixtures("plain_pages")
 def test_a_studys_figure_says_where_backprop_stands(monkeypatch, tmp_path):
     """From two tiny parts."""
     monkeypatch.syspath_prepend(STUDIES)

@@ -77,6 +77,7 @@ def test_a_finished_run_is_told_again(capsys):
     assert answer(capsys, *words) == answer(capsys, *words, "--resume")
 
 
+@pytest.mark.usefixtures("plain_pages")
 def test_compared(capsys):
     names = ["backprop", "turns.py:turns", "cautious.py:cautious(part=0.5)", "greedy(head=narrow.py:narrow(width=4))"]
     words = ["compare", *SMALL, "--stages", "3", "--lr", "0.05", "--batch-size", "32", "--seeds", "1", "--jobs", "2",

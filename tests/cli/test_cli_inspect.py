@@ -48,6 +48,7 @@ def test_random_labels_are_learned_by_heart(capsys):
     assert f"accuracy {run['train_accuracy']:.1%}".replace("%", " %") in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("plain_pages")
 def test_a_study_that_measured_nothing(capsys):
     words = ["--methods", "backprop,pb", "--lr", "0.01", "--batch-size", "32", "--seeds", "1", "--out", "study"]
     assert main(["compare", *SMALL, *words, "--jobs", "1"]) == 0

@@ -55,7 +55,7 @@ FEW = ["--steps", "5", "--lr", "0.1", "--batch-size", "24", "--evaluations", "2"
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path, monkeypatch):
+def folder(tmp_path, monkeypatch, plain_pages):
     monkeypatch.chdir(tmp_path)
     Path("own.py").write_text(OWN)
     return tmp_path

@@ -65,6 +65,7 @@ def strict(text):
     return json.loads(text, parse_constant=refuse)
 
 
+@pytest.mark.usefixtures("plain_pages")
 def test_compare_in_a_folder_named_after_its_settings(capsys, tmp_path):
     out, err = answer(capsys, *STUDY)
     (folder,) = (tmp_path / "runs").iterdir()
@@ -102,6 +103,7 @@ def test_a_run_in_low_precision(capsys, precision):
     assert tomllib.loads(dry)["precision"] == precision
 
 
+@pytest.mark.usefixtures("plain_pages")
 def test_quiet_says_nothing_and_json_one_object(capsys, quiet, finished):
     assert quiet[1] == ""
     out, err = answer(capsys, *STUDY, "--out", "s", "--json")
@@ -113,6 +115,7 @@ def test_quiet_says_nothing_and_json_one_object(capsys, quiet, finished):
     assert strict(answer(capsys, "report", "s", "--json").out) == content
 
 
+@pytest.mark.usefixtures("plain_pages")
 def test_the_json_of_runs_that_diverge(capsys):
     words = ["--methods", "backprop,greedy", "--json", "--lr", "1e12"]
     content = strict(answer(capsys, *(word for word in STUDY if word not in ("--lr", "0.05")), *words).out)
@@ -124,6 +127,7 @@ def test_the_json_of_runs_that_diverge(capsys):
     assert "try a smaller --lr" in err
 
 
+@pytest.mark.usefixtures("plain_pages")
 def test_a_half_finished_study_has_a_report(capsys, finished):
     (finished / "runs" / "greedy-lr0.05-b32-s0" / "run.json").unlink()
     out, _ = answer(capsys, "report", "s")
@@ -131,6 +135,7 @@ def test_a_half_finished_study_has_a_report(capsys, finished):
     assert len(strict(answer(capsys, "report", "s", "--json").out)["runs"]) == 3
 
 
+@pytest.mark.usefixtures("plain_pages")
 def test_train_and_its_report(capsys, tmp_path):
     out, err = answer(capsys, "train", *SMALL, "--method", "overlapping", "--out", "run")
     assert "test_accuracy" in out
@@ -156,6 +161,7 @@ def test_defaults_then_file_then_command_line(capsys, tmp_path):
     assert settings["stages"] == 4
 
 
+@pytest.mark.usefixtures("plain_pages")
 def test_a_file_may_hold_every_option(capsys, tmp_path):
     (tmp_path / "s.toml").write_text(
         'out = "x.toml"\nquiet = true\njobs = 1\nseeds = 1\nmethods = "greedy"\nlr = 0.1\n'

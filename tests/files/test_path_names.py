@@ -77,10 +77,11 @@ def test_a_storage_gives_no_other_files(tmp_path):
     ]  # fmt: skip
 
 
+@pytest.mark.usefixtures("plain_pages")
 def test_a_study_on_the_disk_whose_runs_are_elsewhere(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = ["compare", "--methods", "greedy", "--steps", "2", "--seeds", "1", "--lr", "0.1", "--quiet"]
-    assert main([*words, "--model-options.width", "8", "--out", "s"]) == 0
+    assert main([*words, "--model-options.width", "8", "--jobs", "1", "--out", "s"]) == 0
     file = tmp_path / "s" / "study.json"
     content = json.loads(file.read_text())
     content["settings"]["lr"] = ["../../../elsewhere"]

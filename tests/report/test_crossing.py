@@ -58,10 +58,9 @@ def test_the_json_keeps_the_evaluation_and_says_where_it_crossed():
     assert (data["step"], data["crossed_at"], data["serial_flops"], data["failed_later"]) == (2, 1.5, 1.5, False)
 
 
-def test_the_page_says_how_it_is_interpolated():
-    text = render(make_page())
-    assert "Where a run reaches a cut-off is interpolated" in text
-    assert "costs are interpolated linearly between evaluations" in text
+def test_the_page_says_how_it_is_interpolated(page):
+    assert "Where a run reaches a cut-off is interpolated" in page
+    assert "costs are interpolated linearly between evaluations" in page
 
 
 FALLEN = run([2.0, 0.5], method="greedy", status="diverged", diverged_at=3, costs=[(0.5, 0.5), (1.0, 1.0)])

@@ -29,13 +29,6 @@ def without_bundle(text: str) -> str:
     return re.sub(r"<script>.*?</script>", "", text, flags=re.S)
 
 
-@pytest.fixture(scope="module")
-def page(tmp_path_factory, records) -> str:
-    path = build(make_page(records), tmp_path_factory.mktemp("out") / "new" / "report.html")
-    assert {each.name for each in path.parent.iterdir()} == {"report.html", "frontier.svg", "frontier.png"}
-    return path.read_text(encoding="utf-8")
-
-
 def test_every_chart_has_a_place_and_its_data(page):
     found = charts_of(page)
     places = re.findall(r'<div class="chart" id="([^"]+)">', page)

@@ -14,8 +14,7 @@ def rows():
     ] + [ScaledPlan(way="pipeline", workers=64, batch=64)]  # fmt: skip
 
 
-def test_the_page_has_its_charts_its_table_and_its_verdict(tmp_path, monkeypatch):
-    monkeypatch.setattr("stretto.report.html._bundle", str)  # Vega takes seconds, and is tested elsewhere
+def test_the_page_has_its_charts_its_table_and_its_verdict(tmp_path):
     file = build_scaling(tmp_path / "plan.html", model="mlp", cluster="four", scaled=rows(), batches=rows(),
                          per_worker=False, facts={"Model": "mlp"})  # fmt: skip
     text = file.read_text()

@@ -9,7 +9,7 @@ from stretto.report.study_progress import StudyProgress, time_told
 
 from .synthetic import make_page, make_records
 
-RECORDS = make_records(rates=(0.1,), batches=(32,), seeds=(0, 1), steps=400)
+RECORDS = make_records(("greedy",), rates=(0.1,), batches=(32,), seeds=range(8), steps=200)
 
 
 def test_a_page_that_is_complete_says_nothing_of_it():

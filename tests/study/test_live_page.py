@@ -73,7 +73,8 @@ def test_the_last_page_is_left_to_the_command(opened, described):
     assert not PageWriter(opened, described).write_if_due(1.0, 0.0)
 
 
-def test_one_writer_of_several_commands(opened, described):
+def test_one_writer_of_several_commands(opened, described, monkeypatch):
+    monkeypatch.setattr(live_page, "build", lambda page, path: None)
     second = PageWriter(opened, described, shared=True)
     with PageWriter(opened, described, shared=True) as first:
         assert first.write_if_due(0.3, None)

@@ -41,7 +41,7 @@ def sgd(params, lr):
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path, monkeypatch):
+def folder(tmp_path, monkeypatch, plain_pages):
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -181,7 +181,10 @@ def test_mistakes(changed, message):
 
 SCRIPT = """
 import torch, stretto
+from stretto.report import html
 from torch import nn
+
+html._bundle = str  # Vega takes seconds, and is tested elsewhere
 
 def build():
     return nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))

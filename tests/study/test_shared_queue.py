@@ -152,6 +152,7 @@ def test_what_is_not_made_is_given_back(tmp_path, kind):
         assert mine.take() is None
 
 
+@pytest.mark.usefixtures("plain_pages")
 def test_a_run_that_could_not_be_made_is_tried_again_by_the_next_command_only(tmp_path):
     url, opened = url_of("sqlite", tmp_path), open_study(replace(SETTINGS, lr=(0.1,)), tmp_path / "s")
     with queue(url, opened) as mine, queue(url, opened) as other:
@@ -189,6 +190,7 @@ def test_a_study_goes_on_and_takes_over_what_was_made_without_a_storage(tmp_path
     assert compare(open_study(SETTINGS, tmp_path / "other"), jobs=1, storage=url).records == outcome.records
 
 
+@pytest.mark.usefixtures("plain_pages")
 def test_what_another_one_ends_at_the_last_moment_is_fetched(tmp_path):
     """Between this one's look for results and its question whether all have ended."""
     url, one = url_of("sqlite", tmp_path), replace(SETTINGS, lr=(0.1,), methods=("greedy",))
@@ -343,6 +345,7 @@ def data():
 """
 
 
+@pytest.mark.usefixtures("plain_pages")
 @pytest.mark.parametrize("kind", KINDS)
 def test_who_has_edited_a_function_is_refused_while_the_study_is_unfinished(tmp_path, monkeypatch, kind):
     """It would make all runs of a study of its own. Nothing is lost, and an edit after the end is another study."""

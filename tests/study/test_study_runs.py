@@ -106,11 +106,13 @@ def test_what_a_study_leaves(whole):
         assert "observation" in kinds
 
 
+@pytest.mark.usefixtures("plain_pages")
 def test_same_seed_same_numbers_however_many_processes(whole, tmp_path):
     made(tmp_path / "two", jobs=2)
     assert numbers(tmp_path / "two") == numbers(whole)
 
 
+@pytest.mark.usefixtures("plain_pages")
 def test_the_json_object(whole):
     outcome = made(whole)
     content = json.loads(json.dumps(outcome.to_json(), allow_nan=False))
@@ -128,6 +130,7 @@ def test_the_json_object(whole):
 SLOW_STEPS = [pytest.param(step, marks=pytest.mark.slow) for step in (1, 12, 47)]
 
 
+@pytest.mark.usefixtures("plain_pages")
 @pytest.mark.parametrize("step", [13, 30, *SLOW_STEPS])
 def test_an_interrupted_study_goes_on_where_it_stopped(whole, tmp_path, step):
     out, done = tmp_path / "study", 0
@@ -161,6 +164,7 @@ def drop_a_line(path):
     path.write_text("\n".join(path.read_text().splitlines()[:-1]))
 
 
+@pytest.mark.usefixtures("plain_pages")
 @pytest.mark.parametrize(
     ("file", "damage"),
     [
@@ -186,6 +190,7 @@ def test_a_damaged_run_is_not_finished_and_is_made_again(whole, tmp_path, file, 
     assert numbers(out) == numbers(whole)
 
 
+@pytest.mark.usefixtures("plain_pages")
 def test_a_full_disk_ends_the_study_and_keeps_what_is_finished(whole, tmp_path, monkeypatch):
     out, saves = tmp_path / "study", 0
     save = store.replace_into
@@ -233,6 +238,7 @@ def test_too_little_room_is_found_out_before_training(tmp_path, monkeypatch):
         made(tmp_path / "study")
 
 
+@pytest.mark.usefixtures("plain_pages")
 def test_a_process_that_dies_costs_one_run(whole, tmp_path):
     out, killed = tmp_path / "study", []
 
@@ -255,6 +261,7 @@ def test_a_process_that_dies_costs_one_run(whole, tmp_path):
     assert len(repaired.records) == 4
 
 
+@pytest.mark.usefixtures("plain_pages")
 def test_a_run_that_fails_is_told_and_the_others_go_on(tmp_path, monkeypatch):
     original, out = run, tmp_path / "study"
 
@@ -277,6 +284,7 @@ def test_a_run_that_fails_is_told_and_the_others_go_on(tmp_path, monkeypatch):
     assert not story.exists()
 
 
+@pytest.mark.usefixtures("plain_pages")
 @pytest.mark.parametrize(
     ("failing", "same", "failed", "untried"),
     [((0, 1, 2, 3, 4), True, 3, 3), ((0, 1, 2, 3, 4), False, 5, 0), ((1, 2, 3, 4), True, 4, 0), ((0, 1), True, 2, 0)],
@@ -303,6 +311,7 @@ def test_when_the_first_runs_fail_alike_the_others_are_not_tried(tmp_path, monke
         assert len(outcome.complaints) == failed
 
 
+@pytest.mark.usefixtures("plain_pages")
 def test_a_study_with_a_finished_run_tries_all_others(tmp_path, monkeypatch):
     many = replace(SETTINGS, steps=3, lr=(0.01, 0.02, 0.03))
     opened = open_study(many, tmp_path / "study")
@@ -320,6 +329,7 @@ def test_processes_give_up_too(tmp_path):
     assert len(list(tasks)) == 12 - len(failures)
 
 
+@pytest.mark.usefixtures("plain_pages")
 def test_a_study_without_a_finished_run_is_begun_anew(tmp_path, monkeypatch):
     out, other = tmp_path / "study", replace(SETTINGS, steps=13, lr=(0.05,), methods=("overlapping",))
 
@@ -351,6 +361,7 @@ def test_a_study_with_a_checkpoint_is_not_begun_anew(tmp_path):
         open_study(replace(SETTINGS, steps=13), tmp_path)
 
 
+@pytest.mark.usefixtures("plain_pages")
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_diverged_runs_end_early_and_the_study_goes_on(tmp_path, jobs):
     out, advanced = tmp_path / "study", []
@@ -454,19 +465,19 @@ def test_a_run_that_goes_on_counts_its_energy_on():
     assert unknown.joules is None  # of the steps before nothing is known
 
 
-def test_power_and_price_of_a_cluster(whole):
-    write_report(read_study(whole), cluster=find_cluster("8-nodes-of-8-h100"))
-    text = (whole / "report.html").read_text(encoding="utf-8")
+def test_power_and_price_of_a_cluster(whole, tmp_path):
+    copied = read_study(shutil.copytree(whole, tmp_path / "study"))
+    text = write_report(copied, cluster=find_cluster("8-nodes-of-8-h100")).read_text(encoding="utf-8")
     part = text.split('<section id="measures">')[1].split("</section>")[0]
     for told in ("<th>energy</th>", "<th>money</th>", "W on cluster", "an hour on cluster", "predicted to take there"):
         assert told in part, told
     known = find_cluster("16-workstations")
     without_watts = {name: replace(device, watts=None, idle_watts=None) for name, device in known.devices.items()}
-    write_report(read_study(whole), cluster=replace(known, devices=without_watts))
-    assert "<th>energy</th>" not in (whole / "report.html").read_text(encoding="utf-8")
-    write_report(read_study(whole))
+    page = write_report(copied, cluster=replace(known, devices=without_watts))
+    assert "<th>energy</th>" not in page.read_text(encoding="utf-8")
 
 
+@pytest.mark.usefixtures("plain_pages")
 def test_one_process_at_a_time(whole):
     with locked(whole / ".lock", whole), pytest.raises(UsageError, match=r"another process is at work on .*whole"):
         made(whole)
@@ -578,6 +589,7 @@ def test_train_accuracy_counts_right_answers_to_the_first_512_training_examples(
     assert record.train_accuracy != record.validation_accuracy
 
 
+@pytest.mark.usefixtures("plain_pages")
 def test_device_and_threads_are_recorded_and_do_not_make_another_run(tmp_path):
     """A study goes on with other threads, and says that its seconds cannot be compared."""
     seen = []
@@ -629,6 +641,7 @@ def test_evaluations_are_closer_together_at_the_start():
     assert sorted(evaluation_steps(100, 4)) == [7, 25, 57, 100]
 
 
+@pytest.mark.usefixtures("plain_pages")
 def test_processes_are_not_more_than_runs(tmp_path, monkeypatch):
     started = []
     start = process_pool.fork_server.start

@@ -16,7 +16,7 @@ TIMED = ("seconds", "examples_per_second", "joules", "serial_flops")
 
 
 @pytest.fixture(autouse=True)
-def _folder(tmp_path, monkeypatch):
+def _folder(tmp_path, monkeypatch, plain_pages):
     monkeypatch.chdir(tmp_path)
 
 
