@@ -22,6 +22,14 @@ def cache(tmp_path_factory):
     os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _without_vega():
+    """Of all pages but one in tests/report: bundling it takes seconds."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("stretto.report.html._bundle", lambda: "// Vega")
+        yield
+
+
 @pytest.fixture
 def plain_pages(monkeypatch):
     """Pages of studies are their titles: charts take seconds, and are tested elsewhere."""

@@ -151,7 +151,18 @@ def shown_commands():
                     yield command
 
 
-@pytest.mark.parametrize("command", sorted(set(shown_commands())))
+LARGE = re.compile(
+    r"studies/(local-updates-(06b|08|10)|pipemare-(imagenet|iwslt14))\.toml|train --model hf:"
+)  # each method is tried
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        pytest.param(command, marks=[pytest.mark.slow] if LARGE.search(command) else [])
+        for command in sorted(set(shown_commands()))
+    ],
+)
 def test_commands_are_understood(command, tmp_path, monkeypatch, capsys):
     """`train` and `compare` say what they would do; `show` and `simulate` do it; of the others their verb exists."""
     for folder in ("studies", "experiments"):
@@ -159,7 +170,9 @@ def test_commands_are_understood(command, tmp_path, monkeypatch, capsys):
     for page in (ROOT / "CONTRIBUTING.md", DOCS / "guide" / "own-model.md"):
         write_files(page, tmp_path)
     if "hf:llama" in command:
-        config = transformers.LlamaConfig(**{**TEXT, **SMALL, "vocab_size": 256, "max_position_embeddings": 256})
+        config = transformers.LlamaConfig(
+            **{**TEXT, **SMALL, "num_hidden_layers": 2, "vocab_size": 256, "max_position_embeddings": 256}
+        )
         config.architectures = ["LlamaForCausalLM"]
         config.save_pretrained(tmp_path / "llama")
     monkeypatch.chdir(tmp_path)

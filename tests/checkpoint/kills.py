@@ -3,7 +3,7 @@
     python tests/checkpoint/kills.py --kills 1000 --seed 0
 
 Three ways: at a random moment, one path that is always replaced, or steps that are pruned; and before each operation on
-the file system (each of Python's audit events about one), one after the other.
+the file system (each of Python's audit events about one), or each of a `--stride`, one after the other.
 """
 
 import argparse
@@ -105,8 +105,8 @@ def random_kills(save_one: Callable[[Path, int], None], found: Callable[[Path], 
     return counts
 
 
-def ordered_kills(save_one: Callable[[Path, int], None], found: Callable[[Path], int]) -> Counter:
-    """Kill before the first operation of a save, then before the second, until one save gets through."""
+def ordered_kills(save_one: Callable[[Path, int], None], found: Callable[[Path], int], stride: int) -> Counter:
+    """Kill before the first operation of a save, then before the one `stride` later, until one save gets through."""
     counts: Counter = Counter()
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
@@ -114,7 +114,7 @@ def ordered_kills(save_one: Callable[[Path, int], None], found: Callable[[Path],
             save_one(folder, n)
         last = 3
         while True:
-            process, reader = fork(lambda pipe: dying(save_one, folder, last + 1, sum(counts.values())))  # noqa: B023
+            process, reader = fork(lambda pipe: dying(save_one, folder, last + 1, stride * sum(counts.values())))  # noqa: B023
             code = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
             os.close(reader)
             now = found(folder)
@@ -147,11 +147,12 @@ WAYS = {"replaced": (replace, found_replaced), "steps": (add_step, found_step)}
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=1000, help="at random moments, of each way")
+    parser.add_argument("--stride", type=int, default=1, help="from one of the operations that are met to the next")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     result = {}
     for name, way in WAYS.items():
-        result[f"{name}, before each operation"] = ordered_kills(*way)
+        result[f"{name}, before each operation"] = ordered_kills(*way, given.stride)
         result[f"{name}, at random"] = random_kills(*way, given.kills, given.seed)
     print(json.dumps(result, indent=1))
 

@@ -5,12 +5,16 @@ import os
 import sys
 from pathlib import Path
 
+import pytest
+
 from runtime.nursery import Forked
 
 
-def test_a_killed_writer_loses_nothing():
+@pytest.mark.parametrize("stride", [pytest.param("1", marks=pytest.mark.slow), "3"])
+def test_a_killed_writer_loses_nothing(stride):
     script = Path(__file__).with_name("kills.py")
-    process = Forked([sys.executable, str(script), "--kills", "6", "--seed", "7"], dict(os.environ))
+    words = ["--kills", "6", "--seed", "7", "--stride", stride]
+    process = Forked([sys.executable, str(script), *words], dict(os.environ))
     status = process.wait()
     told, said = process.communicate()
     assert status == 0, said

@@ -38,7 +38,7 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
     config = transformers.GPT2Config(
-        vocab_size=WORDS, n_embd=64, n_layer=4, n_head=2, n_positions=8,
+        vocab_size=WORDS, n_embd=64, n_layer=2, n_head=2, n_positions=8,
         resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=0, eos_token_id=0,
     )  # fmt: skip
     transformers.GPT2LMHeadModel(config).save_pretrained("model")
@@ -56,17 +56,24 @@ def weights(out):
     return {name: value for file in Path(out, "model").glob("*.safetensors") for name, value in load_file(file).items()}
 
 
-def test_processes_train_it_as_emulation_does_and_as_a_function_would(capsys):
-    here, there, own = trained("here"), trained("there", "--workers", "2"), trained("own", model="own.py:build")
+def test_processes_train_it_as_emulation_does(capsys):
+    here, there = trained("here"), trained("there", "--workers", "2")
     for name in ("train_loss", "validation_loss"):
-        assert here["record"][name] == there["record"][name] == own["record"][name]
+        assert here["record"][name] == there["record"][name]
     assert weights("here").keys() == weights("there").keys()
     assert all(torch.equal(value, weights("there")[name]) for name, value in weights("here").items())
-    function = load_file("own/model.safetensors")
-    assert all(torch.equal(value, function[name]) for name, value in weights("here").items())
     assert len(there["peak_memory"]) == 2
     assert all(most > 2**20 for most in there["peak_memory"])
     assert "peak_memory" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_it_is_trained_as_a_function_would_be():
+    here, own = trained("here"), trained("own", model="own.py:build")
+    for name in ("train_loss", "validation_loss"):
+        assert here["record"][name] == own["record"][name]
+    function = load_file("own/model.safetensors")
+    assert all(torch.equal(value, function[name]) for name, value in weights("here").items())
 
 
 def test_what_it_leaves_is_a_folder_that_from_pretrained_reads():

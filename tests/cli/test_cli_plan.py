@@ -155,8 +155,9 @@ def test_one_configuration_is_priced(capsys, tmp_path, cluster, words, chosen):
 
 def test_limits_in_a_file_and_limits_that_cannot_be(capsys, tmp_path, cluster):
     file, base = tmp_path / "limits.toml", ("plan", "--cluster", cluster(), "--out", tmp_path / "p.toml")
+    text = 'model = "cnn"\nmodel_options.depth = 3\nworkers = 2\nmethods = "1f1b"\npipeline = [1, 2]\n'
     for space in ("[2, 1]", '["2,1", "4,1"]', '"2,1"'):
-        file.write_text(f'model = "cnn"\nmodel_options.depth = 3\nworkers = 2\npipeline = [1, 2]\nspace = {space}\n')
+        file.write_text(f"{text}space = {space}\n")
         assert run(capsys, base[0], file, *base[1:])["chosen"]["space"] == [2, 1]
     for words, said in (
         (("--workers", 2, "--pipeline", 4), "--pipeline 4: pipeline x data-parallel x tensor x space is the number of"),
@@ -327,8 +328,7 @@ def test_studies_that_say_nothing(capsys, tmp_path, cluster):
     assert "add --measured" in mistake(capsys, "plan", "--cluster", cluster(), "--target-loss", 0.5)
 
 
-def test_scaling_is_printed_and_drawn(capsys, tmp_path, cluster, monkeypatch):
-    monkeypatch.setattr("stretto.report.html._bundle", str)  # Vega takes seconds, and is tested elsewhere
+def test_scaling_is_printed_and_drawn(capsys, tmp_path, cluster):
     words = ["plan", "--workers", 2, "--cluster", cluster(), "--out", tmp_path / "p.toml", "--batch-size", 32,
              "--methods", "gpipe,backprop", "--scale", "1,4,1000"]  # fmt: skip
     told = run(capsys, *words)["scaling"]
@@ -486,5 +486,6 @@ def test_a_network_without_data_has_a_dtype_that_devices_know(capsys, tmp_path):
 
 
 def test_an_optimizer_of_whole_layers_is_planned_without_sharing_them(capsys, tmp_path):
-    words = ("--model", "transformer", "--cluster", "8-a100", "--workers", 2, "--optimizer", "muon")
+    words = ("--model", "transformer", "--model-options.depth", 2, "--methods", "1f1b", "--optimizer", "muon")
+    words += ("--cluster", "8-a100", "--workers", 2)
     assert run(capsys, "plan", *words, "--out", tmp_path / "plan.toml")["chosen"]["tensor"] == 1

@@ -138,11 +138,12 @@ def test_mistakes_in_a_study_file_name_the_place(capsys, tmp_path, text):
 
 
 def test_a_study_that_comes_with_the_package_goes_by_its_name(capsys):
-    named = settings(capsys, "pb-cifar10", "--part", "resnet-20")
+    words = ["--part", "resnet-20", "--methods", "pb"]
+    named = settings(capsys, "pb-cifar10", *words)
     assert named["model"] == "cifar-resnet"
-    assert settings(capsys, "pb-cifar10.toml", "--part", "resnet-20") == named
+    assert settings(capsys, "pb-cifar10.toml", *words) == named
     (file,) = [file for name, file in built_in().items() if name == "pb-cifar10"]
-    assert settings(capsys, str(file), "--part", "resnet-20") == named
+    assert settings(capsys, str(file), *words) == named
 
 
 def test_a_file_is_stronger_than_a_study_of_its_name(capsys, tmp_path):
