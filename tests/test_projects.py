@@ -110,7 +110,7 @@ def test_series(folder, capsys):
     assert result["test_mae"] == pytest.approx(float(mae), rel=1e-4)
 
 
-@pytest.mark.parametrize("project", PROJECTS)
+@pytest.mark.parametrize("project", ["fashion", "series", pytest.param("llama", marks=pytest.mark.slow)])
 def test_plain_training_goes_on_from_its_checkpoint(folder, project, capsys, monkeypatch):
     """Eight steps, and four with four more behind them: the same test."""
     data = WRITERS[project](folder / "data") if project in WRITERS else None

@@ -31,7 +31,10 @@ def matters(what, here):
     return has and here.stages > 2 and here.minibatches > 6 and not here.network.frozen and here.replicas == 1
 
 
-@pytest.mark.parametrize("what", CHANGES)
+SLOW = ("reschedule", "segment", "mean", "ahead")
+
+
+@pytest.mark.parametrize("what", [pytest.param(what, marks=[pytest.mark.slow] * (what in SLOW)) for what in CHANGES])
 def test_without_a_part_of_its_definition_a_method_is_another(what):
     """Two of the cases that have the part tell; a network may be dead, or a run too short."""
     told = 0

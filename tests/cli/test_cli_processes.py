@@ -60,7 +60,12 @@ def ended(process, how, *, whole_group):
 
 @pytest.mark.parametrize(
     ("how", "whole_group", "jobs"),
-    [(signal.SIGINT, True, "2"), (signal.SIGINT, False, "2"), (signal.SIGINT, True, "1"), (signal.SIGTERM, False, "2")],
+    [
+        (signal.SIGINT, True, "2"),
+        pytest.param(signal.SIGINT, False, "2", marks=pytest.mark.slow),
+        pytest.param(signal.SIGINT, True, "1", marks=pytest.mark.slow),
+        (signal.SIGTERM, False, "2"),
+    ],
 )
 def test_an_interrupted_study(tmp_path, how, whole_group, jobs):
     process = start([*STUDY, "--out", "s", "--jobs", jobs], tmp_path)
@@ -136,6 +141,7 @@ def test_nothing_to_resume_is_a_mistake_that_names_the_folder(tmp_path, monkeypa
     assert main(["train", *SMALL, "--steps", "5", "--out", "runs/one", "--resume"]) == 0  # it is finished
 
 
+@pytest.mark.slow
 def test_a_killed_study_leaves_no_orphans_and_goes_on(tmp_path):
     words = [*STUDY[:-1], "300", "--out", "s", "--jobs", "2"]
     process = start(words, tmp_path)

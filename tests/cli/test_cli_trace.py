@@ -19,7 +19,6 @@ RUN = ["train", "--model-options.width", "8", "--model-options.depth", "3", "--s
 @pytest.fixture(autouse=True)
 def _elsewhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("stretto.report.html._bundle", str)  # Vega takes seconds, and is tested elsewhere
 
 
 def test_a_traced_run_has_a_trace_and_a_timeline(capsys, tmp_path):
@@ -71,7 +70,10 @@ def test_a_traced_run_beside_its_simulation_and_its_prediction(capsys, tmp_path)
     assert "stage 2, activations" in page
 
 
-@pytest.mark.parametrize(("method", "steps"), [("pb", 3), ("pb", 9), ("gpipe", 3), ("greedy", 2)])
+@pytest.mark.parametrize(
+    ("method", "steps"),
+    [("pb", 3), ("pb", 9), *(pytest.param(*each, marks=pytest.mark.slow) for each in (("gpipe", 3), ("greedy", 2)))],
+)
 def test_a_short_runs_overlay_is_the_simulation_of_the_same_turns(capsys, tmp_path, method, steps):
     """Its recordings replaced by simulated ones, of processes: then the overlay has the same spans and figures."""
     small = ["train", "--model-options.width", "8", "--model-options.depth", "3", "--evaluations", "1"]

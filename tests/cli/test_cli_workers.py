@@ -14,6 +14,7 @@ import pytest
 import safetensors.torch
 import torch
 
+import runtime.processes
 from cli.kills import survives
 from cli.processes import alive, descendants, forks, gone, left, listening, start, wait_for
 from stretto.cli import main
@@ -85,7 +86,7 @@ def test_the_numbers_of_emulation(capsys, tmp_path):
 
 
 @pytest.mark.slow
-def test_replicas(capsys, tmp_path, monkeypatch):
+def test_replicas(capsys, tmp_path):
     words = ("--method", "pb", "--data-parallel", "2", "--sync", "local-sgd(every=4)", "--threads", "2")
     alone = train(capsys, *words, "--out", "alone")
     assert main(["train", *SMALL, "--steps", "30", *words, "--out", "many", "--workers", "4"]) == 0
@@ -99,7 +100,6 @@ def test_replicas(capsys, tmp_path, monkeypatch):
     assert run["mesh"] == {"data": 2, "pipeline": 2, "tensor": 1, "height": 1, "width": 1}
     assert run["settings"]["sync"] == "local-sgd(every=4)"
     assert (run["record"]["device"], run["record"]["threads"]) == (name_of(pick_device("auto")), 2)
-    monkeypatch.setattr("stretto.report.html._bundle", str)  # Vega takes seconds, and is tested elsewhere
     assert main(["report", "many", "--quiet"]) == 0
     assert "on 4 processes" in (tmp_path / "many" / "report.html").read_text()
     (first, *_) = (tmp_path / "many" / "worker-3.jsonl").read_text().splitlines()
@@ -124,6 +124,7 @@ def test_shared_weights(capsys, tmp_path):
     assert one.keys() == two.keys()
 
 
+@pytest.mark.slow
 def test_replicas_that_share_out_their_weights(capsys, tmp_path):
     words = ("--method", "1f1b", "--data-parallel", "2", "--sync", "fully-shard", "--checkpoint-every", "10")
     alone = train(capsys, *words, "--out", "alone")
@@ -132,6 +133,7 @@ def test_replicas_that_share_out_their_weights(capsys, tmp_path):
     same_weights(tmp_path / "alone", tmp_path / "many")
 
 
+@pytest.mark.slow
 def test_replicas_with_a_parameter_server(capsys, tmp_path):
     """The order of updates is not that of the emulation, but it is written, with the staleness of each."""
     words = ("--data-parallel", "2", "--sync", "parameter-server(staleness=2)")
@@ -147,12 +149,22 @@ def test_replicas_with_a_parameter_server(capsys, tmp_path):
             assert max(each["staleness"]) <= 2
 
 
+UNDER_A_LAUNCHER = ["train", *SMALL, "--steps", "30", "--method", "1f1b", "--out", "many", "--json"]
+
+
+def test_under_the_variables_of_torchrun(capsys, tmp_path):
+    processes = runtime.processes.start(2, [sys.executable, "-m", "stretto", *UNDER_A_LAUNCHER])
+    told = [process.communicate(timeout=120) for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], told
+    assert [json.loads(out)["steps"] for out, _ in told if out] == [30]
+    train(capsys, "--method", "1f1b", "--out", "alone")
+    same_weights(tmp_path / "alone", tmp_path / "many")
+
+
+@pytest.mark.slow
 def test_under_torchrun(capsys, tmp_path):
-    words = ["train", *SMALL, "--steps", "30", "--method", "1f1b", "--out", "many"]
     torchrun = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d")
-    process = start(
-        [*words, "--json"], tmp_path, launcher=(*torchrun, "--rdzv-endpoint", "localhost:0", "-m", "stretto")
-    )
+    process = start(UNDER_A_LAUNCHER, tmp_path, launcher=(*torchrun, "--rdzv-endpoint", "localhost:0", "-m", "stretto"))
     out, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
     assert json.loads(out)["steps"] == 30
@@ -232,6 +244,7 @@ def data():
 """
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_killed_leaves_no_semaphore(tmp_path):
     """torch.fx, which cuts the network, takes a lock of tqdm's, and Python warned of it at the command's end."""
     (tmp_path / "own.py").write_text(TRACED)
@@ -298,6 +311,7 @@ def test_a_worker_that_hangs_costs_an_attempt(capsys, tmp_path):
     same_weights(tmp_path / "undisturbed", tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_sigterm_saves_and_another_number_of_workers_goes_on(capsys, tmp_path):
     words = ["train", *SMALL[:-1], "50", "--method", "1f1b", "--steps", "200", "--out", "run"]
     process, workers = started(tmp_path, [*words, "--workers", "2", "--checkpoint-every", "10000"])

@@ -43,6 +43,7 @@ def without_data():
 
 
 NETWORKS = {"mlp": mlp, "images": images, "tokens": tokens, "without data": without_data}
+CHOSEN = [*list(NETWORKS)[:3], pytest.param("without data", marks=pytest.mark.slow)]
 
 
 def test_a_multi_layer_perceptron_by_hand():
@@ -86,7 +87,7 @@ def test_fake_tensors_cost_what_real_ones_do(network):
     assert fake == real
 
 
-@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("network", CHOSEN)
 def test_stages_cost_what_their_layers_do_together(network):
     layers, x = NETWORKS[network]()
     bounds = [0, 2, len(layers)]
@@ -203,6 +204,7 @@ def test_resnet_152_at_4096_pixels_without_memory():
     assert resident() - before < 200e6
 
 
+@pytest.mark.slow
 def test_gpt_3_without_memory():
     before = resident()
     costs, _ = counted("gpt3-175b", 1)
@@ -232,7 +234,7 @@ def test_every_published_network_is_made_of_layers():
         assert callable(network.loss)
 
 
-@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("network", CHOSEN)
 def test_what_a_stage_holds_is_what_torch_s_allocator_gives_out(network):
     layers, x = NETWORKS[network]()
     model = nn.Sequential(*layers)

@@ -24,14 +24,22 @@ def trained(model, dataset, head, *, steps, lr, batch=32, **options):
     return trainer.evaluate(dataset.validation.batches(256))
 
 
-@pytest.mark.parametrize("head", ["two-layer", "auglocal", "infopro"])
-@pytest.mark.parametrize("model", ["mlp", "cnn"])
+@pytest.mark.parametrize(
+    ("model", "head"),
+    [
+        ("mlp", "two-layer"), ("mlp", "auglocal"), ("cnn", "infopro"),
+        *(pytest.param(*each, marks=pytest.mark.slow)
+          for each in (("mlp", "infopro"), ("cnn", "two-layer"), ("cnn", "auglocal"))),
+    ],
+)  # fmt: skip
 def test_digits(model, head):
     result = trained(model, data.load("digits"), head, steps=80, lr=0.005, depth=4, width=16 if model == "cnn" else 48)
     assert result["accuracy"] > 0.8
 
 
-@pytest.mark.parametrize("head", ["language", "two-layer", "auglocal"])
+@pytest.mark.parametrize(
+    "head", ["language", *(pytest.param(head, marks=pytest.mark.slow) for head in ("two-layer", "auglocal"))]
+)
 def test_pydoc(head):
     text = data.load("pydoc", context=16)
     result = trained("transformer", text, head, steps=60, lr=0.01, depth=3, width=16, heads=2)

@@ -343,8 +343,10 @@ def test_these_references_differ_from_each_other():
         assert np.abs(ends[one] - ends[other]).max() > 1e-6, (one, other)
 
 
-@pytest.mark.parametrize("schedule", ["constant", "cosine", "one-cycle"])
-@pytest.mark.parametrize("method", ["pipeoptim", "pb(predict=step, horizon=decayed, stash=True)"])
+@pytest.mark.parametrize("schedule", [pytest.param("constant", marks=pytest.mark.slow), "cosine", "one-cycle"])
+@pytest.mark.parametrize(
+    "method", ["pipeoptim", pytest.param("pb(predict=step, horizon=decayed, stash=True)", marks=pytest.mark.slow)]
+)
 def test_a_resumed_prediction_knows_the_rates_to_come(method, schedule, tmp_path):
     """Saved and loaded, also into a trainer that is further, or was made with another learning rate."""
     data = [(torch.tensor(x), torch.tensor(y)) for x, y in batches()]

@@ -106,7 +106,7 @@ def go_on(trainer, data):
     return losses, apart, trainer.flush(), everything(trainer), trainer.gather(), trainer.order()
 
 
-@pytest.mark.parametrize("seed", range(28))
+@pytest.mark.parametrize("seed", [*range(8), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(8, 28))])
 def test_going_on_is_not_having_stopped(seed, tmp_path):
     case = draw(seed)
     data = batches(case["before"] + case["after"])

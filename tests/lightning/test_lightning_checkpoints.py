@@ -9,8 +9,8 @@ from lit_modules import Classifier, Remembering, difference, loader, trainer
 from stretto.lightning import StrettoStrategy
 
 pytestmark = pytest.mark.filterwarnings("ignore:::lightning", "ignore:::torch", "ignore::FutureWarning")
-METHODS = ["1f1b", "pipedream", "greedy"]
-METHODS += [pytest.param(method, marks=pytest.mark.slow) for method in ("pb-lwp-sc", "pipemare", "overlapping")]
+SLOW = ("1f1b", "greedy", "pb-lwp-sc", "pipemare", "overlapping")
+METHODS = ["pipedream", *(pytest.param(method, marks=pytest.mark.slow) for method in SLOW)]
 
 
 def adam(parameters):
@@ -42,7 +42,7 @@ def test_training_goes_on_to_the_last_bit(tmp_path, method):
     assert one == two
 
 
-@pytest.mark.parametrize("method", ["1f1b", "pipedream"])
+@pytest.mark.parametrize("method", [pytest.param("1f1b", marks=pytest.mark.slow), "pipedream"])
 def test_a_checkpoint_saved_after_the_fit_goes_on_to_the_last_bit(tmp_path, method):
     whole, _ = fit(tmp_path / "whole", ours(method), 4)
     _, own = fit(tmp_path / "half", ours(method), 2)

@@ -10,15 +10,16 @@ import stretto
 from stretto.lightning import StrettoStrategy
 
 pytestmark = pytest.mark.filterwarnings("ignore:::lightning", "ignore:::torch", "ignore::FutureWarning")
-SLOW = ("gpipe", "zb-h1", "interleaved", "pipedream-2bw", "spectrain", "overlapping(delay=1)", "chunked(chunks=2)")
-METHODS = [
-    pytest.param(method, marks=[pytest.mark.slow] if method in SLOW else [])
-    for method in (
-        "backprop", "1f1b", "1f1b(recompute=true)", "pipedream", "pb-lwp-sc", "pipeoptim", "pipemare", "overlapping",
-        "greedy", *SLOW,
+QUICK = ("1f1b", "pb-lwp-sc", "pipeoptim", "greedy")
+EXACT = ("backprop", "1f1b", "1f1b(recompute=true)", "gpipe", "zb-h1", "interleaved")
+METHODS, SYNCHRONOUS = (
+    [pytest.param(method, marks=[] if method in QUICK else [pytest.mark.slow]) for method in methods]
+    for methods in (
+        (*EXACT, "pipedream", "pb-lwp-sc", "pipeoptim", "pipemare", "overlapping", "greedy", "pipedream-2bw",
+         "spectrain", "overlapping(delay=1)", "chunked(chunks=2)"),
+        EXACT,
     )
-]  # fmt: skip
-SYNCHRONOUS = METHODS[:3] + METHODS[9:12]
+)  # fmt: skip
 
 
 def sgd(parameters):

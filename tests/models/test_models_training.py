@@ -28,8 +28,18 @@ def adam(params):
     return torch.optim.Adam(params, lr=1e-3)
 
 
-@pytest.mark.parametrize(("optimizer", "seed"), [(sgd, 0), (adam, 1)])
-@pytest.mark.parametrize(("name", "steps", "least"), [("mlp", 300, 0.9), ("cnn", 70, 0.95)])
+MLP, CNN, BY_SGD, BY_ADAM = ("mlp", 300, 0.9), ("cnn", 70, 0.95), (sgd, 0), (adam, 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "steps", "least", "optimizer", "seed"),
+    [
+        (*MLP, *BY_SGD),
+        (*CNN, *BY_ADAM),
+        pytest.param(*MLP, *BY_ADAM, marks=pytest.mark.slow),
+        pytest.param(*CNN, *BY_SGD, marks=pytest.mark.slow),
+    ],
+)
 def test_digits_are_learned(name, steps, least, optimizer, seed):
     data = load("digits")
     batches = islice(forever(data.train, 32, seed), steps)

@@ -32,7 +32,7 @@ CIFAR = {20: 0.27, 32: 0.46, 44: 0.66, 56: 0.85, 110: 1.7}
 
 
 @pytest.mark.parametrize("norm", ["batch", "group"])
-@pytest.mark.parametrize("depth", IMAGENET)
+@pytest.mark.parametrize("depth", [pytest.param(depth, marks=[pytest.mark.slow] * (depth > 100)) for depth in IMAGENET])
 def test_resnets_have_the_published_number_of_parameters(depth, norm):
     assert size(imagenet_resnet(depth=depth, norm=norm)) == IMAGENET[depth]
 

@@ -128,7 +128,13 @@ def test_a_checkpoint_of_the_cpu_goes_on_on_a_device(alone, results):
     assert same(scripts.resume("pb-lwp-sc", alone[0] / "cpu", device="cpu"), results["resumed"])
 
 
-@pytest.mark.parametrize("link", [False, True], ids=["through the host", "from device to device"])
+@pytest.mark.parametrize(
+    "link",
+    [
+        pytest.param(False, marks=pytest.mark.slow, id="through the host"),
+        pytest.param(True, id="from device to device"),
+    ],
+)
 def test_two_processes_of_one_device_each(link):
     calls = [("train_all", RUNS[1:4]), ("script", "tied", "pb"), ("script", "shapes_that_change", "pb")]
     told = launch(2, "runtime.on_stand_in:each", calls, link)

@@ -167,19 +167,24 @@ BLOCKS = {  # known transformer blocks, and their input: a length of 5 divides b
 }
 
 
-def everything():
-    """Every module on 2 processes and on 3 or 4; whatever else wants four processes. Two pairs share out the work."""
+def everything(share):
+    """Every module on 2 processes and on 3 or 4; whatever else wants four processes. Two pairs share out the work.
+
+    Of the modules one in `share`.
+    """
     world = begin(4, names=("tensor",))
     pairs = mesh_of(2)
     for size, kind, some in ((2, "dtensor", list(ALL)), (3, "local", list(ALL)[::2]), (4, "local", list(ALL)[1::2])):
         mesh = pairs if size == 2 else mesh_of(size)
-        for name, (make, given, least) in ((each, ALL[each]) for each in turns(mesh, some)) if mesh is not None else ():
+        chosen = [] if mesh is None else turns(mesh, some[::share])
+        for name, (make, given, least) in ((each, ALL[each]) for each in chosen):
             try:
                 torch.manual_seed(2)
                 assert check(made(make), given(), mesh, parameters=kind) >= least
             except Exception as error:
                 raise AssertionError(f"{name} on {size} processes, {kind}") from error
-        for name, (make, given) in turns(mesh, list(BLOCKS.items())) if size < 4 and mesh is not None else ():
+        in_parts = [] if mesh is None or size == 4 else turns(mesh, list(BLOCKS.items())[::share])
+        for name, (make, given) in in_parts:
             try:
                 torch.manual_seed(2)
                 check(made(make), given(), mesh, parameters=kind, sequence=True)
@@ -189,7 +194,7 @@ def everything():
     for kind in ("dtensor", "local"):
         trained(pairs, kind)
     methods = product(("pb-lwp-sc", "pipedream", "1f1b"), (False, True))
-    training = [partial(emulated, method=method, sequence=sequence) for method, sequence in methods]
+    training = [partial(emulated, method=method, sequence=sequence) for method, sequence in methods][::share]
     for each in (*turns(pairs, training), *turns(pairs, [masks, kept, parts_of_masks, parts_pass])):
         each(pairs)
     end()

@@ -1,10 +1,13 @@
 """Transformers, perceptrons and residual networks on a tensor axis, beside one device; what is refused."""
 
+import pytest
+
 from runtime.processes import launch
 
 
-def test_modules_equal_one_device():
-    launch(4, "parallel.operator_scripts:everything")
+@pytest.mark.parametrize("share", [pytest.param(1, marks=pytest.mark.slow), 3])
+def test_modules_equal_one_device(share):
+    launch(4, "parallel.operator_scripts:everything", share)
 
 
 def test_refusals_name_the_numbers_the_layer_and_the_remedy():

@@ -37,7 +37,12 @@ def cluster(on_chip):
 
 
 @pytest.mark.parametrize(
-    ("width", "on_chip", "products"), [(64, None, False), (2048, None, False), (2048, 1.2e8, False), (2048, None, True)]
+    ("width", "on_chip", "products"),
+    [
+        (2048, 1.2e8, False),
+        *(pytest.param(*each, marks=pytest.mark.slow) for each in ((64, None, False), (2048, None, False))),
+        pytest.param(2048, None, True, marks=pytest.mark.slow),
+    ],
 )
 def test_bounds_stay_below_prices_and_the_search_is_exact(width, on_chip, products):
     problem = Problem(costs=costs(width), cluster=cluster(on_chip), workers=8, batch_sizes=(32,), optimizer="adam",

@@ -65,7 +65,7 @@ def cluster(**device):
     ("name", "head", "ends"),
     [
         ("greedy", "language", (0, 2, 3, 5)),
-        ("greedy", "segprop(layers=2)", (0, 2, 3, 5)),
+        pytest.param("greedy", "segprop(layers=2)", (0, 2, 3, 5), marks=pytest.mark.slow),
         ("chunked(chunks=2)", "segprop(layers=1)", (0, 1, 3, 4, 5)),  # of stage 0 nothing is left to step
         *(pytest.param("greedy", head, (0, 2, 5), marks=pytest.mark.slow) for head in HEADS),
         *(pytest.param("overlapping", head, (0, 2, 3, 5), marks=pytest.mark.slow) for head in HEADS),

@@ -32,6 +32,7 @@ EVEN = ("interleaved", "looped-bfs")
 RUNS = [(method, {}) for method in (*SYNCHRONOUS, *LOCAL, *ASYNCHRONOUS)] + OPTIONS
 EVERY = range(len(RUNS))
 PLACED = {2: EVERY[::2], 3: EVERY[1::2], 4: EVERY}  # of two and of three processes, some have several stages
+QUICK = EVERY[::4]
 
 
 def fits(method, processes):
@@ -53,11 +54,18 @@ def test_no_run_is_left_out():
 
 
 @pytest.mark.parametrize(
-    ("processes", "jitter"), [(2, None), *(pytest.param(*run, marks=pytest.mark.slow) for run in ((3, 11), (4, 12)))]
+    ("processes", "jitter", "some"),
+    [
+        (2, None, QUICK),
+        *(
+            pytest.param(*run, marks=pytest.mark.slow)
+            for run in ((2, None, EVERY[2::4]), (3, 11, PLACED[3]), (4, 12, PLACED[4]))
+        ),
+    ],
 )
-def test_every_method(processes, jitter):
+def test_every_method(processes, jitter, some):
     """Forks have one hash seed: of two processes, one is started afresh."""
-    numbers = [number for number in PLACED[processes] if fits(RUNS[number][0], processes)]
+    numbers = [number for number in some if fits(RUNS[number][0], processes)]
     runs = [RUNS[number] for number in numbers]
     told = launch(processes, "runtime.scripts:train_all", runs, jitter, timeout=400, fresh=int(processes == 2))
     for number, (method, _) in enumerate(runs):
@@ -86,7 +94,9 @@ def test_tied_weights_of_replicas_are_clipped_as_on_one_device():
     assert max((told[0][3][key] - weights[key]).abs().max() for key in weights) < 1e-12
 
 
-@pytest.mark.parametrize("method", ["greedy(head=solo)", "overlapping(head=solo(every=3))"])
+@pytest.mark.parametrize(
+    "method", ["greedy(head=solo)", pytest.param("overlapping(head=solo(every=3))", marks=pytest.mark.slow)]
+)
 def test_a_shared_readout_travels(method):
     told = launch(3, "runtime.scripts:read_only", method)
     *wanted, weights = scripts.read_only(method, workers=3)
@@ -96,7 +106,8 @@ def test_a_shared_readout_travels(method):
 
 @pytest.mark.parametrize(
     ("processes", "method"),
-    [(2, "greedy(head=man(momentum=0.9, every=2))"), (3, "overlapping(head=man(momentum=0.9))"),
+    [(2, "greedy(head=man(momentum=0.9, every=2))"),
+     pytest.param(3, "overlapping(head=man(momentum=0.9))", marks=pytest.mark.slow),
      pytest.param(3, "chunked(chunks=3, head=man(momentum=0.9, every=3))", marks=pytest.mark.slow)],
 )  # fmt: skip
 def test_averages_of_the_next_stages_layers_travel(processes, method):
@@ -109,7 +120,7 @@ def test_averages_of_the_next_stages_layers_travel(processes, method):
 
 @pytest.mark.parametrize(
     ("processes", "method"),
-    [(2, "overlapping(delay=1, share_top=3)"), (3, "greedy(share_top=2)"),
+    [(2, "overlapping(delay=1, share_top=3)"), pytest.param(3, "greedy(share_top=2)", marks=pytest.mark.slow),
      pytest.param(3, "chunked(chunks=3, share_top=1)", marks=pytest.mark.slow),
      pytest.param(3, "greedy(head=solo)", marks=pytest.mark.slow),
      pytest.param(2, "greedy(head=blocks)", marks=pytest.mark.slow),

@@ -111,6 +111,7 @@ def test_what_processes_cannot_do_is_refused(told):
         assert "no process has whole weights to observe" in observer
 
 
+@pytest.mark.slow
 def test_a_killed_replica_is_missed_by_its_number():
     started = start(2, [sys.executable, "-c", "from runtime.sharded import killed; killed()"])
     try:

@@ -54,6 +54,7 @@ def test_two_pipelines_of_two(tmp_path):
     assert resumed.keys() == told[0][1].keys()  # numbers depend on the order, which was another one
 
 
+@pytest.mark.slow
 def test_a_killed_replica_is_missed_once_by_its_number():
     statuses, said = run("killed", 3, "parameter-server(staleness=4)")
     assert sorted(statuses) == [-9, 1, 1]

@@ -52,7 +52,15 @@ def near(told, losses, weights, *evaluated):
         assert told[2] == pytest.approx(value, abs=1e-9)
 
 
-@pytest.mark.parametrize(("processes", "runs"), [pytest.param(8, EIGHT, marks=pytest.mark.slow), (4, FOUR)])
+@pytest.mark.parametrize(
+    ("processes", "runs"),
+    [
+        (4, FOUR[::3]),
+        pytest.param(4, FOUR[1::3] + FOUR[2::3], marks=pytest.mark.slow),
+        pytest.param(8, EIGHT, marks=pytest.mark.slow),
+    ],
+    ids=["four", "four, others", "eight"],
+)
 def test_shared_stages(processes, runs):
     """Against their emulation, and where replicas train alike against one device."""
     told = launch(processes, "runtime.inside:train_all", runs, timeout=400)
@@ -99,6 +107,7 @@ def test_checkpoints_of_weights_and_images_cut_at_once(tmp_path):
 SCRIPT = Path(__file__).with_name("faulty_inside.py")
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_is_named():
     statuses, said = ended(start(2, [sys.executable, str(SCRIPT)]))
     assert statuses == [1, -signal.SIGKILL]

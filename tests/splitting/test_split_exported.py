@@ -62,6 +62,9 @@ KINDS = {  # a model, a batch of so many rows, and the number of stages
 }
 
 
+CHOSEN = [pytest.param(kind, marks=[pytest.mark.slow] * (kind in ("t5", "mamba", "swin"))) for kind in KINDS]
+
+
 @functools.cache
 def exported(kind):
     build, batch, num_stages = KINDS[kind]
@@ -90,7 +93,7 @@ def outcome(module, state, parameters, *inputs, **named):
 
 
 @pytest.mark.parametrize("rows", [4, 1, 7])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", CHOSEN)
 def test_stages_give_what_the_model_gives(kind, rows):
     """Bit for bit, for any number of rows, in training (dropout, statistics) and in evaluation."""
     model, batch, stages = given(kind)
@@ -107,7 +110,7 @@ def test_stages_give_what_the_model_gives(kind, rows):
             assert (one is None and other is None) or torch.equal(one, other)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", CHOSEN)
 def test_stages_hold_the_models_own_weights(kind):
     model, _, stages = given(kind)
     own = {id(tensor): name for name, tensor in model.state_dict(keep_vars=True).items()}
@@ -145,7 +148,7 @@ def sgd(parameters):
 
 
 @pytest.mark.parametrize("method", ["1f1b(microbatches=3)", "pb"])
-@pytest.mark.parametrize("kind", ["dropless", "tied", "counting", "t5"])
+@pytest.mark.parametrize("kind", ["dropless", "tied", "counting", pytest.param("t5", marks=pytest.mark.slow)])
 def test_methods_train_the_model(kind, method):
     """1F1B as one device does on the same micro-batches, for norms see one at a time; pb runs."""
     model, batch, stages = given(kind)

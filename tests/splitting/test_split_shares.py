@@ -29,6 +29,9 @@ CASES = {  # a network, the shape of its input, the number of stages, how it is 
 }
 
 
+CHOSEN = [pytest.param(case, marks=[pytest.mark.slow] * (case == "residual, 4")) for case in CASES]
+
+
 def numbers(*shape):
     return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 
@@ -44,7 +47,7 @@ def counted(stages, *inputs):
     return [each / sum(flops) for each in flops]
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", CHOSEN)
 def test_stages_are_fair(case):
     build, shape, num_stages, how = CASES[case]
     model, x = build().double(), numbers(*shape)
@@ -64,7 +67,7 @@ def results(module, model, state, x):
     return [tensor.clone() for tensor in (output, *gradients, *model.buffers())]
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", CHOSEN)
 def test_fair_stages_are_the_model(case):
     """Outputs, gradients and statistics bit for bit; names, weights and bounds; other numbers of rows."""
     build, shape, num_stages, _ = CASES[case]

@@ -34,7 +34,7 @@ MODELS = {
 @pytest.mark.parametrize(
     ("kind", "method"),
     [(kind, method) for kind in ("gpt2", "llama") for method in ("greedy", "overlapping", "chunked(chunks=2)")]
-    + [("t5", "greedy")],
+    + [pytest.param("t5", "greedy", marks=pytest.mark.slow)],
 )
 def test_local_methods_train_them(kind, method):
     """The loss falls; the unembedding is the embedding, before and after."""

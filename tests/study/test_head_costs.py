@@ -50,8 +50,11 @@ def numbers(layers):
     return sum(sizes[layer] for layer in layers.split())
 
 
+QUICK = ("solo", "auglocal", "language")
+
+
 @pytest.mark.parametrize(
-    "name", [name if "segprop" in name else pytest.param(name, marks=pytest.mark.slow) for name in HEADS]
+    "name", [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow]) for name in HEADS]
 )
 def test_a_head_costs_the_same_before_the_cut_and_in_real_steps(model, name):
     found, reason = costs_of_head(name, model)

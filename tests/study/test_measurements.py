@@ -36,7 +36,10 @@ def events(folder):
     return [{key: value for key, value in line.items() if "seconds" not in key} for line in lines]
 
 
-@pytest.mark.parametrize("method", ["backprop", "greedy", "pb", "pb-lwp", "pipedream"])
+@pytest.mark.parametrize(
+    "method",
+    ["greedy", "pb", *(pytest.param(name, marks=pytest.mark.slow) for name in ("backprop", "pb-lwp", "pipedream"))],
+)
 def test_a_run_comes_to_the_same_numbers(tmp_path, method):
     settings = resolve(replace(SETTINGS, method=method))
     run(settings, tmp_path / "without")

@@ -346,7 +346,7 @@ def data():
 
 
 @pytest.mark.usefixtures("plain_pages")
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [pytest.param("sqlite", marks=pytest.mark.slow), "journal"])
 def test_who_has_edited_a_function_is_refused_while_the_study_is_unfinished(tmp_path, monkeypatch, kind):
     """It would make all runs of a study of its own. Nothing is lost, and an edit after the end is another study."""
     monkeypatch.chdir(tmp_path)

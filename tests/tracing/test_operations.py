@@ -129,7 +129,7 @@ def test_slices_in_perfetto_are_nested(tmp_path):
 SMALL = ["--model-options.width", "8", "--model-options.depth", "2", "--steps", "10", "--evaluations", "1", "--quiet"]
 
 
-@pytest.mark.parametrize("workers", [[], ["--workers", "2"]])
+@pytest.mark.parametrize("workers", [[], pytest.param(["--workers", "2"], marks=pytest.mark.slow)])
 def test_train_on_request(capfd, tmp_path, monkeypatch, workers):
     monkeypatch.chdir(tmp_path)
     words = ["train", "--method", "1f1b", "--stages", "2", *SMALL, *workers]
@@ -152,7 +152,6 @@ def test_train_on_request(capfd, tmp_path, monkeypatch, workers):
 
 def test_compare_on_request(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("stretto.report.html._bundle", str)  # Vega takes seconds, and is tested elsewhere
     words = [
         "compare",
         "--methods",

@@ -29,7 +29,7 @@ def without_times(table):
     return {step: {k: v for k, v in row.items() if k not in TIMED and "memory" not in k} for step, row in table.items()}
 
 
-@pytest.mark.parametrize("method", ["pb", "1f1b"])
+@pytest.mark.parametrize("method", ["pb", pytest.param("1f1b", marks=pytest.mark.slow)])
 def test_two_processes_log_what_one_logs(method, capsys):
     words = ["train", *SMALL, "--method", method, *LOG, "--quiet"]
     assert main([*words, "--out", "alone"]) == 0

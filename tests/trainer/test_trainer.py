@@ -110,7 +110,9 @@ def test_a_loss_that_is_not_a_number_passes_through():
     assert all(math.isnan(value) for value in trainer.flush())
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    "method", [pytest.param(method, marks=[] if "delay" in method else [pytest.mark.slow]) for method in METHODS]
+)
 def test_nothing_is_kept_of_finished_minibatches(method):
     trainer = network_trainer("cnn", method)
     alive, held = [], []
@@ -309,7 +311,9 @@ def test_a_resumed_run_is_the_run_that_went_on(method, kind, tmp_path):
     assert_same_run(go_on(trainer, data[6:]), wanted)
 
 
-@pytest.mark.parametrize("method", ["backprop", "greedy", "overlapping"])
+@pytest.mark.parametrize(
+    "method", [*(pytest.param(name, marks=pytest.mark.slow) for name in ("backprop", "greedy")), "overlapping"]
+)
 def test_saving_changes_nothing_where_nothing_waits(method, tmp_path):
     """Only a delay makes a drain visible."""
     data = batches(10)

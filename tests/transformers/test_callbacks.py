@@ -73,8 +73,10 @@ def assert_alike(one, other):
     [
         {"num_train_epochs": 2, "max_steps": -1, "eval_strategy": "epoch", "save_strategy": "epoch",
          "load_best_model_at_end": True, "save_total_limit": 1, "gradient_accumulation_steps": 4},
-        {"max_steps": 6, "eval_strategy": "steps", "eval_steps": 2, "eval_on_start": True, "logging_steps": 3,
-         "logging_first_step": True, "include_num_input_tokens_seen": "all"},
+        pytest.param(
+            {"max_steps": 6, "eval_strategy": "steps", "eval_steps": 2, "eval_on_start": True, "logging_steps": 3,
+             "logging_first_step": True, "include_num_input_tokens_seen": "all"}, marks=pytest.mark.slow,
+        ),
     ],
     ids=["epochs", "steps"],
 )  # fmt: skip

@@ -57,14 +57,20 @@ def test_losses_norms_rates_and_weights_are_those_of_transformers(kind, tmp_path
 @pytest.mark.parametrize(
     "options",
     [
-        {"label_smoothing_factor": 0.2, "gradient_accumulation_steps": 2},
+        pytest.param({"label_smoothing_factor": 0.2, "gradient_accumulation_steps": 2}, marks=pytest.mark.slow),
         {"max_grad_norm": 0.0, "optim": "adafactor", "lr_scheduler_type": "linear"},
         {"num_train_epochs": 2, "max_steps": -1, "gradient_accumulation_steps": 4, "logging_steps": 3},
-        {"optim": "sgd", "optim_args": "momentum=0.9", "dataloader_drop_last": True, "per_device_train_batch_size": 5},
-        {"train_sampling_strategy": "group_by_length", "data_seed": 3, "include_num_input_tokens_seen": "non_padding"},
+        pytest.param(
+            {"optim": "sgd", "optim_args": "momentum=0.9", "dataloader_drop_last": True,
+             "per_device_train_batch_size": 5}, marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            {"train_sampling_strategy": "group_by_length", "data_seed": 3,
+             "include_num_input_tokens_seen": "non_padding"}, marks=pytest.mark.slow,
+        ),
     ],
     ids=lambda options: next(iter(options)),
-)
+)  # fmt: skip
 def test_training_arguments_mean_what_they_mean_there(options, tmp_path):
     assert_close(*both("llama", tmp_path, **options))
 
@@ -118,7 +124,11 @@ def by_hand(kind, loss, folder, method, steps, **options):
     return [loss for loss in losses if loss is not None], model
 
 
-METHODS = ["1f1b", "zb-h1(microbatches=2)", "backprop", "greedy", "pb", "pipedream-2bw(microbatches=2)"]
+METHODS = ["1f1b", "pb"]
+METHODS += [
+    pytest.param(method, marks=pytest.mark.slow)
+    for method in ("zb-h1(microbatches=2)", "backprop", "greedy", "pipedream-2bw(microbatches=2)")
+]
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -226,7 +236,8 @@ def test_shorter_texts_are_padded_for_an_exported_graph(tmp_path):
     assert_close(theirs, ours)
 
 
-@pytest.mark.parametrize("sync", ["fully-shard", pytest.param("local-sgd(every=2)", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("sync", ["fully-shard", "local-sgd(every=2)"])
 def test_replicas_of_other_kinds(sync, tmp_path):
     ours = StrettoTrainer(
         build("llama"), arguments(tmp_path, per_device_train_batch_size=8), train_dataset=Examples("llama"), stages=2,
@@ -246,6 +257,7 @@ def test_a_stage_without_adapters_has_no_optimizer(tmp_path):
     assert_close(theirs, ours)
 
 
+@pytest.mark.slow
 def test_low_precision_with_masters(tmp_path):
     ours = StrettoTrainer(
         build("llama"), arguments(tmp_path), train_dataset=Examples("llama"), stages=2, precision="bf16"

@@ -69,7 +69,7 @@ def bart():
     return transformers.BartForConditionalGeneration(config)
 
 
-SLOW = ("bart", "t5", "vit", "classifier")
+SLOW = ("bart", "t5", "vit", "classifier", "bert", "llama")
 MODELS = {
     "gpt2": gpt2,
     "llama": llama,
