@@ -15,6 +15,7 @@ DOCS_BIN := .venv-docs/bin
 DOCS_READY := .venv-docs/.ready
 TOX := .tox/.tox/bin/tox
 # The tests train many small networks, one thread each; three at a time, for some wait for processes that they start.
+# A file's tests run in one process: what they share is made once.
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
 .PHONY: setup demo test test-all test-versions lint bench gpu attack docs drawings wheel lock docs-lock clean
@@ -35,7 +36,7 @@ demo: $(READY)
 	$(BIN)/stretto compare --out demo
 
 test: $(READY)
-	$(TEST_ENV) $(BIN)/python -m pytest -n 3
+	$(TEST_ENV) $(BIN)/python -m pytest -n 3 --dist loadfile
 
 test-all: $(READY)
 	$(TEST_ENV) $(BIN)/python -m pytest -n 3 -m ""
