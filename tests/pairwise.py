@@ -2,6 +2,8 @@
 
 from itertools import combinations, product
 
+import pytest
+
 
 def pairwise(*axes):
     """Cases, one value of each axis, in which any two values of two axes meet: greedily few, always the same."""
@@ -19,6 +21,10 @@ def pairs(case):
     return set(combinations(enumerate(case), 2))
 
 
-def in_turn(many, few, rounds=1):
-    """Every one of `many` with as many of `few` as there are rounds, in turn."""
-    return [(each, few[(i + n) % len(few)]) for n in range(rounds) for i, each in enumerate(many)]
+def in_turn(many, few, rounds=1, slow=0):
+    """Every one of `many` with as many of `few` as there are rounds, in turn; the last `slow` rounds are slow tests."""
+    return [
+        pytest.param(each, few[(i + n) % len(few)], marks=[pytest.mark.slow] * (n >= rounds - slow))
+        for n in range(rounds)
+        for i, each in enumerate(many)
+    ]

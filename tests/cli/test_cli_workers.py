@@ -285,6 +285,7 @@ def test_no_orphans_when_the_command_is_killed_while_it_starts_workers(tmp_path)
     assert left(tmp_path) == []
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_killed_costs_nothing(tmp_path):
     """`kills.py` does it many times, by hand."""
     assert survives(tmp_path, "pb-lwp-sc", steps=200, every=20, kills=1, rng=random.Random(1)) == 1

@@ -50,7 +50,7 @@ def assert_trains_as(trainer, data, expected, losses):
         np.testing.assert_allclose(linear.bias.detach().numpy(), b, rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize(("method", "workers"), in_turn(DELAYS, (None, 3, 1), rounds=2))
+@pytest.mark.parametrize(("method", "workers"), in_turn(DELAYS, (None, 3, 1), rounds=2, slow=1))
 def test_weights_and_losses_equal_the_reference(method, workers):
     network, data = Network(WIDTHS), batches()
     expected, losses = train(network, data, DELAYS[method])
@@ -191,7 +191,7 @@ PHASED = ["pb", "pb(stash=True)", "pb-sc", "pb-lwp", "pb-lwp-sc", "spectrain", "
 PHASES = [{"warmup": 6, "finish": 15}, {"warmup": 7}, {"finish": 12}, {"warmup": 99}]
 
 
-@pytest.mark.parametrize(("method", "phases"), in_turn(PHASED, PHASES, rounds=2))
+@pytest.mark.parametrize(("method", "phases"), in_turn(PHASED, PHASES, rounds=2, slow=1))
 def test_synchronous_phases_equal_the_reference(method, phases):
     """Before, between and after them the pipeline is empty; what a cure knows of past updates goes on through them."""
     network, data = Network(WIDTHS), batches()
@@ -223,7 +223,7 @@ def test_a_warm_up_as_long_as_the_run_is_plain_training(method):
 
 @pytest.mark.parametrize(
     ("save_at", "method"),
-    in_turn([2, 5, 9, 14, 16], ["pipemare", "pb-lwp-sc", "pipedream-2bw", "spectrain"], rounds=2),
+    in_turn([2, 5, 9, 14, 16], ["pipemare", "pb-lwp-sc", "pipedream-2bw", "spectrain"], rounds=2, slow=1),
 )
 def test_a_run_resumed_in_any_phase_is_the_run_that_went_on(method, save_at, tmp_path):
     data = [(torch.tensor(x), torch.tensor(y)) for x, y in batches()]

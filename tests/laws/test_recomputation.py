@@ -279,7 +279,7 @@ CURED = {
 LAYOUTS = [("True", 5), ("True", 2), ("1", 5), ("3", 3)]  # segments, and workers
 
 
-@pytest.mark.parametrize(("name", "layout"), in_turn(CURED, LAYOUTS, rounds=2))
+@pytest.mark.parametrize(("name", "layout"), in_turn(CURED, LAYOUTS, rounds=2, slow=1))
 def test_weights_and_losses_equal_the_reference(name, layout):
     """Over fill, steady state and drain: 23 minibatches, at most 8 in flight."""
     recompute, workers = layout

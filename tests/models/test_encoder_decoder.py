@@ -204,6 +204,7 @@ def test_local_methods_train_every_block(method):
         assert any(not torch.equal(p, q) for p, q in zip(old, layer.parameters(), strict=True))
 
 
+@pytest.mark.slow
 def test_it_learns_to_translate():
     data = load("number-words", limit=1000, examples=1000)
     model = build("encoder-decoder", data, depth=1, width=32)

@@ -80,6 +80,7 @@ def test_local_methods_say_that_no_head_fits():
         Trainer(model.layers, model.loss, lambda p: torch.optim.SGD(p, 0.1), "greedy", example=data.train.x)
 
 
+@pytest.mark.slow
 def test_it_learns_which_digit_a_pixel_is_of():
     data = load("digit-masks")
     assert data.train.y.shape == (1083, 16, 16)

@@ -288,7 +288,9 @@ def dropping(method, **options):
     return make(method, [*stages, *linears(6, 4)], optimizer=optimizer, example=batches(1)[0][0], **options)
 
 
-@pytest.mark.parametrize(("method", "kind"), in_turn(METHODS, [None, "one-cycle", "multi-step", "lambda"], rounds=2))
+@pytest.mark.parametrize(
+    ("method", "kind"), in_turn(METHODS, [None, "one-cycle", "multi-step", "lambda"], rounds=2, slow=1)
+)
 def test_a_resumed_run_is_the_run_that_went_on(method, kind, tmp_path):
     data, scheduler = batches(16), scheduled(kind)
     trainer = dropping(method, scheduler=scheduler)

@@ -91,6 +91,7 @@ def test_events_states_and_controls_are_those_without_us(options, tmp_path):
         torch.testing.assert_close(q, p, rtol=0, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_early_stopping(tmp_path):
     stop = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1, "max_steps": 20,
             "load_best_model_at_end": True, "learning_rate": 1.0, "max_grad_norm": 100.0}  # fmt: skip
