@@ -25,6 +25,7 @@ RATES = (0.001, 0.002, 0.004, 0.008)
 CHUNKS = (2, 4, 8)
 FITTING = ("language", "two-layer", "auglocal", "blocks", "infopro", "man", "segprop", "solo")
 PLAIN = "language"
+OPTIONS = {PLAIN: "", "segprop": ", share_top=1"}  # the plain head is what "auto" chooses for a decoder
 BACKPROP = "backprop"
 CLIPPED, CLIP = "clipped", 1.0
 
@@ -59,18 +60,18 @@ def name_of(chunks: int, head: str) -> str:
 
 def cells() -> tuple[Cell, ...]:
     """Backprop, then every head that fits with 2, 4 and 8 chunks."""
-    made = [Cell(BACKPROP, "backprop", "AdamW", RATES, STEPS)]
-    for chunks in CHUNKS:
-        for head in FITTING:
-            option = "share_top=1" if head == "segprop" else f"head={head}"
-            made.append(
-                Cell(
-                    name_of(chunks, head), f"chunked(chunks={chunks}, {option})", "AdamW", RATES, STEPS,
-                    {"chunks": chunks, "head": head}, reference=BACKPROP,
-                    uncured=None if head == PLAIN else name_of(chunks, PLAIN),
-                )
-            )  # fmt: skip
-    return tuple(made)
+    return (
+        Cell(BACKPROP, "backprop", "AdamW", RATES, STEPS),
+        *(
+            Cell(
+                name_of(chunks, head), f"chunked(chunks={chunks}{OPTIONS.get(head, f', head={head}')})", "AdamW", RATES,
+                STEPS, {"chunks": chunks, "head": head}, reference=BACKPROP,
+                uncured=None if head == PLAIN else name_of(chunks, PLAIN),
+            )
+            for chunks in CHUNKS
+            for head in FITTING
+        ),
+    )  # fmt: skip
 
 
 def controls() -> tuple[Cell, ...]:
@@ -79,8 +80,7 @@ def controls() -> tuple[Cell, ...]:
     return (
         Cell(backprop, "backprop", "AdamW", RATES, STEPS, {"clip": CLIP}),
         Cell(
-            local, f"chunked(chunks={CHUNKS[0]}, head={PLAIN})", "AdamW", RATES, STEPS, {"clip": CLIP},
-            reference=backprop,
+            local, f"chunked(chunks={CHUNKS[0]})", "AdamW", RATES, STEPS, {"clip": CLIP}, reference=backprop,
         ),
     )  # fmt: skip
 
