@@ -33,7 +33,8 @@ ADVISING = (
     ("depth", "a decoder of 32 thin blocks", None, None),
     ("depth_ideas", "a decoder of 32 thin blocks", None, None),
     ("heads", "a decoder of 8 blocks", 8, None),
-    ("local_updates", "a decoder of 8 blocks", 8, "decoder"),
+    ("slides", "ResNet-20, updates of one example", 34, "one example"),
+    ("local_updates", "a decoder of 8 blocks, rates constant", 8, "decoder"),
     ("local_updates", "an MLP of 8 layers", 8, "MLP 1024"),
     ("local_updates", "ResNet-20", 9, "ResNet-20"),
 )

@@ -78,20 +78,24 @@ def rounded(value: float) -> float:
 
 
 def table(found: Sequence[Finding]) -> str:
-    """A Markdown table of what each word stands for, by optimizer and depth, with the other methods of its study."""
+    """A Markdown table of the best method of each network, optimizer and depth, with the others that were tried there.
+
+    What a word stands for at that depth is bold.
+    """
     columns = (
-        "`method=`", "optimizer", "stages", "stands for", "steps to the loss, over plain training", "loss at the end",
-        "the others there",
+        "`method=`", "optimizer", "stages", "network", "best", "steps to the loss, over plain training",
+        "loss at the end", "the others there",
     )  # fmt: skip
     lines = [f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}"]
-    for word, optimizer, stages in sorted({(each.advice, each.optimizer, each.stages) for each in found}):
-        same = [each for each in found if (each.advice, each.optimizer, each.stages) == (word, optimizer, stages)]
+    for place in sorted({(each.advice, each.optimizer, each.stages, each.network) for each in found}):
+        word, optimizer, stages, network = place
+        same = [each for each in found if (each.advice, each.optimizer, each.stages, each.network) == place]
         best = finding_for(word, optimizer, stages, same)
+        name = f"**`{best.method}`**" if finding_for(word, optimizer, stages, found) == best else f"`{best.method}`"
         others = sorted((each for each in same if each is not best), key=lambda each: each.gap)
         beside = ", ".join(f"`{each.method}` {each.gap:+.1f} %" for each in others) or "none"
-        lines.append(
-            f'| `"{word}"` | {optimizer} | {stages} | `{best.method}` | {best.spread} | {best.gap:+.1f} % | {beside} |'
-        )
+        told = (f'`"{word}"`', optimizer, str(stages), network, name, best.spread, f"{best.gap:+.1f} %", beside)
+        lines.append(f"| {' | '.join(told)} |")
     return "\n".join(lines) + "\n"
 
 
