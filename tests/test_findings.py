@@ -387,7 +387,8 @@ def test_users_read_what_the_package_has(harness):
     assert advice.table(findings()) in page
     for found in findings():
         best = finding_for(found.advice, found.optimizer, found.stages)
-        assert f'| `"{found.advice}"` | {found.optimizer} | {found.stages} | `{best.method}` |' in page
+        place = f'`"{found.advice}"` | {found.optimizer} | {best.stages} | {best.network}'
+        assert f"| {place} | **`{best.method}`** |" in page
 
 
 def test_a_page_without_marks_is_refused(harness, tmp_path):

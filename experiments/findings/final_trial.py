@@ -21,7 +21,7 @@ from stretto.data import Dataset, load
 from stretto.models import build
 from stretto.nn.chain import Chain
 
-STAGES, BATCH, STEPS, EVERY, HELD_OUT = 34, 32, 400, 80, 1000
+STAGES, BATCH, STEPS, EVERY, HELD_OUT = 16, 32, 400, 80, 1000
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "SGD": partial(torch.optim.SGD, momentum=0.9),
     "AdamW": partial(torch.optim.AdamW, weight_decay=0.0),
@@ -39,7 +39,7 @@ def clothes(path: str | None) -> Dataset:
 def train(cell: Cell, rate: float, seed: int, steps: int, path: str | None) -> dict[str, Any]:
     """One run of a cell, and what its method's name resolved to."""
     data = clothes(path)
-    model = build("cifar-resnet", data, seed=seed, norm="group")
+    model = build("cnn", data, seed=seed, depth=STAGES, width=16)
     alone = cell.settings["stages"] == 1
     minibatch = shuffled(data.train, BATCH, seed)
     with warnings.catch_warnings():
@@ -119,17 +119,18 @@ STUDY = Study(
     name="final_trial",
     title="The final trial: the advice on a network and data that it does not know",
     question=(
-        'Do `method="async"` and `method="local"`, as the studies left them, keep up with backprop on ResNet-20 in 34 '
-        "stages on Fashion-MNIST, and do better than `pipedream` and `greedy`?"
+        'Do `method="async"` and `method="local"`, as the studies left them, keep up with backprop on a '
+        "convolutional network in 16 stages on Fashion-MNIST, and do better than `pipedream` and `greedy`?"
     ),
     cells=cells(),
     train=train,
     horizon=STEPS,
     more=sections,
     setting=(
-        "ResNet-20 with group norm in 34 stages on Fashion-MNIST, which no study uses; batches of 32, 400 steps, SGD "
-        "with momentum 0.9 and AdamW (betas 0.9 and 0.999): [rules](../../rules.md), the final trial. The data is a "
-        "folder with the four files of Fashion-MNIST.\n\n"
+        "A plain convolutional network (the built-in `cnn`, 16 blocks of width 16 with BatchNorm) in 16 stages on "
+        "Fashion-MNIST, neither of which has a part in the advice; batches of 32, 400 steps, SGD with momentum 0.9 and "
+        "AdamW (betas 0.9 and 0.999): [rules](../../rules.md), the final trial. The data is a folder with the four "
+        "files of Fashion-MNIST.\n\n"
         "What the rules leave open is read so: rates are constant, there is no clipping and no weight decay; backprop "
         "is the network in one stage; evaluated every 80 steps on the first 1,000 test images, rates chosen by 1,000 "
         "validation images; heads are those that each local method has by default, and the optimizer numbers include "
@@ -139,5 +140,7 @@ STUDY = Study(
         "Pilots measured speed alone: the first steps of `backprop`, `pipedream`, rotated too, `greedy` and "
         "`overlapping`. At batches of 64 a step took 0.27 to 0.38 s of a core, so a run up to 157 s; after that, "
         "before the first run, batches were halved.",
+        "Those pilots were of ResNet-20 in 34 stages, the trial's network until studies 2 and 3, which train it, got a "
+        "part in the advice; it was changed before any of these runs.",
     ),
 )

@@ -30,9 +30,13 @@ PAGES = HERE / "pages"
 FINDINGS = HERE.parents[1] / "src/stretto/methods/findings.json"
 PAGE = HERE.parents[1] / "docs/which-method.md"
 ADVISING = (
-    ("depth", "a decoder of 32 thin blocks", None),
-    ("depth_ideas", "a decoder of 32 thin blocks", None),
-    ("heads", "a decoder of 8 blocks", 8),
+    ("depth", "a decoder of 32 thin blocks", None, None),
+    ("depth_ideas", "a decoder of 32 thin blocks", None, None),
+    ("heads", "a decoder of 8 blocks", 8, None),
+    ("slides", "ResNet-20, updates of one example", 34, "one example"),
+    ("local_updates", "a decoder of 8 blocks, rates constant", 8, "decoder"),
+    ("local_updates", "an MLP of 8 layers", 8, "MLP 1024"),
+    ("local_updates", "ResNet-20", 9, "ResNet-20"),
 )
 
 
@@ -57,12 +61,11 @@ def work_at(name: str, folder: str, data: str | None, jobs: int, only: str) -> N
 def write_advice() -> str:
     """Write what the package's advice rests on, and its table for users; say what it has."""
     found = []
-    for name, network, stages in ADVISING:
-        store = Store(PAGES / name / "runs.jsonl")
-        found += entries(study_called(name), store.read(), network, stages)
+    for name, *of in ADVISING:
+        found += entries(study_called(name), Store(PAGES / name / "runs.jsonl").read(), *of)
     write_findings(FINDINGS, found)
     write_table(PAGE, [Finding(**entry) for entry in found])
-    return f"{FINDINGS.name}: {len(found)} methods of {', '.join(name for name, *_ in ADVISING)}"
+    return f"{FINDINGS.name}: {len(found)} methods of {', '.join(dict.fromkeys(name for name, *_ in ADVISING))}"
 
 
 def main() -> None:

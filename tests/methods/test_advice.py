@@ -62,6 +62,13 @@ def test_where_intervals_do_not_part_the_lowest_loss_at_the_end_counts():
     assert finding_for("async", "adamw", 8, [late, apart]) is apart
 
 
+def test_methods_are_compared_on_the_network_on_which_most_were_tried():
+    lone = replace(MADE_UP, method="spectrain", ratio=0.9, low=0.8, high=1.0, network="a ResNet", stages=9)
+    assert finding_for("async", "adamw", 9, [lone, *KNOWN]).method == "pb"  # two methods on the MLP of 8 stages
+    assert finding_for("async", "adamw", 9, [lone, MADE_UP]) is lone  # one each: the nearest depth
+    assert finding_for("async", "adamw", 12, [replace(lone, stages=11), *KNOWN]).method == "spectrain"  # 8 is farther
+
+
 def test_advice_that_no_study_gives():
     with pytest.raises(UsageError, match="no study has found a method for it yet"):
         finding_for("local", "adamw", 8, KNOWN)

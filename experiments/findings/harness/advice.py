@@ -18,16 +18,19 @@ DIGITS = 5  # of the numbers in the file
 
 
 def entries(
-    study: Study, finished: Mapping[str, Record], network: str, stages: int | None = None
+    study: Study, finished: Mapping[str, Record], network: str, stages: int | None = None, where: str | None = None
 ) -> list[dict[str, Any]]:
     """What a study found of each cell that has losses of its own or old gradients; `network` is its name in messages.
 
-    `stages` is on how many all cells train, where their settings do not say it. Cells that are not finished, or
-    diverged, are left out, and so are methods of a file's own and cells with options of the optimizer. A cell that is
-    shown beside another one counts against that. Of several cells of one method the last one counts, a control.
+    `stages` is on how many all cells train, where their settings do not say it. `where` leaves only cells with a name
+    of two parts of which it is the first. Cells that are not finished, or diverged, are left out, and so are methods of
+    a file's own and cells with options of the optimizer. A cell that is shown beside another one counts against that.
+    Of several cells of one method the last one counts, a control.
     """
     rows = {}
-    for cell in (each for each in study.cells if ":" not in each.method and "options" not in each.settings):
+    for cell in study.cells:
+        if ":" in cell.method or "options" in cell.settings or where not in (None, cell.name.rpartition(", ")[0]):
+            continue
         chosen = stretto.method(cell.method)
         found = result(study, finished, cell)
         ratio = found.ratio if cell.beside is None else found.beside
@@ -75,20 +78,24 @@ def rounded(value: float) -> float:
 
 
 def table(found: Sequence[Finding]) -> str:
-    """A Markdown table of what each word stands for, by optimizer and depth, with the other methods of its study."""
+    """A Markdown table of the best method of each network, optimizer and depth, with the others that were tried there.
+
+    What a word stands for at that depth is bold.
+    """
     columns = (
-        "`method=`", "optimizer", "stages", "stands for", "steps to the loss, over plain training", "loss at the end",
-        "the others there",
+        "`method=`", "optimizer", "stages", "network", "best", "steps to the loss, over plain training",
+        "loss at the end", "the others there",
     )  # fmt: skip
     lines = [f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}"]
-    for word, optimizer, stages in sorted({(each.advice, each.optimizer, each.stages) for each in found}):
-        same = [each for each in found if (each.advice, each.optimizer, each.stages) == (word, optimizer, stages)]
+    for place in sorted({(each.advice, each.optimizer, each.stages, each.network) for each in found}):
+        word, optimizer, stages, network = place
+        same = [each for each in found if (each.advice, each.optimizer, each.stages, each.network) == place]
         best = finding_for(word, optimizer, stages, same)
+        name = f"**`{best.method}`**" if finding_for(word, optimizer, stages, found) == best else f"`{best.method}`"
         others = sorted((each for each in same if each is not best), key=lambda each: each.gap)
         beside = ", ".join(f"`{each.method}` {each.gap:+.1f} %" for each in others) or "none"
-        lines.append(
-            f'| `"{word}"` | {optimizer} | {stages} | `{best.method}` | {best.spread} | {best.gap:+.1f} % | {beside} |'
-        )
+        told = (f'`"{word}"`', optimizer, str(stages), network, name, best.spread, f"{best.gap:+.1f} %", beside)
+        lines.append(f"| {' | '.join(told)} |")
     return "\n".join(lines) + "\n"
 
 

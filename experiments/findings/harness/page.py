@@ -31,11 +31,11 @@ def page(study: Study, finished: Mapping[str, Record], launches: Mapping[str, Re
     """The Markdown of a study's page, made of its finished runs and launches."""
     found = {cell.name: result(study, finished, cell) for cell in study.cells}
     left = [f"{len(missing)} {what}" for what, missing in _missing(study, finished, launches or {}).items() if missing]
-    state = "" if not left else f"**Not finished: {' and '.join(left)} are missing. Nothing below is final.**\n"
+    state = [f"**Not finished: {' and '.join(left)} are missing. Nothing below is final.**\n"] if left else []
     parts = [
         f"# {study.title}\n",
         f"{study.question}\n",
-        state,
+        *state,
         *(f"{paragraph}\n" for paragraph in study.answer),
         f"{study.setting}\n",
         _claims(study, found),

@@ -281,19 +281,17 @@ def stage_times(
     of_kind("cluster", cluster, Cluster, "what stretto.cost.find_cluster(name) returned")
     positive("examples", examples)
     stepping = stepping_of(optimizer)
+    dtype = dtype or costs.dtype
     stages = costs.stages(bounds)
     places = workers_of_stages(workers, len(stages))
     share = examples / len(places[0])
     layer_speeds = LayerSpeeds(
-        *(
-            speeds_of(costs, cluster, places, share, dtype or costs.dtype, optimizer, on_chip=near)
-            for near in (False, True)
-        )
+        *(speeds_of(costs, cluster, places, share, dtype, optimizer, on_chip=near) for near in (False, True))
     )
     stage_heads = heads or [None] * len(stages)
     head_costs = ModelCosts(tuple(head for head in stage_heads if head is not None), costs.dtype)
-    head_speeds = speeds_of(head_costs, cluster, places, share, dtype or costs.dtype, optimizer)
-    machines = machines_of(cluster, places, dtype or costs.dtype)
+    head_speeds = speeds_of(head_costs, cluster, places, share, dtype, optimizer)
+    machines = machines_of(cluster, places, dtype)
     predicted = []
     for s, (stage, replicas) in enumerate(zip(stages, places, strict=True)):
         held = stage.parameter_bytes + stage.held.at(share)
@@ -301,25 +299,25 @@ def stage_times(
         compute = slowest_replica(costs, span, cluster, replicas, held, layer_speeds, waits=waits)
         if s in silent:
             compute = compute._replace(backward=compute.weight_gradient, input_gradient=0.0)
-        head = stage_heads[s]
+        rows, head = costs.layers[bounds[s] : bounds[s + 1]], stage_heads[s]
         if head is not None:
             index = sum(lower is not None for lower in stage_heads[:s])
             columns = zip(*(head_speeds[worker][index].alone for worker in replicas), strict=True)
             compute = with_head(compute, LayerTimes(*map(max, columns)))
-            stage = replace(stage.then(head), output=stage.output)
-        cure, rows = PLAIN if cures is None else cures[s], costs.layers[bounds[s] : bounds[s + 1]]
-        rows = rows if head is None else (*rows, head)
+            stage, rows = replace(stage.then(head), output=stage.output), (*rows, head)
+        cure = PLAIN if cures is None else cures[s]
         if cure != PLAIN:
             compute = with_cure(compute, rows, cure, [machines[worker] for worker in replicas], stepping)
         kept = feedback_tensors(cure, stepping) * stage.gradient_bytes
         kept += sum(matrix_bytes(cure, row, stepping) for row in rows)
+        above = places[s + 1] if s + 1 < len(stages) else None
+        below = places[s - 1] if s else None
         predicted.append(
             StageTimes(
                 compute=compute,
                 all_reduce=all_reduce_seconds(cluster, replicas, stage.gradient_bytes),
-                send=message_seconds(cluster, replicas, places[s + 1], stage.output.at(share))
-                if s + 1 < len(stages) else 0.0,
-                send_back=message_seconds(cluster, replicas, places[s - 1], stage.input.at(share)) if s else 0.0,
+                send=0.0 if above is None else message_seconds(cluster, replicas, above, stage.output.at(share)),
+                send_back=0.0 if below is None else message_seconds(cluster, replicas, below, stage.input.at(share)),
                 input=stage.input.at(share),
                 output=stage.output.at(share),
                 held=stage.held.at(share),
@@ -327,7 +325,7 @@ def stage_times(
                 gradients=stage.gradient_bytes,
                 state=stage.state_bytes(optimizer_of(stepping.name)) + kept,
             )
-        )  # fmt: skip
+        )
     return tuple(predicted)
 
 

@@ -17,6 +17,7 @@ from stretto.options.parse import parse
 
 KIN = {"adam": "adamw", "lamb": "adamw", "lars": "sgd"}  # an optimizer of no study, and the studied one nearest to it
 UNKNOWN = "adamw"  # stands for any other
+ABOUT = 1.25  # times the nearest depth, or one such part of it: the same depth
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,17 +90,21 @@ def kin(optimizer: str, studied: Collection[str]) -> str | None:
 def finding_for(advice: str, optimizer: str, stages: int, among: Sequence[Finding] | None = None) -> Finding:
     """The finding that the advice rests on: the fewest steps at the nearest depth (as a factor) under an optimizer.
 
-    Of methods between which the intervals of the steps do not decide, the one with the lowest loss at the end.
-    `optimizer` is a name of the table; one of no study stands for its nearest kin, AdamW where there is none. Of two
-    depths equally far the larger one counts. Raises UsageError where no study has such a method.
+    Methods are compared on one network: of those tried at about this depth the one on which most were. Of methods
+    between which the intervals of the steps do not decide, the one with the lowest loss at the end. `optimizer` is a
+    name of the table; one of no study stands for its nearest kin, AdamW where there is none. Of two depths equally far
+    the larger one counts. Raises UsageError where no study has such a method.
     """
     known = [each for each in (findings() if among is None else among) if each.advice == advice]
     own = kin(optimizer, {each.optimizer for each in known})
     suited = [each for each in known if each.optimizer == own]
     if not suited:
         raise UsageError(f"method {advice!r}: no study has found a method for it yet: name a method instead")
-    depth = min({each.stages for each in suited}, key=lambda depth: (abs(math.log(depth / stages)), -depth))
-    there = [each for each in suited if each.stages == depth]
+    depths = sorted({each.stages for each in suited}, key=lambda depth: (abs(math.log(depth / stages)), -depth))
+    near = [depth for depth in depths if abs(math.log(depth / depths[0])) <= math.log(ABOUT)]
+    places = [(network, depth) for depth in near for network in dict.fromkeys(each.network for each in suited)]
+    groups = [[each for each in suited if (each.network, each.stages) == place] for place in places]
+    there = max(groups, key=len)
     fewest = min(there, key=Finding.steps)
     return min((each for each in there if each.undecided(fewest)), key=lambda each: (each.gap, each.steps()))
 

@@ -157,22 +157,8 @@ class Prices(LayerPrices):
         """The costs of stage s for all [i, j), as if it owned all shared weights that it has."""
         worker, places, versions = c.worker_of(s), self.places_of(c), c.planned.versions(c.stage_at(s))
         workers, stages_per_worker = places.workers, c.planning.stages_per_worker
-        times, sizes = self.slowest(c, worker), self.sizes(c.form, c.examples)
-        static, gradients, held = sizes.parameters * versions + sizes.state, sizes.gradients, sizes.held
-        copies = c.planned.weight_copies(c.stage_at(s))
-        static = static + self.beside_borrowed(c, s) + (copies.forward + copies.backward + copies.always) * gradients
-        if s and not c.receives_gradient(s - 1):
-            times = times._replace(backward=times.weight_gradient)
-        if s in c.gradients.heads:
-            head = self.head(c, s)
-            times = with_head(times, head.times)
-            twice = self.had_twice(c.method)
-            static, gradients = static + head.static - twice, gradients + head.gradients
-            held = held + head.held - twice
-        learn = np.zeros_like(static)
-        if s in c.gradients.predicted:
-            forward, learn, bytes_of_predictor = self.predictor(c, s)
-            times, static = times._replace(backward=times.backward + forward), static + bytes_of_predictor
+        sizes = self.sizes(c.form, c.examples)
+        times, static, gradients, held, learn = self.trained(c, s, sizes)
         intra = self.intra_stage(
             c.mesh, c.pipeline, c.placement, worker, c.form, c.examples, self.hides_exchanges and not c.planning.split
         )
@@ -219,6 +205,26 @@ class Prices(LayerPrices):
         if c.sequence:
             stage = stage._replace(all_reduce=stage.all_reduce + self.summed_once(c, worker))
         return self.with_runtime(c, s, self.as_program_sums(c, self.with_host(c, s, stage)))
+
+    def trained(self, c: Candidate, s: int, sizes: Sizes) -> "Trained":
+        """The layers of stage s with what its method trains beside them: heads, predictors, copies of weights."""
+        times, versions = self.slowest(c, c.worker_of(s)), c.planned.versions(c.stage_at(s))
+        static, gradients, held = sizes.parameters * versions + sizes.state, sizes.gradients, sizes.held
+        copies = c.planned.weight_copies(c.stage_at(s))
+        static = static + self.beside_borrowed(c, s) + (copies.forward + copies.backward + copies.always) * gradients
+        if s and not c.receives_gradient(s - 1):
+            times = times._replace(backward=times.weight_gradient)
+        if s in c.gradients.heads:
+            head = self.head(c, s)
+            times = with_head(times, head.times)
+            twice = self.had_twice(c.method)
+            static, gradients = static + head.static - twice, gradients + head.gradients
+            held = held + head.held - twice
+        learn = np.zeros_like(static)
+        if s in c.gradients.predicted:
+            forward, learn, bytes_of_predictor = self.predictor(c, s)
+            times, static = times._replace(backward=times.backward + forward), static + bytes_of_predictor
+        return Trained(times, static, gradients, held, learn)
 
     def has_buckets(self, c: Candidate) -> bool:
         """Whether a copy of all gradients is kept to sum them, in networks that are only planned."""
@@ -545,6 +551,19 @@ class Prices(LayerPrices):
         parts["bubble"] = total - sum(parts.values())
         parts["correction"] = total * (self.correction(c) - 1)
         return {name: float(value) for name, value in parts.items()}
+
+
+class Trained(NamedTuple):
+    """The seconds of a stage's layers for all [i, j), and the bytes that they keep, with what is trained beside them.
+
+    `learn` are the seconds in which it learns to predict gradients, `held` the bytes of a micro-batch.
+    """
+
+    times: Times
+    static: Table
+    gradients: Table
+    held: Table
+    learn: Table
 
 
 class Head(NamedTuple):
