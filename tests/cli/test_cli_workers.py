@@ -14,7 +14,6 @@ import pytest
 import safetensors.torch
 import torch
 
-import runtime.processes
 from cli.kills import survives
 from cli.processes import alive, descendants, forks, gone, left, listening, start, wait_for
 from stretto.cli import main
@@ -149,22 +148,10 @@ def test_replicas_with_a_parameter_server(capsys, tmp_path):
             assert max(each["staleness"]) <= 2
 
 
-UNDER_A_LAUNCHER = ["train", *SMALL, "--steps", "30", "--method", "1f1b", "--out", "many", "--json"]
-
-
-def test_under_the_variables_of_torchrun(capsys, tmp_path):
-    processes = runtime.processes.start(2, [sys.executable, "-m", "stretto", *UNDER_A_LAUNCHER])
-    told = [process.communicate(timeout=120) for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], told
-    assert [json.loads(out)["steps"] for out, _ in told if out] == [30]
-    train(capsys, "--method", "1f1b", "--out", "alone")
-    same_weights(tmp_path / "alone", tmp_path / "many")
-
-
-@pytest.mark.slow
 def test_under_torchrun(capsys, tmp_path):
+    words = ["train", *SMALL, "--steps", "30", "--method", "1f1b", "--out", "many", "--json"]
     torchrun = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d")
-    process = start(UNDER_A_LAUNCHER, tmp_path, launcher=(*torchrun, "--rdzv-endpoint", "localhost:0", "-m", "stretto"))
+    process = start(words, tmp_path, launcher=(*torchrun, "--rdzv-endpoint", "localhost:0", "-m", "stretto"))
     out, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
     assert json.loads(out)["steps"] == 30
@@ -312,7 +299,6 @@ def test_a_worker_that_hangs_costs_an_attempt(capsys, tmp_path):
     same_weights(tmp_path / "undisturbed", tmp_path / "run")
 
 
-@pytest.mark.slow
 def test_sigterm_saves_and_another_number_of_workers_goes_on(capsys, tmp_path):
     words = ["train", *SMALL[:-1], "50", "--method", "1f1b", "--steps", "200", "--out", "run"]
     process, workers = started(tmp_path, [*words, "--workers", "2", "--checkpoint-every", "10000"])
