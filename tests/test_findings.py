@@ -135,6 +135,12 @@ def test_the_best_rate_goes_on_and_an_edge_is_extended(harness, study, tmp_path)
     assert set(rung) == {0}
 
 
+def test_a_run_whose_last_loss_is_no_number_is_told_as_any_other(harness, study):
+    run = harness.cells.Run(study.cells[0], 0.4, 0, 20)
+    record = {"key": run.key, "diverged": None, "validation": None, "seconds a step": {"wall": 1}}
+    assert "| 20 steps: validation inf, 3 s;" in harness.work.progress(study, {run.key: record}, record, 3.0, 1)
+
+
 def test_grids_grow_twice_at_most_and_not_beyond_the_runs_of_a_study(harness, study, monkeypatch, tmp_path):
     far = harness.cells.Cell("far", "pb", "SGD", (0.001, 0.002, 0.004, 0.008), 40, {"delay": 0})
     alone = harness.cells.Study("far", "", "", (far,), study.train, 20)

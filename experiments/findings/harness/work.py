@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from harness.cells import Record, Run, Study
-from harness.halving import next_runs, runs_left
+from harness.halving import next_runs, runs_left, value
 from harness.machine import QUIET, load, machine, versions
 from harness.store import Store
 
@@ -61,7 +61,7 @@ def progress(study: Study, finished: Mapping[str, Record], record: Record, secon
     per_step = statistics.median(each["seconds a step"]["wall"] for each in finished.values())
     left = runs_left(study, finished)
     minutes = sum(run.steps for run in left) * per_step / jobs / 60
-    end = f"diverged at step {record['diverged']}" if record["diverged"] else f"validation {record['validation']:.4g}"
+    end = f"diverged at step {record['diverged']}" if record["diverged"] else f"validation {value(record):.4g}"
     return (
         f"[{len(finished)}/{len(finished) + len(left)}] {record['key']}: {end}, {seconds:.0f} s; "
         f"about {minutes / 60:.1f} h left"
