@@ -97,7 +97,9 @@ def made_up_launches(study, seconds_of, **changed):
 def test_the_page_by_the_clock_is_made_of_runs_and_launches(harness):
     """Synchronous ways need 360 steps, local ones 180; the best synchronous one takes 0.1 s, local ones 0.12."""
     clock = importlib.import_module("by_the_clock")
-    methods = {"asynchronous": {"A": "pb", "B": "pb"}, "local": {"A": "greedy", "B": "chunked(chunks={processes})"}}
+    pb = {2: "pb", 4: "pb"}
+    chunks = {2: "chunked(chunks=2)", 4: "chunked(chunks=4)"}
+    methods = {"asynchronous": {"A": pb, "B": pb}, "local": {"A": {2: "greedy", 4: "greedy"}, "B": chunks}}
     study = clock.study(methods)
     runs = made_up_runs(harness, study, lambda cell: 180 if "local" in cell.name else 360)
 
@@ -121,16 +123,17 @@ def test_the_page_by_the_clock_is_made_of_runs_and_launches(harness):
 
 def test_study_five_waits_until_its_methods_are_named(harness, monkeypatch):
     clock, methods = importlib.import_module("by_the_clock"), importlib.import_module("clock_parts.methods")
-    for name, value in (("ASYNCHRONOUS", {"A": "pb"}), ("LOCAL", None)):
+    for name, value in (("ASYNCHRONOUS", {"A": {2: "pb", 4: "pb"}, "B": {2: "pb"}}), ("LOCAL", None)):
         monkeypatch.setattr(methods, name, value)
-    with pytest.raises(SystemExit, match=r"no asynchronous method for setting B: .*before the first timed run"):
+    with pytest.raises(SystemExit, match=r"no asynchronous method for setting B on 4 processes: .*before the first"):
         clock.STUDY  # noqa: B018
-    monkeypatch.setattr(methods, "ASYNCHRONOUS", {"A": "pb", "B": "pipedream(rotate=True)"})
-    monkeypatch.setattr(methods, "LOCAL", {"A": "greedy", "B": "greedy"})
+    rotated, greedy = {2: "pb", 4: "pipedream(rotate=True)"}, {2: "greedy", 4: "greedy"}
+    monkeypatch.setattr(methods, "ASYNCHRONOUS", {"A": {2: "pb", 4: "pb"}, "B": rotated})
+    monkeypatch.setattr(methods, "LOCAL", {"A": greedy, "B": greedy})
     study = clock.STUDY
     assert (study.base_runs, len(study.launches)) == (70, 192)
-    rotated = study.cell("B, asynchronous, 4 stages")
-    assert rotated.rates == importlib.import_module("depth").RATES["rotated"]
+    assert study.cell("B, asynchronous, 2 stages").rates == study.cell("B, synchronous").rates
+    assert study.cell("B, asynchronous, 4 stages").rates == importlib.import_module("depth").RATES["rotated"]
     for cell in study.cells:
         stretto.method(cell.method)
 
@@ -186,7 +189,8 @@ def test_the_formula_of_bytes_has_the_layers_of_alexnet(harness):
 def test_every_way_is_launched_on_two_processes(harness, tmp_path):
     """Three steps of each of setting A, over loopback; bytes; and one over a link, where links are allowed."""
     clock, lecture = importlib.import_module("by_the_clock"), importlib.import_module("lecture")
-    methods = {"asynchronous": {"A": "pb-lwp-sc", "B": "pb"}, "local": {"A": "greedy", "B": "chunked(chunks=2)"}}
+    a, b = {2: "pb-lwp-sc", 4: "pb"}, {2: "greedy", 4: "greedy"}
+    methods = {"asynchronous": {"A": a, "B": a}, "local": {"A": b, "B": b}}
     first = [each for each in clock.study(methods).launches + lecture.STUDY.launches if each.number == 0]
     here = [
         each

@@ -44,7 +44,7 @@ def cells(methods: Chosen) -> tuple[Cell, ...]:
         )
         for kind, by_setting in methods.items():
             for processes in PROCESSES:
-                method = by_setting[letter].format(processes=processes)
+                method = by_setting[letter][processes]
                 found.append(
                     Cell(
                         f"{letter}, {kind}, {processes} stages",

@@ -8,14 +8,15 @@ THREADS, DDP = "one process", "DistributedDataParallel"
 SYNCHRONOUS = (THREADS, DDP, "1f1b", "zb-h1")
 
 
-def ways(methods: Chosen, letter: str) -> dict[str, str]:
+def ways(methods: Chosen, letter: str, processes: int) -> dict[str, str]:
     """A setting's ways by name: the method with its options, or the name itself for what is torch's own."""
-    return {**{name: name for name in SYNCHRONOUS}, **{kind: own[letter] for kind, own in methods.items()}}
+    chosen = {kind: own[letter][processes] for kind, own in methods.items()}
+    return {**{name: name for name in SYNCHRONOUS}, **chosen}
 
 
 def launch(methods: Chosen, letter: str, way: str, processes: int, link: int | None) -> Launch:
     """One way in one place. The single process has as many threads, and no link."""
-    method = ways(methods, letter)[way].format(processes=processes)
+    method = ways(methods, letter, processes)[way]
     settings = {"letter": letter, "method": method}
     if way == THREADS:
         return Launch(
@@ -44,7 +45,7 @@ def launches(methods: Chosen) -> tuple[Launch, ...]:
             for letter in SETTINGS
             for processes in PROCESSES
             for link in LINKS
-            for way in ways(methods, letter)
+            for way in ways(methods, letter, processes)
             if way != THREADS or link is None
         ]
     )

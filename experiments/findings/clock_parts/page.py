@@ -50,7 +50,7 @@ def clock(study: Study, methods: Chosen, runs: Records, launches: Records) -> st
 def _timed(study: Study, methods: Chosen, launches: Records, place: Place) -> list[Timed]:
     """The ways whose steps are known here."""
     found = []
-    for way in ways(methods, place.letter):
+    for way in ways(methods, place.letter, place.processes):
         link = None if way == SYNCHRONOUS[0] else place.link
         step = step_time(launch(methods, place.letter, way, place.processes, link), launches)
         if step is not None:
@@ -110,14 +110,14 @@ def _table(study: Study, methods: Chosen, runs: Records, launches: Records, plac
     times = _times(study, runs, timed, place)
     theirs = _best(times, synchronous=True, complete=len(SYNCHRONOUS))
     rows = []
-    for way, method in ways(methods, place.letter).items():
+    for way, method in ways(methods, place.letter, place.processes).items():
         step = next((each.step for each in timed if each.name == way), None)
         own = next(((each, seconds) for each, seconds in times if each.name == way), None)
         ratio, verdict = "", ""
         if own is not None and theirs is not None and own[0] != theirs:
             found = time_ratio(study, runs, own[0], theirs, study.cell(f"{place.letter}, synchronous"))
             ratio, verdict = _as_soon(found), _side(found, noisy=own[0].step.noisy or theirs.step.noisy)
-        name = f"{way}, `{method.format(processes=place.processes)}`" if way not in SYNCHRONOUS else way
+        name = f"{way}, `{method}`" if way not in SYNCHRONOUS else way
         shown = (OPEN, "") if step is None else (step.shown, f"{step.others:.2f}")
         seconds = "" if own is None else str(own[1])
         rows.append(f"| {name} | {shown[0]} | {seconds} | {ratio} | {verdict} | {shown[1]} |")

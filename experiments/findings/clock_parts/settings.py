@@ -19,8 +19,8 @@ from stretto.models.mlp import mlp
 from stretto.models.model import Recipe
 from stretto.models.transformer import transformer
 
-Chosen = Mapping[str, Mapping[str, str]]
-"""Methods by kind ("asynchronous", "local") and setting."""
+Chosen = Mapping[str, Mapping[str, Mapping[int, str]]]
+"""Methods by kind ("asynchronous", "local"), setting and number of processes."""
 PROCESSES, LINKS = (2, 4), (None, 100, 400)
 ROTATED = (0.002, 0.004, 0.008, 0.016)  # the grid of study 1 for rotated AdamW
 
