@@ -53,7 +53,7 @@ def error_table(study: Study, finished: Mapping[str, Record], cells: Iterable[Ce
             above, verdicts[0] = points_above(found, reference), by_error(found, reference)
         if cell.uncured is not None:
             verdict = by_error(found, result(study, finished, study.cell(cell.uncured)))
-            verdicts[1] = f"{verdict} than {cell.uncured}"
+            verdicts[1] = f"{verdict} {'than' if verdict in ('better', 'worse') else 'against'} {cell.uncured}"
         shown = "" if above is None else f"{above.mean:+.1f} [{above.low:+.1f}, {above.high:+.1f}]"
         lines.append(f"| {cell.name} | {percent(found, sign=False)} | {shown} | {' | '.join(verdicts)} |")
     return "\n".join(lines) + "\n"
