@@ -91,7 +91,7 @@ def finished(imported, study, train):
 def test_the_page_of_heads(imported):
     """A head that is 2 % worse, one that is 5 % worse, and one that costs as much as the network."""
     study = imported("heads").STUDY
-    assert (study.base_runs, len(study.cells)) == (175, 25)
+    assert (study.base_runs, len(study.cells)) == (189, 27)
     names = [name for name in stretto.heads.HEADS if name not in imported("heads").FITTING]
     assert names == ["linear", "pooled", "sequence"]
     factors = {"2 chunks, language": 1.02, "2 chunks, solo": 1.05}
@@ -107,6 +107,7 @@ def test_the_page_of_heads(imported):
     assert "| 2 | `language` | 2 [2, 2] | 0.0 | 100.0 | 2 [2, 2] | worse |  |" in page
     assert "| 2 | `solo` | 5 [5, 5] | 0.0 | 100.0 | 5 [5, 5] | worse | worse |" in page
     assert "| 4 | `auglocal` | 10 [10, 10] | 100.0 | 200.0 | 175 [175, 175] | worse |" in page  # 1.1 (4 - 1.5) / 1
+    assert "where both clip their gradients | **missed** | 2 chunks, language, clipped | 10 [10, 10] % |" in page
     for name in names:
         assert f"- `{name}`: head '{name}' goes [N, " in page
 
