@@ -189,9 +189,9 @@ STUDY = Study(
         "backprop, with 1.7 % more compute a step, and are at its loss in 0.55 of the steps; every head but "
         "`segprop` ends below it with any number of chunks (`two-layer` with eight: undecided). What backprop lacks "
         "is not clipping: where both clip their gradients the two chunks end 11 % below it. (That pair has no "
-        "ratio: one of backprop's seeds never comes to the mean of the three at step 315.) Nor is it the rate "
-        "alone: clipped and at the same rate, 0.004, the chunks are 3.5 % lower after 175 steps (first rung, one "
-        "seed); they bear twice that rate, and backprop does not.",
+        "ratio: one of backprop's seeds never comes to the mean of the three at step 315; the advice keeps that of "
+        "the pair without clipping.) Nor is it the rate alone: clipped and at the same rate, 0.004, the chunks are "
+        "3.5 % lower after 175 steps (first rung, one seed); they bear twice that rate, and backprop does not.",
         "**Small heads.** The plain head and `infopro` have the lowest losses, and their intervals do not part. Heads "
         "of several layers (`auglocal`, `blocks`, `man`) add 14 to 26 % of a step for two chunks, 98 to 172 % for "
         "eight, and at equal compute end no lower than backprop. `segprop` with one shared block is not better than "

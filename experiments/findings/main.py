@@ -33,10 +33,10 @@ ADVISING = (
     ("depth", "a decoder of 32 thin blocks", None, None),
     ("depth_ideas", "a decoder of 32 thin blocks", None, None),
     ("heads", "a decoder of 8 blocks", 8, None),
-    ("slides", "ResNet-20, updates of one example", 34, "one example"),
-    ("local_updates", "a decoder of 8 blocks, rates constant", 8, "decoder"),
-    ("local_updates", "an MLP of 8 layers", 8, "MLP 1024"),
-    ("local_updates", "ResNet-20", 9, "ResNet-20"),
+    ("slides", "ResNet-20, updates of one example", 34, {"task": "one example"}),
+    ("local_updates", "a decoder of 8 blocks, rates constant", 8, {"network": "decoder"}),
+    ("local_updates", "an MLP of 8 layers", 8, {"network": "mlp", "width": 1024, "batch": 64}),
+    ("local_updates", "ResNet-20", 9, {"network": "resnet"}),
 )
 
 

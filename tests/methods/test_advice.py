@@ -1,6 +1,7 @@
 """What "async" and "local" stand for, and the penalties that plans take from the package's own studies."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -38,7 +39,7 @@ KNOWN = (
         ("adamw", 8, "pb"),  # the smaller ratio
         ("adam", 9, "pb"),  # kin, and the nearest depth
         ("adamw", 16, "pb"),  # as far from 8 as from 32: the deeper one, and there the one that ended nearest
-        ("lars", 2, "spectrain"),
+        ("sgd", 2, "spectrain"),
         ("adagrad", 8, "pb"),  # of no study, and no kin
     ],
 )
@@ -62,15 +63,26 @@ def test_where_intervals_do_not_part_the_lowest_loss_at_the_end_counts():
     assert finding_for("async", "adamw", 8, [late, apart]) is apart
 
 
+def test_methods_that_do_not_work_with_the_optimizer_are_left_out():
+    cured = replace(MADE_UP, optimizer="sgd", method="spectrain", gap=1.0)
+    known = [cured, replace(cured, method="pb", gap=3.0)]
+    assert finding_for("async", "sgd", 8, known).method == "spectrain"  # which reads a velocity
+    assert finding_for("async", "plain-sgd", 8, known).method == "pb"
+    assert finding_for("async", "plain-sgd", 8, [replace(cured, method="pb-lwpw"), *known]).method == "pb"
+    assert finding_for("async", "lars", 8, known).method == "pb"
+    with pytest.raises(UsageError, match="that works with plain-sgd yet"):
+        finding_for("async", "plain-sgd", 8, [cured])
+
+
 def test_methods_are_compared_on_the_network_on_which_most_were_tried():
-    lone = replace(MADE_UP, method="spectrain", ratio=0.9, low=0.8, high=1.0, network="a ResNet", stages=9)
+    lone = replace(MADE_UP, method="pipeoptim", ratio=0.9, low=0.8, high=1.0, network="a ResNet", stages=9)
     assert finding_for("async", "adamw", 9, [lone, *KNOWN]).method == "pb"  # two methods on the MLP of 8 stages
     assert finding_for("async", "adamw", 9, [lone, MADE_UP]) is lone  # one each: the nearest depth
-    assert finding_for("async", "adamw", 12, [replace(lone, stages=11), *KNOWN]).method == "spectrain"  # 8 is farther
+    assert finding_for("async", "adamw", 12, [replace(lone, stages=11), *KNOWN]).method == "pipeoptim"  # 8 is farther
 
 
 def test_advice_that_no_study_gives():
-    with pytest.raises(UsageError, match="no study has found a method for it yet"):
+    with pytest.raises(UsageError, match="no study has found a method that works with adamw yet"):
         finding_for("local", "adamw", 8, KNOWN)
 
 
@@ -106,7 +118,9 @@ def made_here(parameters):
 @pytest.mark.parametrize(
     ("function", "name"),
     [
-        (torch.optim.SGD, "sgd"),
+        (torch.optim.SGD, "plain-sgd"),
+        (partial(torch.optim.SGD, momentum=0.9, nesterov=True), "plain-sgd"),
+        (partial(torch.optim.SGD, momentum=0.9), "sgd"),
         (lambda parameters: torch.optim.AdamW(parameters, lr=0.1), "adamw"),
         (stretto.optim.muon, "muon"),
         (NamedOptimizer(by_name), "adam"),
@@ -118,13 +132,21 @@ def test_the_kind_of_an_optimizer_function(function, name):
     assert name_made_by(function, [lambda: pairs(1)[0]]) == name
 
 
-@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW])
-def test_a_trainer_settles_it_once_and_saves_what_it_stands_for(optimizer, tmp_path):
+@pytest.mark.parametrize(
+    ("optimizer", "name"),
+    [
+        (torch.optim.SGD, "plain-sgd"),
+        (partial(torch.optim.SGD, momentum=0.9), "sgd"),
+        (torch.optim.AdamW, "adamw"),
+        (torch.optim.RMSprop, "rmsprop"),
+    ],
+)
+def test_a_trainer_settles_it_once_and_saves_what_it_stands_for(optimizer, name, tmp_path):
     def trainer(method):
         return stretto.Trainer(pairs(4), nn.functional.mse_loss, optimizer, method, device="cpu")
 
     first = trainer("async(warmup=3)")
-    expected = stretto.advised("async(warmup=3)", optimizer.__name__.lower(), 4)
+    expected = stretto.advised("async(warmup=3)", name, 4)
     assert str(first.method) == str(expected)
     assert "warmup=3" in str(first.method)
     first.step(torch.ones(2, 3), torch.ones(2, 3))
@@ -155,6 +177,12 @@ def test_penalties_of_plans_come_with_their_spread_and_are_marked():
     other = objective.penalty(Candidate(4, Mesh(), 1, "pipedream", 4))
     assert other.source == "extrapolated"
     assert 1.0 < other.factor < 1.2
+
+
+def test_plans_do_not_count_on_fewer_steps_than_plain_trainings():
+    sooner = replace(MADE_UP, advice="local", method="greedy", ratio=0.5, low=0.4, high=0.6, losses=8)
+    (penalty,) = found_penalties(("greedy",), "adamw", [sooner])["greedy"]
+    assert (penalty.factor, penalty.error) == (1.0, sooner.error)
 
 
 def test_methods_with_options_have_the_penalty_of_their_own():

@@ -18,18 +18,23 @@ DIGITS = 5  # of the numbers in the file
 
 
 def entries(
-    study: Study, finished: Mapping[str, Record], network: str, stages: int | None = None, where: str | None = None
+    study: Study,
+    finished: Mapping[str, Record],
+    network: str,
+    stages: int | None = None,
+    where: Mapping[str, Any] | None = None,
 ) -> list[dict[str, Any]]:
     """What a study found of each cell that has losses of its own or old gradients; `network` is its name in messages.
 
-    `stages` is on how many all cells train, where their settings do not say it. `where` leaves only cells with a name
-    of two parts of which it is the first. Cells that are not finished, or diverged, are left out, and so are methods of
-    a file's own and cells with options of the optimizer. A cell that is shown beside another one counts against that.
-    Of several cells of one method the last one counts, a control.
+    `stages` is on how many all cells train, where their settings do not say it. `where` leaves only cells with these
+    settings. Cells that are not finished, or diverged, are left out, and so are methods of a file's own and cells with
+    options of the optimizer. A cell that is shown beside another one counts against that. Of several cells of one
+    method the last one counts, a control.
     """
     rows = {}
     for cell in study.cells:
-        if ":" in cell.method or "options" in cell.settings or where not in (None, cell.name.rpartition(", ")[0]):
+        elsewhere = any(cell.settings.get(key) != value for key, value in (where or {}).items())
+        if ":" in cell.method or "options" in cell.settings or elsewhere:
             continue
         chosen = stretto.method(cell.method)
         found = result(study, finished, cell)

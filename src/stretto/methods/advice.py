@@ -15,7 +15,9 @@ from stretto.methods.definition import Method
 from stretto.methods.table import is_advised, method
 from stretto.options.parse import parse
 
-KIN = {"adam": "adamw", "lamb": "adamw", "lars": "sgd"}  # an optimizer of no study, and the studied one nearest to it
+PLAIN_SGD = "plain-sgd"  # SGD without momentum, or with Nesterov's: it has no velocity that a cure could read
+KIN = {"adam": "adamw", "lamb": "adamw", "lars": "sgd", PLAIN_SGD: "sgd"}
+"""An optimizer of no study, and the studied one nearest to it."""
 UNKNOWN = "adamw"  # stands for any other
 ABOUT = 1.25  # times the nearest depth, or one such part of it: the same depth
 
@@ -87,19 +89,29 @@ def kin(optimizer: str, studied: Collection[str]) -> str | None:
     return next((name for name in (optimizer, KIN.get(optimizer), UNKNOWN, *sorted(studied)) if name in studied), None)
 
 
+def works_with(name: str, optimizer: str) -> bool:
+    """Whether a method's cures work with an optimizer of this name; predictions, only where there is momentum."""
+    cure = method(name).cure
+    needs_momentum = cure.spike or cure.predicts
+    return not (needs_momentum and optimizer == PLAIN_SGD) and (not cure.optimizers or optimizer in cure.optimizers)
+
+
 def finding_for(advice: str, optimizer: str, stages: int, among: Sequence[Finding] | None = None) -> Finding:
     """The finding that the advice rests on: the fewest steps at the nearest depth (as a factor) under an optimizer.
 
     Methods are compared on one network: of those tried at about this depth the one on which most were. Of methods
     between which the intervals of the steps do not decide, the one with the lowest loss at the end. `optimizer` is a
-    name of the table; one of no study stands for its nearest kin, AdamW where there is none. Of two depths equally far
-    the larger one counts. Raises UsageError where no study has such a method.
+    name of the table, or "plain-sgd" without momentum; one of no study stands for its nearest kin, AdamW where there
+    is none, and methods that do not work with it are left out. Of two depths equally far the larger one counts. Raises
+    UsageError where no study has such a method.
     """
     known = [each for each in (findings() if among is None else among) if each.advice == advice]
     own = kin(optimizer, {each.optimizer for each in known})
-    suited = [each for each in known if each.optimizer == own]
+    suited = [each for each in known if each.optimizer == own and works_with(each.method, optimizer)]
     if not suited:
-        raise UsageError(f"method {advice!r}: no study has found a method for it yet: name a method instead")
+        raise UsageError(
+            f"method {advice!r}: no study has found a method that works with {optimizer} yet: name a method instead"
+        )
     depths = sorted({each.stages for each in suited}, key=lambda depth: (abs(math.log(depth / stages)), -depth))
     near = [depth for depth in depths if abs(math.log(depth / depths[0])) <= math.log(ABOUT)]
     places = [(network, depth) for depth in near for network in dict.fromkeys(each.network for each in suited)]
@@ -112,8 +124,9 @@ def finding_for(advice: str, optimizer: str, stages: int, among: Sequence[Findin
 def advised(chosen: str | Method, optimizer: str, stages: int) -> Method:
     """The method that "async" or "local" stands for under an optimizer of the table, on so many stages.
 
-    Options are added to the advice's own: "async(warmup=100)". Any other method is as `stretto.method` returns it.
-    Raises UsageError where no study has such a method.
+    "plain-sgd" is SGD without momentum, whose velocity no method can use. Options are added to the advice's own:
+    "async(warmup=100)". Any other method is as `stretto.method` returns it. Raises UsageError where no study has such a
+    method.
     """
     if not is_advised(chosen):
         return method(chosen)

@@ -122,6 +122,11 @@ class Cure:
         )  # fmt: skip
 
     @property
+    def predicts(self) -> bool:
+        """Whether some pass looks ahead."""
+        return any(isinstance(each, Prediction) for each in (self.forward, self.backward, self.recompute))
+
+    @property
     def step_predictions(self) -> list[Prediction]:
         """Its predictions along the optimizer's step."""
         passes = (self.forward, self.backward, self.recompute)

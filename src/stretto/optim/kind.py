@@ -7,13 +7,17 @@ from typing import Any
 import torch
 from torch import nn
 
+from stretto.methods.advice import PLAIN_SGD
 from stretto.optim.combined import CombinedOptimizer
+from stretto.optim.momentum import has_velocity
 from stretto.optim.named import NamedOptimizer
 from stretto.optim.parameter_labels import labelled_by
 
 
 def name_of(optimizer: torch.optim.Optimizer) -> str:
-    """The name of an optimizer, in small letters, as the table has it."""
+    """The name of an optimizer, in small letters, as the table has it; "plain-sgd" of an SGD without a velocity."""
+    if isinstance(optimizer, torch.optim.SGD) and not has_velocity(optimizer):
+        return PLAIN_SGD
     return "muon" if isinstance(optimizer, CombinedOptimizer) else type(optimizer).__name__.lower()
 
 
@@ -25,7 +29,7 @@ def name_made_by(function: Callable[..., Any], stages: Sequence[Any]) -> str:
     made = function
     while isinstance(made, partial):
         made = made.func
-    if isinstance(made, type) and issubclass(made, torch.optim.Optimizer):
+    if isinstance(made, type) and issubclass(made, torch.optim.Optimizer) and not issubclass(made, torch.optim.SGD):
         return made.__name__.lower()
     modules = (stage for stage in stages if isinstance(stage, nn.Module))
     stage = next((each for each in modules if any(p.requires_grad for p in each.parameters())), nn.Linear(2, 2))

@@ -1,5 +1,7 @@
 """The momenta of an optimizer's groups, and whether it is the SGD whose velocity the corrections for delay use."""
 
+from typing import Any
+
 import torch
 
 from stretto.errors import UsageError
@@ -11,9 +13,19 @@ def check_momentum(optimizer: torch.optim.Optimizer, what: str, remedy: str) -> 
     if not isinstance(optimizer, torch.optim.SGD):
         raise UsageError(f"{needs}; this optimizer is {type(optimizer).__name__}: {remedy}")
     for group in optimizer.param_groups:
-        if not 0 < group["momentum"] < 1 or group["nesterov"] or group["dampening"] != 0:
+        if not has_plain_momentum(group):
             values = ", ".join(f"{key}={group[key]}" for key in ("momentum", "nesterov", "dampening"))
             raise UsageError(f"{needs}; this one has {values}: {remedy}")
+
+
+def has_velocity(optimizer: torch.optim.SGD) -> bool:
+    """Whether `check_momentum` would take this SGD."""
+    return all(map(has_plain_momentum, optimizer.param_groups))
+
+
+def has_plain_momentum(group: dict[str, Any]) -> bool:
+    """Whether a group of SGD has momentum, without Nesterov's and without dampening."""
+    return 0 < group["momentum"] < 1 and not group["nesterov"] and group["dampening"] == 0
 
 
 def momenta_of(optimizer: torch.optim.Optimizer) -> list[float]:

@@ -13,7 +13,8 @@ def found_penalties(
 ) -> dict[str, tuple[Penalty, ...]]:
     """{method in plans: the penalties that the studies found of it}, under an optimizer or its nearest kin.
 
-    Where a seed never came to the loss it is the least that the ratio of steps can be, without a spread.
+    Where a seed never came to the loss it is the least that the ratio of steps can be, without a spread. Fewer steps
+    than plain training's count as many: the studies are of the first hundreds of steps, where local losses gain most.
     """
     known = findings() if among is None else tuple(among)
     own = kin(optimizer, {each.optimizer for each in known})
@@ -22,7 +23,7 @@ def found_penalties(
         rows = [each for each in known if each.optimizer == own and is_of(name, each)]
         if rows:
             found[name] = tuple(
-                Penalty(each.ratio or each.low, "ours", each.error, each.losses, each.delay) for each in rows
+                Penalty(max(1.0, each.ratio or each.low), "ours", each.error, each.losses, each.delay) for each in rows
             )
     return found
 

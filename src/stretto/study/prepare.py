@@ -18,7 +18,7 @@ from stretto.losses import Loss
 from stretto.losses.named_loss import AUTO, named_loss, suitable_loss
 from stretto.measure import Costs, measure
 from stretto.methods import Method, method
-from stretto.methods.advice import advised
+from stretto.methods.advice import PLAIN_SGD, advised
 from stretto.methods.table import is_advised
 from stretto.models.greedy_decode import find_bleu
 from stretto.models.hugging_face import digest_of_folder
@@ -245,6 +245,8 @@ def written(name: str) -> str:
 def with_advice(settings: S, stages: int) -> S:
     """Write the methods that "async" and "local" stand for; two that stand for the same one count once."""
     optimizer = runs.optimizer_name(settings)
+    if optimizer == "sgd" and settings.momentum == 0:
+        optimizer = PLAIN_SGD
     if isinstance(settings, runs.CompareSettings):
         names = dict.fromkeys(str(advised(name, optimizer, stages)) for name in settings.methods)
         return replace(settings, methods=tuple(names))
