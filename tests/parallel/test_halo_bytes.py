@@ -32,6 +32,7 @@ def test_plans_count_the_bytes_that_two_processes_send():
     assert something > len(NETWORKS)
 
 
+@pytest.mark.slow
 def test_plans_count_the_bytes_of_rows_and_channels_that_four_processes_send():
     """And about those that they keep: halos, copied beside a slab, are not counted."""
     told = {}
