@@ -11,7 +11,7 @@ from clock_parts.page import clock
 from clock_parts.settings import PROCESSES, SETTINGS, Chosen, trainer_of
 from harness import Cell, Study, first, measured_training, shuffled
 
-STEPS, HORIZON, EVERY = 600, 400, 25
+STEPS, HORIZON, EVERY = 450, 300, 25
 
 
 def train(cell: Cell, rate: float, seed: int, steps: int, path: str | None) -> dict[str, Any]:
@@ -76,8 +76,8 @@ def study(methods: Chosen) -> Study:
             "A: the MLP of 8 layers of 1024 on the first 10,000 training images of MNIST, SGD with momentum 0.9 at a "
             "constant rate, batches of 64, tested on 2,000 images. B: this package's decoder of 8 blocks of width 128 "
             "with 4 heads on the bytes of the text, context 64, AdamW as in study 1 with its schedule and clipping, "
-            "batches of 16, tested on 256 windows; its test error is that of the next byte. 600 steps, the cut-off at "
-            "step 360 of the synchronous cell: [rules](../../rules.md), study 5."
+            "batches of 16, tested on 256 windows; its test error is that of the next byte. 450 steps, the cut-off at "
+            "step 270 of the synchronous cell: [rules](../../rules.md), study 5."
         ),
         launches=launches(methods),
         clock=lambda runs, made: clock(study(methods), methods, runs, made),
@@ -86,7 +86,7 @@ def study(methods: Chosen) -> Study:
             "processes over 100 Mbit/s, and of each cell of two stages, on a loaded machine. It showed that they run; "
             "its times and losses are not kept.",
             "Rules left open, and read so: one process with threads, DistributedDataParallel, 1F1B and ZB-H1 make the "
-            "same updates but for rounding, so that one cell of backprop counts their steps; runs go on to 600 steps, "
+            "same updates but for rounding, so that one cell of backprop counts their steps; runs go on to 450 steps, "
             "so that ratios are known up to 1.67; each process of a link is a host of its own, four of them at one "
             "switch, every port as narrow as the link; a pipeline's micro-batches are the method's default.",
         ),
