@@ -25,7 +25,6 @@ RATES = (0.001, 0.002, 0.004, 0.008)
 CHUNKS = (2, 4, 8)
 FITTING = ("language", "two-layer", "auglocal", "blocks", "infopro", "man", "segprop", "solo")
 PLAIN = "language"
-OPTIONS = {PLAIN: "", "segprop": ", share_top=1"}  # the plain head is what "auto" chooses for a decoder
 BACKPROP = "backprop"
 CLIPPED, CLIP = "clipped", 1.0
 
@@ -58,14 +57,20 @@ def name_of(chunks: int, head: str) -> str:
     return f"{chunks} chunks, {head}"
 
 
+def method_of(chunks: int, head: str) -> str:
+    """The method of a cell; the plain head is what "auto" chooses for a decoder."""
+    options = {PLAIN: "", "segprop": ", share_top=1"}
+    return f"chunked(chunks={chunks}{options.get(head, f', head={head}')})"
+
+
 def cells() -> tuple[Cell, ...]:
     """Backprop, then every head that fits with 2, 4 and 8 chunks."""
     return (
         Cell(BACKPROP, "backprop", "AdamW", RATES, STEPS),
         *(
             Cell(
-                name_of(chunks, head), f"chunked(chunks={chunks}{OPTIONS.get(head, f', head={head}')})", "AdamW", RATES,
-                STEPS, {"chunks": chunks, "head": head}, reference=BACKPROP,
+                name_of(chunks, head), method_of(chunks, head), "AdamW", RATES, STEPS,
+                {"chunks": chunks, "head": head}, reference=BACKPROP,
                 uncured=None if head == PLAIN else name_of(chunks, PLAIN),
             )
             for chunks in CHUNKS
@@ -80,7 +85,7 @@ def controls() -> tuple[Cell, ...]:
     return (
         Cell(backprop, "backprop", "AdamW", RATES, STEPS, {"clip": CLIP}),
         Cell(
-            local, f"chunked(chunks={CHUNKS[0]})", "AdamW", RATES, STEPS, {"clip": CLIP}, reference=backprop,
+            local, method_of(CHUNKS[0], PLAIN), "AdamW", RATES, STEPS, {"clip": CLIP}, reference=backprop,
         ),
     )  # fmt: skip
 

@@ -33,8 +33,8 @@ def entries(
     """
     rows = {}
     for cell in study.cells:
-        elsewhere = any(cell.settings.get(key) != value for key, value in (where or {}).items())
-        if ":" in cell.method or "options" in cell.settings or elsewhere:
+        there = (where or {}).items() <= cell.settings.items()
+        if not there or ":" in cell.method or "options" in cell.settings:
             continue
         chosen = stretto.method(cell.method)
         found = result(study, finished, cell)

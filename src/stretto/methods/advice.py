@@ -92,8 +92,19 @@ def kin(optimizer: str, studied: Collection[str]) -> str | None:
 def works_with(name: str, optimizer: str) -> bool:
     """Whether a method's cures work with an optimizer of this name; predictions, only where there is momentum."""
     cure = method(name).cure
-    needs_momentum = cure.spike or cure.predicts
-    return not (needs_momentum and optimizer == PLAIN_SGD) and (not cure.optimizers or optimizer in cure.optimizers)
+    if optimizer == PLAIN_SGD:
+        return not cure.optimizers and not cure.predictions
+    return not cure.optimizers or optimizer in cure.optimizers
+
+
+def compared(known: Sequence[Finding], stages: int) -> list[Finding]:
+    """Of the networks at about the nearest depth the one on which most methods were tried; of two, the nearer one."""
+    nearest, *_ = ordered = sorted(known, key=lambda each: (abs(math.log(each.stages / stages)), -each.stages))
+    groups: dict[tuple[str, int], list[Finding]] = {}
+    for each in ordered:
+        if abs(math.log(each.stages / nearest.stages)) <= math.log(ABOUT):
+            groups.setdefault((each.network, each.stages), []).append(each)
+    return max(groups.values(), key=len)
 
 
 def finding_for(advice: str, optimizer: str, stages: int, among: Sequence[Finding] | None = None) -> Finding:
@@ -112,11 +123,7 @@ def finding_for(advice: str, optimizer: str, stages: int, among: Sequence[Findin
         raise UsageError(
             f"method {advice!r}: no study has found a method that works with {optimizer} yet: name a method instead"
         )
-    depths = sorted({each.stages for each in suited}, key=lambda depth: (abs(math.log(depth / stages)), -depth))
-    near = [depth for depth in depths if abs(math.log(depth / depths[0])) <= math.log(ABOUT)]
-    places = [(network, depth) for depth in near for network in dict.fromkeys(each.network for each in suited)]
-    groups = [[each for each in suited if (each.network, each.stages) == place] for place in places]
-    there = max(groups, key=len)
+    there = compared(suited, stages)
     fewest = min(there, key=Finding.steps)
     return min((each for each in there if each.undecided(fewest)), key=lambda each: (each.gap, each.steps()))
 

@@ -122,15 +122,14 @@ class Cure:
         )  # fmt: skip
 
     @property
-    def predicts(self) -> bool:
-        """Whether some pass looks ahead."""
-        return any(isinstance(each, Prediction) for each in (self.forward, self.backward, self.recompute))
+    def predictions(self) -> list[Prediction]:
+        """Those of its passes that look ahead."""
+        return [each for each in (self.forward, self.backward, self.recompute) if isinstance(each, Prediction)]
 
     @property
     def step_predictions(self) -> list[Prediction]:
         """Its predictions along the optimizer's step."""
-        passes = (self.forward, self.backward, self.recompute)
-        return [each for each in passes if isinstance(each, Prediction) and each.form == "step"]
+        return [each for each in self.predictions if each.form == "step"]
 
     @property
     def changes_step(self) -> bool:
@@ -143,8 +142,7 @@ class Cure:
 
         Velocities are read off SGD alone, an optimizer's own steps and numerators off those of `optim/direction.py`.
         """
-        passes = (self.forward, self.backward, self.recompute)
-        forms = {prediction.form for prediction in passes if isinstance(prediction, Prediction)}
+        forms = {prediction.form for prediction in self.predictions}
         if self.optimizer is not None:
             return (self.optimizer.lower(),)
         if "velocity" in forms:
