@@ -21,6 +21,11 @@ def pairs(case):
     return set(combinations(enumerate(case), 2))
 
 
+def slow_where(slow, cases):
+    """All cases, of which those that `slow` is true of are slow tests."""
+    return [pytest.param(case, marks=[pytest.mark.slow] * bool(slow(case))) for case in cases]
+
+
 def in_turn(many, few, rounds=1, slow=0):
     """Every one of `many` with as many of `few` as there are rounds, in turn; the last `slow` rounds are slow tests."""
     return [

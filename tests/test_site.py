@@ -13,6 +13,7 @@ import transformers
 import stretto
 from hugging_face_models import SMALL, TEXT
 from pages import write_files
+from pairwise import slow_where
 from stretto.cli import main
 
 ROOT = Path(__file__).parent.parent
@@ -156,13 +157,7 @@ LARGE = re.compile(
 )  # each method is tried
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        pytest.param(command, marks=[pytest.mark.slow] if LARGE.search(command) else [])
-        for command in sorted(set(shown_commands()))
-    ],
-)
+@pytest.mark.parametrize("command", slow_where(LARGE.search, sorted(set(shown_commands()))))
 def test_commands_are_understood(command, tmp_path, monkeypatch, capsys):
     """`train` and `compare` say what they would do; `show` and `simulate` do it; of the others their verb exists."""
     for folder in ("studies", "experiments"):

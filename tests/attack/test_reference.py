@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from attack.configurations import TOLERANCE, Case, by_hand
+from pairwise import slow_where
 
 CHANGES = {
     "delay": {"delay": lambda s, stages: 0},
@@ -34,7 +35,7 @@ def matters(what, here):
 SLOW = ("reschedule", "segment", "mean", "ahead")
 
 
-@pytest.mark.parametrize("what", [pytest.param(what, marks=[pytest.mark.slow] * (what in SLOW)) for what in CHANGES])
+@pytest.mark.parametrize("what", slow_where(SLOW.__contains__, CHANGES))
 def test_without_a_part_of_its_definition_a_method_is_another(what):
     """Two of the cases that have the part tell; a network may be dead, or a run too short."""
     told = 0

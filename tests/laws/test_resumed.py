@@ -15,6 +15,7 @@ from torch import nn
 
 import stretto
 from checkpoint.states import assert_same
+from pairwise import slow_where
 
 METHODS = [
     "backprop", "1f1b(microbatches=3)", "zb-h1", "interleaved", "gpipe(recompute=True)", "greedy",
@@ -106,7 +107,7 @@ def go_on(trainer, data):
     return losses, apart, trainer.flush(), everything(trainer), trainer.gather(), trainer.order()
 
 
-@pytest.mark.parametrize("seed", [*range(8), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(8, 28))])
+@pytest.mark.parametrize("seed", slow_where(lambda seed: seed >= 8, range(28)))
 def test_going_on_is_not_having_stopped(seed, tmp_path):
     case = draw(seed)
     data = batches(case["before"] + case["after"])

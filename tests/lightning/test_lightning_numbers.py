@@ -7,13 +7,14 @@ from lit_modules import BATCH, Classifier, Events, Remembering, difference, fitt
 from torch.nn.functional import cross_entropy
 
 import stretto
+from pairwise import slow_where
 from stretto.lightning import StrettoStrategy
 
 pytestmark = pytest.mark.filterwarnings("ignore:::lightning", "ignore:::torch", "ignore::FutureWarning")
 QUICK = ("1f1b", "pb-lwp-sc", "pipeoptim", "greedy")
 EXACT = ("backprop", "1f1b", "1f1b(recompute=true)", "gpipe", "zb-h1", "interleaved")
 METHODS, SYNCHRONOUS = (
-    [pytest.param(method, marks=[] if method in QUICK else [pytest.mark.slow]) for method in methods]
+    slow_where(lambda method: method not in QUICK, methods)
     for methods in (
         (*EXACT, "pipedream", "pb-lwp-sc", "pipeoptim", "pipemare", "overlapping", "greedy", "pipedream-2bw",
          "spectrain", "overlapping(delay=1)", "chunked(chunks=2)"),

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from pairwise import slow_where
 from stretto.data import Dataset, Split, load
 from stretto.errors import UsageError
 from stretto.measure.layer_counting import faking
@@ -32,7 +33,7 @@ CIFAR = {20: 0.27, 32: 0.46, 44: 0.66, 56: 0.85, 110: 1.7}
 
 
 @pytest.mark.parametrize("norm", ["batch", "group"])
-@pytest.mark.parametrize("depth", [pytest.param(depth, marks=[pytest.mark.slow] * (depth > 100)) for depth in IMAGENET])
+@pytest.mark.parametrize("depth", slow_where(lambda depth: depth > 100, IMAGENET))
 def test_resnets_have_the_published_number_of_parameters(depth, norm):
     assert size(imagenet_resnet(depth=depth, norm=norm)) == IMAGENET[depth]
 

@@ -8,6 +8,7 @@ from itertools import combinations, pairwise, product
 import pytest
 from brute_force import as_run, best, best_placed, fullest_that_fits, joules, least_cost, money, rows_out, step
 
+from pairwise import slow_where
 from stretto.cost import Cluster, Device, Group, LayerCost, Link, ModelCosts, Rate, Work
 from stretto.cost.layer_table import Affine, ImageWindow, TiedLayers
 from stretto.parallel.space.geometry import SlidingWindow
@@ -213,7 +214,7 @@ def _an_optimizer_without_state(monkeypatch):
 
 def seeds(quick, every):
     """Seeds of random problems; those from `quick` on are slow tests."""
-    return [*range(quick), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(quick, every))]
+    return slow_where(lambda seed: seed >= quick, range(every))
 
 
 @pytest.mark.parametrize("seed", seeds(12, 64))

@@ -10,6 +10,7 @@ import transformers
 from branching_models import Branching, Counting, Moody, Regions, Shared, Tied
 
 import stretto
+from pairwise import slow_where
 from stretto.nn.chain import Chain
 from stretto.nn.preserve import without_fused_transformers
 from stretto.splitting.export.modes import Switch
@@ -62,7 +63,7 @@ KINDS = {  # a model, a batch of so many rows, and the number of stages
 }
 
 
-CHOSEN = [pytest.param(kind, marks=[pytest.mark.slow] * (kind in ("t5", "mamba", "swin"))) for kind in KINDS]
+CHOSEN = slow_where(lambda kind: kind in ("t5", "mamba", "swin"), KINDS)
 
 
 @functools.cache

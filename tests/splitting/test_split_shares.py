@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import stretto
+from pairwise import slow_where
 from stretto.errors import UsageError
 from stretto.nn.chain import Chain
 from stretto.splitting import pieces
@@ -29,7 +30,7 @@ CASES = {  # a network, the shape of its input, the number of stages, how it is 
 }
 
 
-CHOSEN = [pytest.param(case, marks=[pytest.mark.slow] * (case == "residual, 4")) for case in CASES]
+CHOSEN = slow_where(lambda case: case == "residual, 4", CASES)
 
 
 def numbers(*shape):

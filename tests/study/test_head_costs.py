@@ -9,6 +9,7 @@ from torch import nn
 
 import stretto
 from laws.networks import Attention, token_loss
+from pairwise import slow_where
 from stretto.cost import ModelCosts
 from stretto.cost.head_costs import equal_stages
 from stretto.measure.flops import count
@@ -53,9 +54,7 @@ def numbers(layers):
 QUICK = ("solo", "auglocal", "language")
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow]) for name in HEADS]
-)
+@pytest.mark.parametrize("name", slow_where(lambda name: name not in QUICK, HEADS))
 def test_a_head_costs_the_same_before_the_cut_and_in_real_steps(model, name):
     found, reason = costs_of_head(name, model)
     assert found is not None, reason

@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy, mse_loss
 
 import stretto
 from laws.networks import NETWORKS, assert_equal, features, labels, run, state
-from pairwise import in_turn
+from pairwise import in_turn, slow_where
 from stretto.errors import StrettoError, UsageError
 
 SGD = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
@@ -110,9 +110,7 @@ def test_a_loss_that_is_not_a_number_passes_through():
     assert all(math.isnan(value) for value in trainer.flush())
 
 
-@pytest.mark.parametrize(
-    "method", [pytest.param(method, marks=[] if "delay" in method else [pytest.mark.slow]) for method in METHODS]
-)
+@pytest.mark.parametrize("method", slow_where(lambda method: "delay" not in method, METHODS))
 def test_nothing_is_kept_of_finished_minibatches(method):
     trainer = network_trainer("cnn", method)
     alive, held = [], []

@@ -8,6 +8,7 @@ import transformers
 from tiny_models import LENGTH, MODELS, SLOW, Examples, arguments, build
 
 import stretto
+from pairwise import slow_where
 from stretto.transformers import StrettoTrainer
 
 CLOCKS = ("runtime", "per_second", "preparation_time")
@@ -41,7 +42,7 @@ def assert_close(theirs, ours, tolerance=1e-6):
         torch.testing.assert_close(other, one, rtol=0, atol=tolerance, msg=name)
 
 
-@pytest.mark.parametrize("kind", [pytest.param(kind, marks=[pytest.mark.slow] * (kind in SLOW)) for kind in MODELS])
+@pytest.mark.parametrize("kind", slow_where(SLOW.__contains__, MODELS))
 def test_losses_norms_rates_and_weights_are_those_of_transformers(kind, tmp_path):
     more = {"gradient_accumulation_steps": 2, "max_steps": 3} if kind in ACCUMULATED else {}
     theirs, ours = both(kind, tmp_path, eval_strategy="steps", eval_steps=2, **more, data={
