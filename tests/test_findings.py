@@ -326,7 +326,7 @@ def test_the_runs_of_study_one_are_those_of_its_rules(harness):
 
 def test_the_runs_of_study_two_and_of_the_final_trial_are_those_of_the_rules(harness):
     slides, trial = importlib.import_module("slides"), importlib.import_module("final_trial")
-    assert (slides.STUDY.base_runs, len(slides.ALL), trial.STUDY.base_runs) == (175, 8 + 9 + 8, 70)
+    assert (slides.STUDY.base_runs, len(slides.ALL), trial.STUDY.base_runs) == (175 + 3, 8 + 9 + 8, 70)
     for cell in slides.ALL:
         stretto.method(cell.method)
     assert slides.pipemare_settings(400) == [(100, 0, 1), (100, 50, 1), (100, 50, 4), (400, 50, 1), (400, 100, 1)]
@@ -357,17 +357,19 @@ def made_up(harness, study, error):
 def test_the_slides_are_answered_by_their_verdicts(harness):
     """SpecTrain better than PipeMare, SC + LWP not to be told from SpecTrain, PipeMare 4 the best and as no delay."""
     slides = importlib.import_module("slides")
-    ends = {"no delay": 0.1, "PB": 0.8, "PipeDream": 0.6, "SpecTrain": 0.2, "SC + LWP": 0.201, "PipeMare 4": 0.3}
+    ends = {"no delay": 0.1, "PB": 0.8, "PipeDream": 0.6, "SpecTrain": 0.2, "PipeMare 4": 0.3}
 
     def error(cell, seed):
         if cell.name == "number words, PipeMare 4":
             return 0.1 + 0.001 * seed
+        if cell.name == "one example, SC + LWP":
+            return 0.203 - 0.001 * seed  # above SpecTrain's by 0.003, 0.001 and -0.001
         return ends.get(cell.name.split(", ", 1)[1], 0.5) + 0.001 * seed
 
     finished = made_up(harness, slides.STUDY, error)
-    assert len(finished) == 175
+    assert len(finished) == 175 + 3
     page = " ".join(harness.page.page(slides.STUDY, finished).split())
-    assert 'better than Pipe. Mare": so it is here; in batches of 8 SpecTrain ends at a test error of 20.1 ±' in page
+    assert 'better than Pipe. Mare": at the end, so it is here; in batches of 8 SpecTrain ends at a test error of 20.1 ±' in page
     assert "(`pipemare(reschedule=400, warmup=50, microbatches=1)`) at 30.1 ± 0.2 %." in page
     assert "with updates of one example no improvement can be told: SC + LWP ends at 20.2" in page
     # the cures are SC, both forms of LWP, SC + LWP, SpecTrain twice, PipeMare twice
@@ -393,7 +395,8 @@ def test_users_read_what_the_package_has(harness):
     assert advice.table(findings()) in page
     for found in findings():
         best = finding_for(found.advice, found.optimizer, found.stages)
-        place = f'`"{found.advice}"` | {found.optimizer} | {best.stages} | {best.network}'
+        depth = "any" if best.any_depth else best.stages
+        place = f'`"{found.advice}"` | {found.optimizer} | {depth} | {best.network}'
         assert f"| {place} | **`{best.method}`** |" in page
 
 

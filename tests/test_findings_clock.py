@@ -108,10 +108,12 @@ def test_the_page_by_the_clock_is_made_of_runs_and_launches(harness):
 
     page = harness.page.page(study, runs, made_up_launches(study, seconds_of))
     assert "Not finished" not in page
-    assert "| **reached** | local against 1f1b: 1.67 [1.67, 1.67] |" in page
+    told = "3.33 [3.33, 3.33] as one process, 3.33 [3.33, 3.33] as DistributedDataParallel, 1.67 [1.67, 1.67] as 1f1b, "
+    assert f"| **reached** | local: {told}" in page
     assert "| local, `chunked(chunks=4)` | 121 [" in page
+    assert "undecided (more processes than cores) | 0.10 |" in page.split("### B, 4 processes, loopback")[1]
     noisy = harness.page.page(study, runs, made_up_launches(study, seconds_of, noisy=True))
-    assert "| **undecided** | local against 1f1b: ~1.67" in noisy
+    assert f"| **undecided (noisy)** | local: ~{told}" in noisy
     assert f"{len(study.launches)} launches are missing" in noisy
     refused = made_up_launches(study, seconds_of)
     refused = {key: {**record, "refused": "no"} if "Mbit" in key else record for key, record in refused.items()}
@@ -143,7 +145,7 @@ def test_the_page_of_the_lecture_is_made_of_runs_and_launches(harness):
     runs = made_up_runs(harness, study, lambda cell: 360)
 
     def figures_of(launch):
-        if launch.name == "spatial":
+        if launch.name.startswith("spatial"):
             return {"forward": 1 / launch.processes, "step": 1.0}
         if launch.name.startswith("bytes"):
             return {"bytes": 7.0}
@@ -158,7 +160,10 @@ def test_the_page_of_the_lecture_is_made_of_runs_and_launches(harness):
             launches[each.key]["figures"]["bytes"] = parts.bytes_by_formula("data")
     page = harness.page.page(study, runs, launches)
     assert "Not finished" not in page
-    assert "| 4 | 252 [246, 259] | 4 [4, 4], faster | 1010 [985, 1040] | 1 [1, 1], undecided | 0.10 |" in page
+    even = "1010 [985, 1040] | 1 [1, 1], undecided | 1 [1, 1], undecided"
+    assert f"| 2 | 505 [493, 518] | 2 [2, 2], faster | 2 [2, 2], faster | {even} | 0.10 |" in page
+    assert "| 4 | 252 [246, 259] | 4 [4, 4], undecided (more processes than cores) | " in page
+    assert "| 1 of 2 threads | 1010 [985, 1040] |  |  | " in page
     assert "| 1 | 2020 [1970, 2070] | 2220 | 10 [10, 10] | 50 | 50 | " in page
     assert "Mean error of the prediction 10.0 %, the largest 10.0 %" in page
     assert "| data | 109,643,232 | 109,643,232 | equal |" in page

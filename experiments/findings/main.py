@@ -33,7 +33,7 @@ ADVISING = (
     ("depth", "a decoder of 32 thin blocks", None, None),
     ("depth_ideas", "a decoder of 32 thin blocks", None, None),
     ("heads", "a decoder of 8 blocks", 8, None),
-    ("slides", "ResNet-20, updates of one example", 34, {"task": "one example"}),
+    ("slides", "ResNet-20, batches of 8", 34, {"task": "digits"}),
     ("local_updates", "a decoder of 8 blocks, rates constant", 8, {"network": "decoder"}),
     ("local_updates", "an MLP of 8 layers", 8, {"network": "mlp", "width": 1024, "batch": 64}),
     ("local_updates", "ResNet-20", 9, {"network": "resnet"}),

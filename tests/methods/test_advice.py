@@ -21,14 +21,15 @@ from stretto.study.found_penalties import found_penalties
 from stretto.study.prepare import with_advice
 
 MADE_UP = Finding(
-    advice="async", study="made up", network="an MLP", optimizer="adamw", stages=8, method="pipedream", losses=1,
-    delay=3.5, ratio=1.2, low=1.1, high=1.3, gap=4.0, seeds=3,
+    advice="async", study="made up", network="an MLP", optimizer="adamw", stages=8, any_depth=False,
+    method="pipedream", losses=1, delay=3.5, ratio=1.2, low=1.1, high=1.3, error=0.02, gap=4.0, gap_low=3.0,
+    gap_high=5.0, memory=6.5, seeds=3,
 )  # fmt: skip
 KNOWN = (
     MADE_UP,
     replace(MADE_UP, method="pb", delay=7.0, ratio=1.1),
-    replace(MADE_UP, stages=32, method="pipedream", ratio=None, low=2.0, high=None),
-    replace(MADE_UP, stages=32, method="pb", ratio=None, low=2.0, high=None, gap=3.0),
+    replace(MADE_UP, stages=32, method="pipedream", ratio=None, low=2.0, high=None, error=None),
+    replace(MADE_UP, stages=32, method="pb", ratio=None, low=2.0, high=None, error=None, gap=3.0),
     replace(MADE_UP, optimizer="sgd", method="spectrain"),
 )
 
@@ -86,11 +87,21 @@ def test_advice_that_no_study_gives():
         finding_for("local", "adamw", 8, KNOWN)
 
 
-def test_the_error_is_that_of_the_interval():
-    assert MADE_UP.error == pytest.approx(1.2 * 0.16705 / (2 * 4.303), rel=1e-4)
-    assert KNOWN[2].error is None
+def test_a_method_of_the_same_delay_at_any_depth_counts_at_every_depth_of_its_network():
+    always = replace(MADE_UP, method="pipedream-2bw", stages=2, any_depth=True, delay=1.0, ratio=1.15, gap=3.5)
+    known = [always, *KNOWN]
+    assert finding_for("async", "adamw", 4, known) is always  # nothing else was tried at about 4 stages
+    assert finding_for("async", "adamw", 32, known) is always  # there the others never arrive
+    assert finding_for("async", "adamw", 9, known) is always  # with two others: the lowest loss decides
+    assert finding_for("async", "adamw", 8, [replace(always, gap=4.5), *KNOWN]).method == "pb"
+    elsewhere = replace(always, network="a ResNet")
+    assert finding_for("async", "adamw", 8, [elsewhere, *KNOWN]).method == "pb"  # on one network two were compared
+
+
+def test_findings_say_what_they_are():
+    assert str(MADE_UP) == "1.20 [1.10, 1.30] times the steps of plain training (an MLP, 8 stages, adamw)"
+    assert "any number of stages" in str(replace(MADE_UP, any_depth=True))
     assert str(KNOWN[2]).startswith("more than 2.00 times the steps")
-    assert str(MADE_UP).startswith("1.20 [1.10, 1.30] times the steps of plain training")
 
 
 def test_all_findings_can_be_trained_and_are_of_known_optimizers():
@@ -149,7 +160,7 @@ def test_a_trainer_settles_it_once_and_saves_what_it_stands_for(optimizer, name,
     expected = stretto.advised("async(warmup=3)", name, 4)
     assert str(first.method) == str(expected)
     assert "warmup=3" in str(first.method)
-    first.step(torch.ones(2, 3), torch.ones(2, 3))
+    first.step(torch.ones(8, 3), torch.ones(8, 3))
     first.flush()
     first.save(tmp_path / "saved")
     trainer(str(expected)).load(tmp_path / "saved")  # outlives other advice

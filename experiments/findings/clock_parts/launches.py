@@ -5,13 +5,18 @@ from harness.launches import Launch, interleaved
 from clock_parts.settings import LINKS, PROCESSES, SETTINGS, Chosen, Setting, parameters
 
 THREADS, DDP = "one process", "DistributedDataParallel"
+MICROBATCHES = {
+    "A": {2: {"1f1b": 4, "zb-h1": 4}, 4: {"1f1b": 4, "zb-h1": 4}},
+    "B": {2: {"1f1b": 4, "zb-h1": 4}, 4: {"1f1b": 4, "zb-h1": 4}},
+}  # the fastest of 2, 4 and 8 in a pilot, by setting and number of processes
 SYNCHRONOUS = (THREADS, DDP, "1f1b", "zb-h1")
 
 
 def ways(methods: Chosen, letter: str, processes: int) -> dict[str, str]:
     """A setting's ways by name: the method with its options, or the name itself for what is torch's own."""
-    chosen = {kind: own[letter][processes] for kind, own in methods.items()}
-    return {**{name: name for name in SYNCHRONOUS}, **chosen}
+    torchs = {name: name for name in (THREADS, DDP)}
+    pipelines = {name: f"{name}(microbatches={number})" for name, number in MICROBATCHES[letter][processes].items()}
+    return {**torchs, **pipelines, **{kind: own[letter][processes] for kind, own in methods.items()}}
 
 
 def launch(methods: Chosen, letter: str, way: str, processes: int, link: int | None) -> Launch:
@@ -33,7 +38,7 @@ def sent(setting: Setting, way: str, processes: int) -> float:
     """The most bytes that a process sends a step: gradients in a ring, or a stage's activations and their gradients."""
     if way == DDP:
         return 4 * 2 * (processes - 1) / processes * parameters(setting)
-    both = 2 if way != "local" and processes > 2 else 1  # a stage in the middle sends upwards and downwards
+    both = 2 if processes > 2 else 1  # a stage in the middle may send upwards and downwards
     return 4 * both * setting.activations
 
 

@@ -1,5 +1,6 @@
 """What processes of the launches of study 5 do: each function builds, and returns what measures."""
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -17,8 +18,8 @@ RATE = 1e-3
 
 
 def threads(letter: str, threads: int, steps: int | None = None) -> Measure:
-    """Plain training in one process with so many threads."""
-    torch.set_num_threads(threads)
+    """Plain training in one process with so many threads, at most one for each core."""
+    torch.set_num_threads(min(threads, os.cpu_count() or 1))
     setting = SETTINGS[letter]
     model = nn.Sequential(*stages_of(setting.recipe(setting.random()), 1, 0))
     step = _loop(setting, model, *_minibatch(setting))

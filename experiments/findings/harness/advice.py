@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import stretto
-from harness.cells import SEEDS, Cell, Record, Study
-from harness.intervals import Interval
-from harness.results import result
+from harness.cells import SEEDS, Record, Study
+from harness.halving import final_records
+from harness.intervals import Interval, geometric_error
+from harness.results import percent_above, ratio_to
 from stretto.methods.advice import Finding, finding_for
 
 DIGITS = 5  # of the numbers in the file
+NEXT = 3  # methods beside the best one in the table
 
 
 def entries(
@@ -37,44 +39,53 @@ def entries(
         if not there or ":" in cell.method or "options" in cell.settings:
             continue
         chosen = stretto.method(cell.method)
-        found = result(study, finished, cell)
-        ratio = found.ratio if cell.beside is None else found.beside
-        if cell.reference is None or chosen.synchronous or ratio is None or found.loss is None:
+        against = study.cell(cell.beside or cell.reference or cell.name)
+        ratio = ratio_to(study, finished, cell, against)
+        mine, theirs = (final_records(each, finished) for each in (cell, against))
+        gap = percent_above(mine, theirs)
+        if cell.reference is None or chosen.synchronous or ratio is None or gap is None:
             continue
         number = stages or int(cell.settings["stages"])
+        delay = mean_delay(chosen, number)
         rows[cell.optimizer, number, str(chosen)] = {
             "advice": "local" if chosen.family == "local" else "async",
             "study": study.name,
             "network": network,
             "optimizer": cell.optimizer.lower(),
             "stages": number,
+            "any_depth": chosen.family == "asynchronous" and delay == mean_delay(chosen, 2 * number),
             "method": str(chosen),
             "losses": len(chosen.reach(number).heads),
-            "delay": rounded(statistics.fmean(chosen.delays(chosen.plan(number)[0]).mean)),
-            **numbers(ratio),
-            "gap": rounded(gap(study, finished, cell)),
+            "delay": rounded(delay),
+            **steps(ratio),
+            "gap": rounded(gap.mean),
+            "gap_low": rounded(gap.low),
+            "gap_high": rounded(gap.high),
+            "memory": rounded(memory(mine)),
             "seeds": len(SEEDS),
         }
     return list(rows.values())
 
 
-def numbers(ratio: Interval) -> dict[str, float | None]:
-    """An interval as the file has it: None where a seed never arrived."""
+def mean_delay(chosen: stretto.Method, stages: int) -> float:
+    """The mean delay over stages, in updates."""
+    return statistics.fmean(chosen.delays(chosen.plan(stages)[0]).mean)
+
+
+def memory(records: Mapping[int, Record]) -> float:
+    """Numbers for each parameter: copies of the weights, and the optimizer's."""
+    return float(sum(next(iter(records.values()))["memory"].values()))
+
+
+def steps(ratio: Interval) -> dict[str, float | None]:
+    """The ratio of steps as the file has it: None where a seed never arrived."""
     known = math.isfinite(ratio.high)
     return {
         "ratio": rounded(ratio.mean) if known else None,
         "low": rounded(ratio.low),
         "high": rounded(ratio.high) if known else None,
+        "error": rounded(geometric_error(ratio)) if known else None,
     }
-
-
-def gap(study: Study, finished: Mapping[str, Record], cell: Cell) -> float:
-    """The last test loss above that of plain training, in %, both means over seeds."""
-    reference = study.cell(cell.beside or cell.reference or cell.name)
-    mine, theirs = (result(study, finished, each).loss for each in (cell, reference))
-    assert mine is not None, "a ratio is known of finished cells alone"
-    assert theirs is not None, "and of a reference that did not diverge"
-    return 100 * (mine.mean / theirs.mean - 1)
 
 
 def rounded(value: float) -> float:
@@ -83,13 +94,13 @@ def rounded(value: float) -> float:
 
 
 def table(found: Sequence[Finding]) -> str:
-    """A Markdown table of the best method of each network, optimizer and depth, with the others that were tried there.
+    """A Markdown table of the best method of each network, optimizer and depth, with the next ones there.
 
     What a word stands for at that depth is bold.
     """
     columns = (
         "`method=`", "optimizer", "stages", "network", "best", "steps to the loss, over plain training",
-        "loss at the end", "the others there",
+        "loss at the end", "memory", "the next ones there",
     )  # fmt: skip
     lines = [f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}"]
     for place in sorted({(each.advice, each.optimizer, each.stages, each.network) for each in found}):
@@ -98,10 +109,28 @@ def table(found: Sequence[Finding]) -> str:
         best = finding_for(word, optimizer, stages, same)
         name = f"**`{best.method}`**" if finding_for(word, optimizer, stages, found) == best else f"`{best.method}`"
         others = sorted((each for each in same if each is not best), key=lambda each: each.gap)
-        beside = ", ".join(f"`{each.method}` {each.gap:+.1f} %" for each in others) or "none"
-        told = (f'`"{word}"`', optimizer, str(stages), network, name, best.spread, f"{best.gap:+.1f} %", beside)
+        depth = "any" if best.any_depth else str(stages)
+        told = (
+            f'`"{word}"`', optimizer, depth, network, name, best.spread, percent(best), f"{best.memory:.1f}",
+            beside(best, others),
+        )  # fmt: skip
         lines.append(f"| {' | '.join(told)} |")
     return "\n".join(lines) + "\n"
+
+
+def percent(finding: Finding) -> str:
+    """How much higher the loss was at the end, with its interval."""
+    return f"{finding.gap:+.1f} [{finding.gap_low:+.1f}, {finding.gap_high:+.1f}] %"
+
+
+def beside(best: Finding, others: Sequence[Finding]) -> str:
+    """The next ones, and how many more there are; = marks those that neither steps nor loss part from the best."""
+    shown = [
+        f"{'= ' * (each.as_soon_as(best) and each.as_low_as(best))}`{each.method}` {each.gap:+.1f} %"
+        for each in others[:NEXT]
+    ]
+    more = len(others) - NEXT
+    return ", ".join([*shown, *([f"{more} more"] if more > 0 else [])]) or "none"
 
 
 def write_table(page: Path, found: Sequence[Finding]) -> None:

@@ -87,7 +87,8 @@ class Study:
 
     train: (cell, rate, seed, steps, data) -> what `measured_training` returns; `data` is the folder of the data, or
     None. horizon: T of the rules; the cut-off is a reference's test loss at `share` of it, or its test error where
-    `metric` says so. baseline: what references are, and plain: what `uncured` cells are, in words of the page. answer:
+    `metric` says so. baseline: what references are, and plain: what `uncured` cells are, in words of the page. added:
+    cells and rates that a rule named later, each trained once more, for all steps with the first seed. answer:
     paragraphs written once the runs were there. tried: those on what was tried and dropped. more: further Markdown for
     the page, made of the finished runs by key. launches: what is timed in processes; clock: the Markdown made of the
     finished runs and of the finished launches, by key.
@@ -103,6 +104,7 @@ class Study:
     metric: Literal["loss", "error"] = "loss"
     baseline: str = "no delay"
     plain: str = "the same delay without the cure"
+    added: tuple[tuple[str, float], ...] = ()
     claims: tuple[Claim, ...] = ()
     setting: str = ""
     answer: Sequence[str] = ()
@@ -118,7 +120,7 @@ class Study:
         if len(set(names)) < len(names):
             raise ValueError(f"study {self.name!r}: two cells have the same name")
         wanted = [each for cell in self.cells for each in (cell.reference, cell.beside, cell.uncured) if each]
-        wanted += [name for claim in self.claims for name in claim.cells]
+        wanted += [name for claim in self.claims for name in claim.cells] + [name for name, _ in self.added]
         unknown = sorted(set(wanted) - set(names))
         if unknown:
             raise ValueError(f"study {self.name!r}: no cell is called {', '.join(unknown)}")
@@ -128,7 +130,12 @@ class Study:
     @property
     def base_runs(self) -> int:
         """How many runs it has if no grid is extended."""
-        return sum(len(cell.rates) + len(SEEDS) for cell in self.cells)
+        return sum(len(cell.rates) + len(SEEDS) for cell in self.cells) + len(self.added)
+
+    @property
+    def added_runs(self) -> list[Run]:
+        """The runs that a rule named later."""
+        return [Run(self.cell(name), rate, SEEDS[0], self.cell(name).steps) for name, rate in self.added]
 
     def cell(self, name: str) -> Cell:
         """The cell of this name."""

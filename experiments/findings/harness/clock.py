@@ -1,6 +1,6 @@
 """From launches and runs to times on a page: seconds a step, times to a cut-off, and which of two is sooner."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from harness.cells import Cell, Record, Study
@@ -20,6 +20,12 @@ class StepTime:
     noisy: bool
     predicted: bool
     others: float
+    crowded: bool = False  # processes took turns on the cores
+
+    @property
+    def doubt(self) -> str:
+        """Why nothing is concluded from these times; nothing where something is."""
+        return "noisy" if self.noisy else "more processes than cores" if self.crowded else ""
 
     @property
     def interval(self) -> Interval:
@@ -62,7 +68,13 @@ def step_time(launch: Launch, launches: Mapping[str, Record], figure: str = SECO
         any(record["noisy"] for record in records.values()),
         refused,
         max(max(record["others"]) for record in records.values()),
+        any(launch.processes > record["machine"]["cores"] for record in records.values()),
     )
+
+
+def doubts_of(times: Iterable[StepTime]) -> str:
+    """Why nothing is concluded from some of these times; nothing where something is."""
+    return ", ".join(sorted({each.doubt for each in times} - {""}))
 
 
 def _of(launch: Launch, launches: Mapping[str, Record]) -> dict[int, Record]:

@@ -11,14 +11,14 @@ Verdict = Literal["better", "worse", "undecided", "open"]
 
 
 def by_error(one: Result, other: Result) -> Verdict:
-    """Whether one cell has the smaller test error at the end: rule 9, so only where both intervals part.
+    """Whether one cell has the smaller test error at the end: rule 9, by the difference seed by seed.
 
     "open" while a seed of either is missing; "undecided" where a seed diverged, as there is no interval then.
     """
     if not (one.complete and other.complete):
         return "open"
     verdicts: dict[str, Verdict] = {"less": "better", "more": "worse", "undecided": "undecided"}
-    return verdicts[compared(one.error, other.error)]
+    return verdicts[compared(points_above(one, other), Interval(0, 0, 0))]
 
 
 def points_above(one: Result, other: Result) -> Interval | None:

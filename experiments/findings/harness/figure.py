@@ -10,10 +10,10 @@ LEFT, RIGHT, ROW, TOP, WIDTH = 250, 30, 22, 34, 760
 INK, LINE, DOT = "#333", "#bbb", "#2a6f97"
 
 
-def figure(results: Sequence[Result], bound: float | None, baseline: str = "no delay") -> str:
+def figure(results: Sequence[Result], bound: float | None, baseline: str = "no delay", metric: str = "loss") -> str:
     """An SVG with a row for each cell that has a ratio, on a logarithmic axis; `bound` is drawn as a line.
 
-    `baseline` says what references are.
+    `baseline` says what references are, `metric` of what the cut-off is.
     """
     shown = [(each, each.ratio) for each in results if each.ratio is not None]
     ends = [end for _, found in shown for end in (found.low, found.high) if math.isfinite(end)]
@@ -24,7 +24,7 @@ def figure(results: Sequence[Result], bound: float | None, baseline: str = "no d
         share = math.log(min(max(value, low), high) / low) / math.log(high / low)
         return round(LEFT + share * (WIDTH - LEFT - RIGHT), 1)
 
-    title = f"steps to the loss of {baseline} at 90 % of training, times those of {baseline}"
+    title = f"steps to the {metric} of {baseline} at 90 % of training, times those of {baseline}"
     parts = [_text(LEFT, 14, title, "start")]
     for value in _ticks(low, high):
         parts.append(_line(x(value), TOP - 6, x(value), height - 24, LINE))

@@ -77,7 +77,7 @@ def extensions(study: Study, finished: Mapping[str, Record]) -> int:
 def next_runs(study: Study, finished: Mapping[str, Record]) -> list[Run]:
     """The runs that can be made now, in the order of the cells: what a cell lacks of rung 1, or else of rung 2.
 
-    An extension that no longer fits into the study's runs is left out.
+    An extension that no longer fits into the study's runs is left out. Those that a rule named later come last.
     """
     spare = MOST_RUNS - study.base_runs - extensions(study, finished)
     wanted = []
@@ -89,7 +89,7 @@ def next_runs(study: Study, finished: Mapping[str, Record]) -> list[Run]:
         rate = None if missing else chosen_rate(cell, finished)
         seeds = [] if rate is None else [Run(cell, rate, seed, cell.steps) for seed in SEEDS]
         wanted += missing or [run for run in seeds if run.key not in finished]
-    return wanted
+    return wanted + [run for run in study.added_runs if run.key not in finished]
 
 
 def final_records(cell: Cell, finished: Mapping[str, Record]) -> dict[int, Record]:
@@ -109,4 +109,4 @@ def runs_left(study: Study, finished: Mapping[str, Record]) -> list[Run]:
         missing = [run for run in rung if run.key not in finished]
         done = 0 if missing else len(final_records(cell, finished))
         left += missing + [Run(cell, cell.rates[1], seed, cell.steps) for seed in SEEDS[done:]]
-    return left
+    return left + [run for run in study.added_runs if run.key not in finished]

@@ -6,7 +6,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
-from stretto.methods.advice import STUDENT
+STUDENT = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571}
+"""The 97.5 % quantiles of Student's distribution, by the number of values (one degree of freedom less)."""
 
 Point = tuple[float, float]
 """A step, and the loss there."""
@@ -58,6 +59,11 @@ def interval(values: Sequence[float]) -> Interval:
 def geometric(values: Sequence[float]) -> Interval:
     """The geometric mean of two to six positive values, with the interval of its logarithm."""
     return Interval(*map(math.exp, interval([math.log(value) for value in values])))
+
+
+def geometric_error(found: Interval, seeds: int = 3) -> float:
+    """The standard error of a geometric mean whose interval this is."""
+    return found.mean * math.log(found.high / found.low) / (2 * STUDENT[seeds])
 
 
 def product(one: Interval, other: Interval) -> Interval:

@@ -25,6 +25,7 @@ sys.path.insert(0, str(SHARED))
 from teams import Team, Wire, laid  # noqa: E402
 
 from stretto.measure.busy_cores import busy_seconds  # noqa: E402
+from stretto.runtime.process_memory import keep_memory  # noqa: E402
 
 LAUNCHES = 3  # of each configuration
 LOOK = 1.0  # seconds for which the machine is watched before a launch
@@ -146,7 +147,11 @@ def _measured(launch: Launch, steps: int | None) -> tuple[dict[str, float], floa
 
 
 def prepared(task: str, settings: Mapping[str, Any]) -> tuple[None, Callable[[Any], tuple[dict[str, float], float]]]:
-    """What a process of a launch does: build, and measure when it is asked; its answer has the CPU seconds, too."""
+    """What a process of a launch does: build, and measure when it is asked; its answer has the CPU seconds, too.
+
+    Each keeps freed memory, as a Trainer on several processes does, so that what is not a Trainer loses nothing by it.
+    """
+    keep_memory()
     module, _, function = task.partition(":")
     measure: Measure = getattr(importlib.import_module(module), function)(**settings)
 

@@ -22,7 +22,7 @@ def write_page(
     """Write the page and its figure into the folder; returns the page's path."""
     bound = next((claim.bound for claim in study.claims if claim.kind == "ratio"), None)
     found = [result(study, finished, cell) for cell in study.cells]
-    write_whole(folder / FIGURE, figure(found, bound, study.baseline))
+    write_whole(folder / FIGURE, figure(found, bound, study.baseline, study.metric))
     write_whole(folder / PAGE, page(study, finished, launches))
     return str(folder / PAGE)
 
@@ -76,7 +76,11 @@ def wrapped(text: str) -> str:
 def _claims(study: Study, found: Mapping[str, Result]) -> str:
     if not study.claims:
         return ""
-    lines = ["## Figures to reach\n", "| figure | verdict | nearest cell | its value |", "|---|---|---|---|"]
+    lines = [
+        "## Figures to reach\n",
+        "| figure | verdict | lowest cell | its value |",
+        "|---|---|---|---|",
+    ]
     for claim in study.claims:
         best, value, _ = judged(claim, found)[0]
         lines.append(f"| {claim.text} | **{outcome(claim, found)}** | {best.cell.name} | {_shown(value, claim.kind)} |")
@@ -149,7 +153,8 @@ def _verdicts(study: Study, found: Mapping[str, Result]) -> str:
     cured = any(cell.uncured for cell in study.cells)
     lines = [
         "## Verdicts\n",
-        "*Sooner* and *later* only where intervals have no point in common.\n",
+        "*Sooner* and *later* only where intervals have no point in common. An interval without an upper end (>) "
+        "begins at the smallest ratio of three seeds, and has no level of 95 %.\n",
         f"| cell | against {study.baseline} |{f' against {study.plain} |' if cured else ''}",
         f"|---|---|{'---|' if cured else ''}",
     ]

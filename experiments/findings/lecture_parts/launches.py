@@ -10,6 +10,7 @@ PREDICTED_FROM = (16, 64)  # batches at which layers are timed
 NETWORKS = ("MLP 1024", "small CNN")
 IMAGE, AREA, CLASSES, HIDDEN = (3, 128, 128), 4, 1000, 4096  # of AlexNet; AREA: pixels behind its last pooling
 SPATIAL_BATCH, BYTES_BATCH = 16, 32
+SPATIAL = ((1, 1), (1, 2), (2, 1), (4, 1))  # processes, threads of each
 SYNCS = {
     "all-reduce": "all-reduce",
     "bounded-stale": "parameter-server(staleness=4)",
@@ -20,9 +21,14 @@ EVERY = {"local SGD": 8}  # steps between two messages
 PARAMETERS = 784 * WIDTH + WIDTH + 7 * (WIDTH * WIDTH + WIDTH) + WIDTH * 10 + 10  # of the MLP
 
 
-def spatial(processes: int) -> Launch:
-    """AlexNet on slabs of images."""
-    return Launch("spatial", "lecture_parts.tasks:spatial", processes)
+def spatial(processes: int, threads: int = 1) -> Launch:
+    """AlexNet on slabs of images; a process of several threads is on no core of its own."""
+    if threads == 1:
+        return Launch("spatial", "lecture_parts.tasks:spatial", processes)
+    return Launch(
+        f"spatial, {threads} threads", "lecture_parts.tasks:spatial", processes, settings={"threads": threads},
+        pinned=False,
+    )  # fmt: skip
 
 
 def utilisation(network: str) -> Launch:
@@ -45,7 +51,7 @@ def replicas(name: str, link: int | None) -> Launch:
 WAYS = ("data", "operator", "operator, automatic")
 LAUNCHES = interleaved(
     [
-        *(spatial(processes) for processes in (1, 2, 4)),
+        *(spatial(*place) for place in SPATIAL),
         *(utilisation(network) for network in NETWORKS),
         *(counted(way) for way in WAYS),
         *(replicas(name, link) for link in LINKS for name in SYNCS),

@@ -4,7 +4,17 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 
 from harness.cells import Record, Study
-from harness.clock import StepTime, Timed, load_told, milliseconds, soonest, step_time, time_ratio, time_to_cutoff
+from harness.clock import (
+    StepTime,
+    Timed,
+    doubts_of,
+    load_told,
+    milliseconds,
+    soonest,
+    step_time,
+    time_ratio,
+    time_to_cutoff,
+)
 from harness.intervals import Interval, compared, interval, ratio
 from harness.launches import LAUNCHES as NUMBER
 from harness.launches import Launch
@@ -13,6 +23,7 @@ from lecture_parts.launches import (
     BATCHES,
     LINKS,
     NETWORKS,
+    SPATIAL,
     SPATIAL_BATCH,
     SYNCS,
     WAYS,
@@ -24,6 +35,7 @@ from lecture_parts.launches import (
 )
 
 OPEN, OTHERS = "not measured yet", "cores of others"
+TIMES = ("times one thread", "times two threads")
 EXAMPLES = 10_000  # of an epoch
 ONE = Interval(1.0, 1.0, 1.0)
 Launches = Mapping[str, Record]
@@ -49,19 +61,21 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def _spatial(launches: Launches) -> str:
     rows = []
-    for processes in (1, 2, 4):
-        row = [str(processes)]
+    for processes, threads in SPATIAL:
+        row = [str(processes) if threads == 1 else f"{processes} of {threads} threads"]
         for part in ("forward", "step"):
-            own, alone = (step_time(spatial(number), launches, part) for number in (processes, 1))
+            own, *others = (
+                step_time(spatial(*place), launches, part) for place in ((processes, threads), *SPATIAL[:2])
+            )
             row.append(OPEN if own is None else own.shown)
-            row.append("" if processes == 1 else _speed_up(own, alone))
+            row += ["" if processes == 1 else _speed_up(own, other) for other in others]
         rows.append([*row, "" if own is None else f"{own.others:.2f}"])
     return (
-        "### Spatial parallelism\n\n"
-        f"AlexNet on {SPATIAL_BATCH} random images of 3 x 128 x 128, slabs of rows on 2 processes and of rows and "
-        "columns on 4: ms, medians of 10 repetitions, their geometric mean and interval over three launches; and how "
-        "many times as fast as one process. Processes beyond the number of cores take turns.\n\n"
-        + _table(("processes", "forward, ms", "times one", "step, ms", "times one", OTHERS), rows)
+        f"### Spatial parallelism\n\nAlexNet on {SPATIAL_BATCH} random images of 3 x 128 x 128, slabs of rows on 2 "
+        "processes and of rows and columns on 4: ms, medians of 10 repetitions, their geometric mean and interval "
+        "over three launches; and how many times as fast as one process of one thread and of two. Processes beyond "
+        "the number of cores take turns, and nothing is concluded from their times.\n\n"
+        + _table(("processes", "forward, ms", *TIMES, "step, ms", *TIMES, OTHERS), rows)
     )
 
 
@@ -71,13 +85,14 @@ def _speed_up(own: StepTime | None, alone: StepTime | None) -> str:
     found = ratio(alone.seconds, own.seconds, dict.fromkeys(own.seconds, 0.0))
     if found is None:
         return ""
-    return f"{found}, {_verdict(found, ('slower', 'faster'), noisy=own.noisy or alone.noisy)}"
+    return f"{found}, {_verdict(found, ('slower', 'faster'), own, alone)}"
 
 
-def _verdict(found: Interval | None, words: tuple[str, str], *, noisy: bool) -> str:
-    """How a ratio lies to 1: the first word below it, the second above it; nothing is concluded from noisy times."""
-    if noisy:
-        return "undecided (noisy)"
+def _verdict(found: Interval | None, words: tuple[str, str], *times: StepTime) -> str:
+    """How a ratio of times lies to 1: the first word below it, the second above; undecided where times are doubted."""
+    doubts = doubts_of(times)
+    if doubts:
+        return f"undecided ({doubts})"
     return {"less": words[0], "more": words[1], "undecided": "undecided"}[compared(found, ONE)]
 
 
@@ -180,7 +195,7 @@ def _links(runs: Launches, launches: Launches) -> str:
         ways = [Timed(name, study.cell(name), step) for name, step in found if step is not None]
         times = [(way, time_to_cutoff(study, runs, way, reference)) for way in ways]
         known = [(way, seconds) for way, seconds in times if seconds is not None]
-        best = soonest(known) if len(known) == len(SYNCS) else None
+        best = soonest(known) if len(known) == len(SYNCS) and not doubts_of(way.step for way in ways) else None
         for name, step in found:
             seconds = next((seconds for way, seconds in known if way.name == name), None)
             rows.append(
@@ -190,11 +205,11 @@ def _links(runs: Launches, launches: Launches) -> str:
                  "" if step is None else f"{step.others:.2f}"]
             )  # fmt: skip
     return (
-        "### Time to the same test error over links\n\n"
-        "Seconds to the error that all-reduce has at step 360: steps from the runs, times seconds a step over the "
-        "link, between hosts of one process each (network namespaces; p: predicted from loopback and the bytes of a "
-        "step, where such links are not allowed). Intervals from both: half widths of logarithms as squares. *Sooner* "
-        "and *later*, against all-reduce on the same link, only where all of the ratio's interval lies beside 1.\n\n"
+        "### Time to the same test error over links\n\nSeconds to the error that all-reduce has at step 360: steps "
+        "from the runs, times seconds a step over the link, between hosts of one process each (network namespaces; "
+        "p: predicted from loopback and the bytes of a step, where such links are not allowed). Links have no delay "
+        "of their own. Intervals from both: half widths of logarithms as squares. *Sooner* and *later*, against "
+        "all-reduce on the same link, only where all of the ratio's interval lies beside 1.\n\n"
         + _table(("link", "way", "a step, ms", "seconds to the error", "against all-reduce", "", OTHERS), rows)
     )
 
@@ -208,4 +223,4 @@ def _against(study: Study, runs: Launches, ways: Sequence[Timed], name: str) -> 
     found = time_ratio(study, runs, mine, theirs, first)
     if found is None:
         return ""
-    return f"{found}, {_verdict(found, ('sooner', 'later'), noisy=mine.step.noisy or theirs.step.noisy)}"
+    return f"{found}, {_verdict(found, ('sooner', 'later'), mine.step, theirs.step)}"

@@ -53,8 +53,9 @@ def sgd(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=1e-3)
 
 
-def spatial(steps: int | None = None) -> Measure:
+def spatial(threads: int = 1, steps: int | None = None) -> Measure:
     """Seconds of a forward and of a step on slabs, medians; outputs are first compared with one process's."""
+    torch.set_num_threads(threads)
     size = dist.get_world_size() if dist.is_initialized() else 1
     model = alexnet()
     x, y = torch.randn(SPATIAL_BATCH, *IMAGE), torch.randint(CLASSES, (SPATIAL_BATCH,))

@@ -19,17 +19,20 @@ PLAIN_SGD = "plain-sgd"  # SGD without momentum, or with Nesterov's: it has no v
 KIN = {"adam": "adamw", "lamb": "adamw", "lars": "sgd", PLAIN_SGD: "sgd"}
 """An optimizer of no study, and the studied one nearest to it."""
 UNKNOWN = "adamw"  # stands for any other
-ABOUT = 1.25  # times the nearest depth, or one such part of it: the same depth
+ABOUT = 1.25  # depths within this factor count as the same
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
     """What one study found of one method: the steps that it takes to a loss, over those of plain training.
 
-    `advice` is the word that it belongs to, "async" or "local", `optimizer` a name of the table. `ratio` is the
-    geometric mean over `seeds`, None where a seed never came to the loss; `low` and `high` are the ends of its 95 %
-    interval, `high` None then. `gap` is how much higher the test loss was at the end, in % of plain training's.
-    `losses` is how many train the model, `delay` the mean delay over stages, in updates.
+    `advice` is the word that it belongs to, "async" or "local", `optimizer` a name of the table. `any_depth` says that
+    its delay is the same on any number of stages, so that it was tried at every depth at once. `ratio` is the geometric
+    mean over `seeds`, None where a seed never came to the loss; `low` and `high` are the ends of its 95 % interval and
+    `error` is its standard error, `high` and `error` None then. `gap` is how much higher the test loss was at the end,
+    in % of plain training's with the same seed, `gap_low` and `gap_high` are the ends of its interval. `losses` is how
+    many train the model, `delay` the mean delay over stages, in updates. `memory` is in numbers for each parameter:
+    copies of the weights, and the optimizer's.
     """
 
     advice: str
@@ -37,30 +40,33 @@ class Finding:
     network: str
     optimizer: str
     stages: int
+    any_depth: bool
     method: str
     losses: int
     delay: float
     ratio: float | None
     low: float
     high: float | None
+    error: float | None
     gap: float
+    gap_low: float
+    gap_high: float
+    memory: float
     seeds: int
 
-    def steps(self) -> float:
+    @property
+    def ratio_or_infinite(self) -> float:
         """The ratio of steps; infinite where a seed never came to the loss."""
-        return self.ratio or math.inf
+        return math.inf if self.ratio is None else self.ratio
 
-    def undecided(self, other: "Finding") -> bool:
-        """Whether the intervals of the ratios have points in common, so that neither takes fewer steps."""
+    def as_soon_as(self, other: "Finding") -> bool:
+        """Whether the intervals of the ratios have points in common, so that neither is known to take fewer steps."""
         ends = [math.inf if each.high is None else each.high for each in (self, other)]
         return self.low <= ends[1] and other.low <= ends[0]
 
-    @property
-    def error(self) -> float | None:
-        """The standard error of `ratio` that its interval stands for; None where there is no ratio."""
-        if self.ratio is None or self.high is None:
-            return None
-        return self.ratio * math.log(self.high / self.low) / (2 * STUDENT[self.seeds])
+    def as_low_as(self, other: "Finding") -> bool:
+        """Whether the intervals of the last losses have points in common, so that neither is known to be lower."""
+        return self.gap_low <= other.gap_high and other.gap_low <= self.gap_high
 
     @property
     def spread(self) -> str:
@@ -68,13 +74,13 @@ class Finding:
         known = self.ratio is not None and self.high is not None
         return f"{self.ratio:.2f} [{self.low:.2f}, {self.high:.2f}]" if known else f"more than {self.low:.2f}"
 
+    @property
+    def depth(self) -> str:
+        """The number of stages on which it was tried, in words."""
+        return "any number of stages" if self.any_depth else f"{self.stages} stages"
+
     def __str__(self) -> str:
-        where = f"{self.network}, {self.stages} stages, {self.optimizer}"
-        return f"{self.spread} times the steps of plain training ({where})"
-
-
-STUDENT = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571}
-"""The 97.5 % quantiles of Student's distribution, by the number of values (one degree of freedom less)."""
+        return f"{self.spread} times the steps of plain training ({self.network}, {self.depth}, {self.optimizer})"
 
 
 @cache
@@ -97,35 +103,53 @@ def works_with(name: str, optimizer: str) -> bool:
     return not cure.optimizers or optimizer in cure.optimizers
 
 
-def compared(known: Sequence[Finding], stages: int) -> list[Finding]:
-    """Of the networks at about the nearest depth the one on which most methods were tried; of two, the nearer one."""
-    nearest, *_ = ordered = sorted(known, key=lambda each: (abs(math.log(each.stages / stages)), -each.stages))
-    groups: dict[tuple[str, int], list[Finding]] = {}
-    for each in ordered:
-        if abs(math.log(each.stages / nearest.stages)) <= math.log(ABOUT):
-            groups.setdefault((each.network, each.stages), []).append(each)
-    return max(groups.values(), key=len)
+def tried_together(known: Sequence[Finding], stages: int) -> list[Finding]:
+    """Of the networks at about the nearest depth the findings of that on which most methods were tried.
+
+    Of two with as many, the nearer one. What counts at any depth counts at each depth of its network.
+    """
+
+    def depth(finding: Finding) -> int:
+        return stages if finding.any_depth else finding.stages
+
+    def distance(number: int) -> tuple[float, int]:
+        return abs(math.log(number / stages)), -number
+
+    nearest = min(map(depth, known), key=distance)
+    about = {each for each in map(depth, known) if abs(math.log(each / nearest)) <= math.log(ABOUT)}
+    places = sorted({(distance(depth(each)), depth(each), each.network) for each in known if depth(each) in about})
+    groups = [
+        [each for each in known if each.network == network and (each.any_depth or each.stages == number)]
+        for _, number, network in places
+    ]
+    return max(groups, key=len)
+
+
+def rows_for(advice: str, optimizer: str, among: Sequence[Finding] | None = None) -> list[Finding]:
+    """What was found of one word's methods under an optimizer, or under the one nearest to it that was studied.
+
+    `optimizer` is a name of the table, or "plain-sgd" without momentum. Methods that do not work with it are left out.
+    """
+    known = [each for each in (findings() if among is None else among) if each.advice == advice]
+    own = kin(optimizer, {each.optimizer for each in known})
+    return [each for each in known if each.optimizer == own and works_with(each.method, optimizer)]
 
 
 def finding_for(advice: str, optimizer: str, stages: int, among: Sequence[Finding] | None = None) -> Finding:
     """The finding that the advice rests on: the fewest steps at the nearest depth (as a factor) under an optimizer.
 
     Methods are compared on one network: of those tried at about this depth the one on which most were. Of methods
-    between which the intervals of the steps do not decide, the one with the lowest loss at the end. `optimizer` is a
-    name of the table, or "plain-sgd" without momentum; one of no study stands for its nearest kin, AdamW where there
-    is none, and methods that do not work with it are left out. Of two depths equally far the larger one counts. Raises
-    UsageError where no study has such a method.
+    between which the intervals of the steps do not decide, the one with the lowest loss at the end. Of two depths
+    equally far the larger one counts. `optimizer` as in `rows_for`. Raises UsageError where no study has such a method.
     """
-    known = [each for each in (findings() if among is None else among) if each.advice == advice]
-    own = kin(optimizer, {each.optimizer for each in known})
-    suited = [each for each in known if each.optimizer == own and works_with(each.method, optimizer)]
+    suited = rows_for(advice, optimizer, among)
     if not suited:
         raise UsageError(
             f"method {advice!r}: no study has found a method that works with {optimizer} yet: name a method instead"
         )
-    there = compared(suited, stages)
-    fewest = min(there, key=Finding.steps)
-    return min((each for each in there if each.undecided(fewest)), key=lambda each: (each.gap, each.steps()))
+    there = tried_together(suited, stages)
+    fewest = min(there, key=lambda each: each.ratio_or_infinite)
+    return min((each for each in there if each.as_soon_as(fewest)), key=lambda each: (each.gap, each.ratio_or_infinite))
 
 
 def advised(chosen: str | Method, optimizer: str, stages: int) -> Method:
