@@ -179,3 +179,16 @@ def test_a_run_of_local_updates(imported, monkeypatch, name):
     else:
         assert len(task.stages) == 9
         assert torch.equal(task.test[0][1], digits.test.y[:1000])
+
+
+@pytest.mark.parametrize("method", ["backprop", "greedy", "chunked(chunks=2)"])
+def test_training_losses_count_at_the_steps_of_their_minibatches(imported, method):
+    sections = imported("sections.local_updates")
+    trainer = trainer_of(method, [2] * 10)
+    assert trainer.lag == (0 if method == "backprop" else sections.LAG)
+    records = {0: {"curve": [[0, None, 2.0, 0.5], [25, 1.5, 1.0, 0.25]]}}
+    moved = sections.at_own_steps(f"ResNet-20, {method}", records)[0]["curve"]
+    late = 25 - trainer.lag
+    losses = [[point[0], point[sections.TRAINING]] for point in moved if point[sections.TRAINING] is not None]
+    assert losses == [[late, 1.5]]
+    assert [point[0] for point in moved if point[3] is not None] == [0, 25]
