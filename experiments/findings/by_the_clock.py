@@ -6,7 +6,7 @@ What is timed, and the page's part, are in clock_parts/.
 from typing import Any
 
 from clock_parts.launches import launches
-from clock_parts.methods import chosen
+from clock_parts.methods import METHODS
 from clock_parts.page import clock
 from clock_parts.settings import PROCESSES, SETTINGS, Chosen, trainer_of
 from harness import Cell, Study, first, measured_training, shuffled
@@ -37,7 +37,7 @@ def cells(methods: Chosen) -> tuple[Cell, ...]:
                 reference,
                 "backprop",
                 setting.optimizer,
-                setting.rates("backprop"),
+                setting.grid,
                 STEPS,
                 {"setting": letter, "stages": 1},
             )
@@ -50,7 +50,7 @@ def cells(methods: Chosen) -> tuple[Cell, ...]:
                         f"{letter}, {kind}, {processes} stages",
                         method,
                         setting.optimizer,
-                        setting.rates(method),
+                        setting.grid,
                         STEPS,
                         {"setting": letter, "stages": processes},
                         reference=reference,
@@ -97,8 +97,4 @@ def study(methods: Chosen) -> Study:
     )
 
 
-def __getattr__(name: str) -> Study:
-    """STUDY. Raises SystemExit until its methods are named."""
-    if name == "STUDY":
-        return study(chosen())
-    raise AttributeError(name)
+STUDY = study(METHODS)

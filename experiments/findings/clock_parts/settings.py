@@ -22,7 +22,6 @@ from stretto.models.transformer import transformer
 Chosen = Mapping[str, Mapping[str, Mapping[int, str]]]
 """Methods by kind ("asynchronous", "local"), setting and number of processes."""
 PROCESSES, LINKS = (2, 4), (None, 100, 400)
-ROTATED = (0.002, 0.004, 0.008, 0.016)  # the grid of study 1 for rotated AdamW
 
 
 def constant(update: int) -> float:
@@ -47,10 +46,6 @@ class Setting:
     activations: int
     tested: int
     evaluated: int
-
-    def rates(self, method: str) -> tuple[float, ...]:
-        """The grid of a method: rotated AdamW has its own."""
-        return ROTATED if "rotate" in method and self.optimizer == "AdamW" else self.grid
 
     def scheduler(self, optimizer: Any) -> torch.optim.lr_scheduler.LambdaLR:
         """The schedule of the rate."""
