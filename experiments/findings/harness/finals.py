@@ -31,10 +31,11 @@ def last(records: Records | None, place: int) -> Interval | None:
 
 
 def last_difference(mine: Records | None, theirs: Records | None, place: int) -> Interval | None:
-    """What a cell has at the end minus what the other one has, seed by seed."""
+    """What a cell has at its end minus what the other one has at that step, seed by seed."""
     if mine is None or theirs is None or not sound(mine, theirs):
         return None
-    return interval([curve(mine[seed], place)[-1][1] - curve(theirs[seed], place)[-1][1] for seed in SEEDS])
+    ends = {seed: curve(mine[seed], place)[-1] for seed in SEEDS}
+    return interval([value - value_at(curve(theirs[seed], place), step) for seed, (step, value) in ends.items()])
 
 
 def cut_at(records: Records | None, place: int, share: float) -> float | None:

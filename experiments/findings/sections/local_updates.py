@@ -120,7 +120,7 @@ def resnets(found: Finals) -> str:
         lines.append("")
     lines.append(
         f"Local methods tell a training loss {LAG} steps late: it counts at the step of its own minibatch, so that "
-        f"their last ones are of minibatches up to {200 - LAG}, backprop's up to 200.\n"
+        f"their last ones are of minibatches up to {200 - LAG}, and are compared with backprop's there.\n"
     )
     return "\n".join(lines)
 
