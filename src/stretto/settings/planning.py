@@ -103,7 +103,8 @@ class PlanSettings:
     least_steps: Annotated[float | None, NUMBER] = None
     """Steps to the loss with an infinite batch; 1, or what --measured says."""
     penalties: Annotated[dict[str, Option] | None, OPTIONS] = None
-    """How many times as many steps as backprop a method takes to a loss: --penalties.pb 1.2. Others are assumed."""
+    """How many times as many steps as backprop a method takes to a loss: --penalties.pb 1.2. Others are those of
+    --measured, else those that Stretto's own studies found, else assumed."""
     measured: Path | None = None
     """Folder of a finished study that `stretto compare` wrote: penalties of its methods with their error over seeds,
     and the critical batch where it has several batch sizes. Methods that it lacks are left out; those named in
