@@ -37,6 +37,7 @@ from stretto.nn.batch import cut
 from stretto.nn.preserve import modes_restored
 from stretto.nn.remote_stage import RemoteStage
 from stretto.optim.kind import name_of
+from stretto.trainer.chosen_method import method_to_evaluate
 
 CHECKED = 4  # minibatches that all processes compare at first; of later ones those whose number is a power of two
 
@@ -80,9 +81,11 @@ class Pipeline:
         example = replace(example, batch=on_cpu(example.batch))  # as the module is, until each process moves its stages
         arguments = {name: tensor.clone() for name, tensor in self.steps.caught(example).items()}
         self.network: Network = cut_network(self.steps.target, prefix, arguments, settings.stages, settings.split)
-        kind = "sgd" if reference is None else name_of(reference)  # without one, nothing is trained
-        self._method = advised(settings.method, kind, len(self.network.stages))
-        self.optimizers = None if reference is None else self._stage_optimizers(reference)
+        if reference is None:  # nothing is trained
+            self._method, self.optimizers = method_to_evaluate(settings.method), None
+        else:
+            self._method = advised(settings.method, name_of(reference), len(self.network.stages))
+            self.optimizers = self._stage_optimizers(reference)
         self.trainer = self._trainer(arguments)
         if self.optimizers is not None:
             self.optimizers.forget_state()
@@ -116,7 +119,9 @@ class Pipeline:
         return stretto.Mesh() if mesh is None else mesh
 
     def _trainer(self, arguments: Arguments) -> stretto.Trainer:
-        optimizers = self.optimizers
+        optimizers, options = self.optimizers, dict(self._settings.options)
+        if optimizers is None:
+            options.pop("heads", None)
 
         def without(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
             return torch.optim.SGD(parameters, lr=0.0)
@@ -130,7 +135,7 @@ class Pipeline:
             clip=self._settings.clip,
             device=self._settings.device,
             example=self.network.batch(arguments),
-            **self._settings.options,
+            **options,
         )
 
     def move(self) -> None:
