@@ -38,6 +38,7 @@ from stretto.nn.preserve import modes_restored
 from stretto.nn.remote_stage import RemoteStage
 from stretto.optim.kind import name_of
 from stretto.trainer.chosen_method import method_to_evaluate
+from stretto.trainer.microbatches import MinibatchCut
 
 CHECKED = 4  # minibatches that all processes compare at first; of later ones those whose number is a power of two
 
@@ -202,19 +203,15 @@ class Pipeline:
         self._warned = True
 
     def _parts(self, examples: StepExamples) -> list[StepExamples]:
-        pieces, replicas = self.trainer.schedule.per_turn, self.trainer.mesh.data
-        if examples.size is not None and pieces * replicas > 1:
-            self._refuse_few(examples.size, pieces, replicas)
-        return [part for piece in cut(examples, pieces) for part in cut(piece, replicas)]
-
-    def _refuse_few(self, size: int, pieces: int, replicas: int) -> None:
-        if size < pieces * replicas:
-            among = f" for each of {replicas} replicas" if replicas > 1 else ""
-            raise UsageError(
-                f"a batch of {size} examples cannot be cut into {pieces} micro-batches{among}: use larger batches, "
-                f"'{self.trainer.method.name}(microbatches={max(1, size // replicas)})', or "
-                "DataLoader(..., drop_last=True)"
+        whole = MinibatchCut(self.trainer.method, self.trainer.schedule, self.trainer.mesh.data)
+        if examples.size is not None and examples.size < whole.parts:
+            raise whole.too_few(
+                examples.size,
+                f"a batch of {examples.size} examples cannot be cut into {whole}, as {whole.method} cuts them",
+                "larger batches",
+                "DataLoader(..., drop_last=True)",
             )
+        return [part for piece in cut(examples, whole.pieces) for part in cut(piece, whole.replicas)]
 
     def _inputs(self, parts: Sequence[StepExamples]) -> Any:
         caught = [self.steps.caught(part) for part in parts]

@@ -42,6 +42,7 @@ from stretto.settings import runs
 from stretto.splitting import Stages, divide, pieces
 from stretto.trainer.backend import find_backend, in_one_process
 from stretto.trainer.metrics import Metric, named_metric
+from stretto.trainer.microbatches import MinibatchCut
 from stretto.trainer.trainer import Trainer
 
 S = TypeVar("S", bound=runs.Settings)
@@ -255,6 +256,14 @@ def with_advice(settings: S, stages: int) -> S:
     return replace(settings, method=str(advised(settings.method, kind, stages)))
 
 
+def advice_in(asked: runs.Settings, resolved: runs.Settings) -> dict[str, Method]:
+    """{method of the resolved settings: the method, with its advice} of each "async" and "local" that was asked for."""
+    words = [name for name in methods_in(asked) if is_advised(name)]
+    kind = name_of_setting(runs.optimizer_name(resolved), resolved.momentum) if words else ""
+    chosen = [advised(word, kind, runs.known(resolved.stages)) for word in words]
+    return {str(each): each for each in chosen}
+
+
 def methods_in(settings: runs.Settings) -> tuple[str, ...]:
     """The methods that settings name, as they are written there."""
     if isinstance(settings, runs.CompareSettings):
@@ -316,12 +325,12 @@ def prepare(settings: runs.TrainSettings, timeout: float = 600, *, trial: bool =
         )
     elsewhere = [own for own, there in zip(stages, trainer.stages, strict=True) if isinstance(there, RemoteStage)]
     deferred.forget_values(elsewhere, kept=[*trainer.stages, *filter(None, trainer.heads)])
-    pieces, replicas = trainer.schedule.per_turn, settings.data_parallel
-    if batch_size < pieces * replicas:
-        of_replicas = f" for each of {replicas} replicas" if replicas > 1 else ""
-        raise UsageError(
-            f"method {settings.method} cuts a minibatch into {pieces} micro-batches{of_replicas}, and "
-            f"batch_size={batch_size}: use --batch-size {pieces * replicas} or more, or fewer microbatches="
+    cut = MinibatchCut(trainer.method, trainer.schedule, settings.data_parallel)
+    if batch_size < cut.parts:
+        raise cut.too_few(
+            batch_size,
+            f"method {settings.method} cuts a minibatch into {cut}, and batch_size={batch_size}",
+            f"--batch-size {cut.parts} or more",
         )
     return Prepared(settings, loaded, model, trainer, stages, computing)
 
