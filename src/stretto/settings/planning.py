@@ -59,7 +59,8 @@ class PlanSettings:
     """Of the images of a network without data: contiguous, as torch has them unless told otherwise, or channels_last,
     which tensor cores take without transposing them."""
     methods: Annotated[tuple[str, ...], TEXTS] = ("synchronous",)
-    """Methods to choose from: names, or synchronous, asynchronous, local, all. Synchronous ones, which are plain
+    """Methods to choose from: names, or families of them: synchronous, asynchronous, local (here all that have losses
+    of their own, not the advice that stretto train takes by this word), all. Synchronous ones, which are plain
     training, unless said otherwise, but all for --objective loss."""
     pipeline: Annotated[tuple[int, ...] | None, WHOLES] = None
     """Lengths of the pipeline to choose from, in workers: 1,2. Without a limit, any that fits."""
