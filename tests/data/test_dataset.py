@@ -126,7 +126,8 @@ def test_replicas_share_every_batch_out_wherever_training_goes_on(start):
                 precision=Precision(None), device=torch.device("cpu"), mesh=stretto.Mesh(data=2),
                 sync=stretto.AllReduce(),
             )  # fmt: skip
-            splitter = MinibatchSplitter(specification, 1, own=[rank], merges=False, reads_x=True, reads_y=True)
+            schedule, _ = specification.method.plan(1)
+            splitter = MinibatchSplitter(specification, schedule, own=[rank], merges=False, reads_x=True, reads_y=True)
             (load,) = splitter.loads(x, y)
             parts.append(load["activation"][0])
         assert torch.equal(torch.cat(parts), x)

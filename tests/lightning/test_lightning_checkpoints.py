@@ -80,6 +80,14 @@ def test_another_number_of_stages_goes_on_with_weights_and_optimizer(tmp_path):
     assert difference(one, fit(tmp_path / "whole", "auto", 4)[0]) < 1e-12
 
 
+def test_what_async_stood_for_before_is_told(tmp_path, monkeypatch):
+    fit(tmp_path, ours("pipedream"), 1)
+    said = []
+    monkeypatch.setattr("stretto.lightning.strategy.rank_zero_info", said.append)
+    fit(tmp_path, ours("async"), 2, path="last")
+    assert "'async' stood for another method: give method='pipedream' to go on exactly" in said[-1]
+
+
 def test_a_file_holds_each_weight_once_and_loads_as_weights(tmp_path):
     module, _ = fit(tmp_path, ours(), 1)
     fit(tmp_path / "its", "auto", 1)

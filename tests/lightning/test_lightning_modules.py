@@ -201,6 +201,16 @@ def test_float64_is_lightnings():
     assert difference(one, two) < 1e-12
 
 
+@pytest.mark.parametrize("method", ["async", "local(head=linear)", "greedy", "spectrain", "pipedream(rotate=True)"])
+def test_evaluation_without_training(method):
+    heads = {"heads": [nn.Linear(12, 4), None]} if method == "greedy" else {}
+    plain = trainer().validate(Classifier(), loader(16), verbose=False)
+    ours = trainer(StrettoStrategy(method, stages=2, **heads))
+    for stage in (ours.validate, ours.test):
+        told = stage(Classifier(), loader(16), verbose=False)
+        assert next(iter(told[0].values())) == pytest.approx(plain[0]["val_loss"], rel=1e-12)
+
+
 def test_replicas_come_to_the_same():
     one, _ = fitted(StrettoStrategy("1f1b(microbatches=2)", stages=2), logger=(first := Remembering()))
     strategy = StrettoStrategy("1f1b(microbatches=2)", stages=2, mesh=stretto.Mesh(data=2))

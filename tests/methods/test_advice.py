@@ -1,4 +1,4 @@
-"""What "async" and "local" stand for, and the penalties that plans take from the package's own studies."""
+"""What "async" and "local" stand for."""
 
 from dataclasses import replace
 from functools import partial
@@ -9,15 +9,11 @@ from torch import nn
 
 import stretto
 from stretto.errors import UsageError
-from stretto.mesh import Mesh
 from stretto.methods.advice import Finding, finding_for, findings
-from stretto.optim.kind import name_made_by
+from stretto.optim.kind import name_made_by, name_of_setting
 from stretto.optim.named import NamedOptimizer
 from stretto.optimizers import OPTIMIZERS
-from stretto.plan.objective import Objective
-from stretto.plan.search_space import Candidate
 from stretto.settings.runs import CompareSettings
-from stretto.study.found_penalties import found_penalties
 from stretto.study.prepare import with_advice
 
 MADE_UP = Finding(
@@ -173,32 +169,25 @@ def test_elsewhere_it_is_told_what_to_name():
         stretto.method("async")
 
 
+def test_asking_for_the_kind_draws_no_random_numbers():
+    before = torch.get_rng_state()
+    name_made_by(partial(torch.optim.SGD, momentum=0.9), [])
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_the_kind_of_an_optimizer_that_a_setting_names(tmp_path):
+    (tmp_path / "own.py").write_text(
+        "import torch\ndef plain(parameters, lr=0.1):\n    return torch.optim.SGD(parameters, lr=lr)\n"
+    )
+    assert name_of_setting("sgd") == name_of_setting("sgd", 0.5) == "sgd"
+    assert name_of_setting("sgd", 0.0) == name_of_setting(f"{tmp_path}/own.py:plain") == "plain-sgd"
+    for name in (*OPTIMIZERS, "rmsprop", "adagrad"):
+        assert name_of_setting(name) == name
+    plain = CompareSettings(methods=("async",), optimizer=f"{tmp_path}/own.py:plain")
+    assert with_advice(plain, 4).methods == (str(stretto.advised("async", "plain-sgd", 4)),)
+
+
 def test_a_study_names_what_it_stands_for_and_one_method_once():
     named = str(stretto.advised("async", "adamw", 4))
     settings = CompareSettings(methods=("backprop", "async", named), optimizer="adamw")
     assert with_advice(settings, 4).methods == ("backprop", named)
-
-
-def test_penalties_of_plans_come_with_their_spread_and_are_marked():
-    found = found_penalties(("1f1b", "pipedream", "pb"), "adam", KNOWN)
-    assert set(found) == {"pipedream", "pb"}
-    objective = Objective(goal="loss", critical_batch=100.0, measured=found)
-    there = objective.penalty(Candidate(8, Mesh(), 1, "pipedream", 8))
-    assert (there.factor, there.source, there.error) == (1.2, "ours", MADE_UP.error)
-    other = objective.penalty(Candidate(4, Mesh(), 1, "pipedream", 4))
-    assert other.source == "extrapolated"
-    assert 1.0 < other.factor < 1.2
-
-
-def test_plans_do_not_count_on_fewer_steps_than_plain_trainings():
-    sooner = replace(MADE_UP, advice="local", method="greedy", ratio=0.5, low=0.4, high=0.6, losses=8)
-    (penalty,) = found_penalties(("greedy",), "adamw", [sooner])["greedy"]
-    assert (penalty.factor, penalty.error) == (1.0, sooner.error)
-
-
-def test_methods_with_options_have_the_penalty_of_their_own():
-    rotated = replace(MADE_UP, method="pipedream(rotate=True)", ratio=1.05)
-    found = found_penalties(("pipedream", "pipedream(rotate=True)"), "adamw", (MADE_UP, rotated))
-    assert {name: penalty.factor for name, (penalty,) in found.items()} == {
-        "pipedream": 1.2, "pipedream(rotate=True)": 1.05,
-    }  # fmt: skip

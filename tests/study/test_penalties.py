@@ -7,7 +7,7 @@ import pytest
 from stretto.errors import UsageError
 from stretto.mesh import Mesh
 from stretto.plan import Candidate, Objective, Penalty
-from stretto.plan.objective import mean_delay
+from stretto.plan.objective import mean_delay, num_losses
 from stretto.report import Point, Record
 from stretto.study.penalties import arrival, measure_penalties, planned_as
 
@@ -124,13 +124,21 @@ def test_a_run_arrives_between_two_evaluations():
     [
         ("pb", ("pb", 4, 1)), ("pb-lwp-sc", ("pb-lwp-sc", 4, 1)), ("paci(every=4)", ("paci", 4, 4)),
         ("overlapping(delay=1)", ("overlapping", 4, 1)), ("greedy(head=linear)", ("greedy", 4, 1)),
-        ("pipedream-2bw", ("pipedream-2bw", 4, 4)),
+        ("pipedream-2bw", ("pipedream-2bw", 4, 4)), ("chunked(chunks=3,head=infopro)", ("chunked", 4, 1)),
     ],
 )  # fmt: skip
 def test_methods_of_studies_as_they_are_planned(name, planned):
     c = planned_as(name, 4, None)
     assert c is not None
     assert (c.method, c.stages, c.microbatches) == planned
+
+
+@pytest.mark.parametrize("chunks", [2, 3])
+def test_chunks_of_studies_are_planned_with_their_number_of_losses(chunks):
+    c = planned_as(f"chunked(chunks={chunks})", 4, None)
+    assert num_losses(c) == chunks
+    runs = [*study(backprop=1), *[record(f"chunked(chunks={chunks})", b, s, 1.2) for b in BATCHES for s in SEEDS]]
+    assert [each.losses for each in measure_penalties(runs, 4, loss=0.5).penalties["chunked"]] == [chunks]
 
 
 def test_what_is_not_planned():
@@ -144,7 +152,7 @@ def test_at_other_delays_what_was_measured_is_extrapolated():
     aim = Objective(goal="loss", critical_batch=1, measured={"pb": (Penalty(1.3, "measured", 0.1, 1, 3.0),)})
     assert aim.penalty(pb) == Penalty(1.3, "measured", 0.1, 1, 3.0)
     longer = aim.penalty(pb._replace(pipeline=8))
-    assert (longer.source, longer.factor) == ("extrapolated", pytest.approx(1 + 0.3 * 7 / 3))
+    assert (longer.source, longer.factor) == ("extrapolated from measured", pytest.approx(1 + 0.3 * 7 / 3))
     assert longer.error == pytest.approx(0.1 * 7 / 3)
     assert aim.penalty(pb._replace(pipeline=1)).source == "law"
     assert aim.penalty(pb._replace(method="pipemare")).source == "assumed"

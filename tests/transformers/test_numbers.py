@@ -184,11 +184,20 @@ def test_predictions_and_metrics(tmp_path):
     )
 
 
-@pytest.mark.parametrize("kind", ["gpt2", pytest.param("t5", marks=pytest.mark.slow)])
-def test_evaluation_without_training(kind, tmp_path):
+@pytest.mark.parametrize(
+    ("kind", "method"),
+    [
+        ("gpt2", "pb"),
+        ("gpt2", "async"),  # of which nothing is known without an optimizer
+        ("gpt2", "local"),
+        ("gpt2", "spectrain"),  # built on SGD with momentum
+        pytest.param("t5", "pb", marks=pytest.mark.slow),
+    ],
+)
+def test_evaluation_without_training(kind, method, tmp_path):
     data = Examples(kind, 6, seed=7)
     theirs = transformers.Trainer(build(kind), arguments(tmp_path))
-    ours = StrettoTrainer(build(kind), arguments(tmp_path), method="pb", stages=2)
+    ours = StrettoTrainer(build(kind), arguments(tmp_path), method=method, stages=2)
     assert ours.evaluate(data)["eval_loss"] == pytest.approx(theirs.evaluate(data)["eval_loss"], rel=1e-6)
     one, other = theirs.predict(data), ours.predict(data)
     predictions = [each.predictions if kind == "t5" else [each.predictions] for each in (other, one)]

@@ -152,6 +152,8 @@ def run(
 ) -> "Outcome":
     """Train the runs of a sweep that are not finished, and write its page."""
     from stretto import study
+    from stretto.methods.advice import meaning
+    from stretto.study.prepare import advice_in
     from stretto.study.report_page import PAGE
     from stretto.study.shared_queue import without_password
 
@@ -160,7 +162,7 @@ def run(
     opened = replace(opened, tasks=tuple(replace(task, **wanted) for task in opened.tasks))
     if sweep.heading is not None:
         output.say(f"{sweep.heading.text} ({sweep.heading.size})")
-    for note in opened.notes:
+    for note in (*map(meaning, advice_in(sweep.settings, opened.settings).values()), *opened.notes):
         output.say(note)
     for name, reason in opened.left_out.items():
         output.say(f"left out: {name}: {reason}")

@@ -38,13 +38,20 @@ def objective_of(settings: PlanSettings, study: "MeasuredPenalties | None") -> "
     )
 
 
-def with_findings(objective: "Objective", problem: "Problem", study: "MeasuredPenalties | None") -> "Objective":
-    """The objective with what this package's own studies found, where there is no study of the user's."""
+def with_findings(
+    settings: PlanSettings, objective: "Objective", problem: "Problem", study: "MeasuredPenalties | None"
+) -> "Objective":
+    """The objective with what this package's own studies found, where there is no study of the user's.
+
+    A plan knows no momentum: an optimizer of the table has its usual one, as `stretto train` gives it.
+    """
+    from stretto.optim.kind import name_of_setting
     from stretto.study.found_penalties import found_penalties
 
     if objective.goal != "loss" or study is not None:
         return objective
-    return replace(objective, measured=found_penalties(problem.names, problem.optimizer))
+    name = problem.optimizer if settings.optimizer == "auto" else settings.optimizer
+    return replace(objective, measured=found_penalties(problem.names, name_of_setting(name)))
 
 
 def methods_of(settings: PlanSettings, objective: "Objective", study: "MeasuredPenalties | None") -> tuple[str, ...]:
@@ -76,7 +83,7 @@ def penalty_rows(problem: "Problem", objective: "Objective", study: "MeasuredPen
             rows.append({"method": name, "factor": objective.penalties[name].factor, "is": "given"})
         elif name in objective.measured:
             rows += [
-                {"method": name, "factor": penalty.factor, "error": penalty.error, "is": penalty.source,
+                {"method": name, "factor": penalty.factor, "error": None, **penalty.remarks, "is": penalty.source,
                  "losses": penalty.losses, "delay": penalty.delay}
                 for penalty in objective.measured[name]
             ]  # fmt: skip
@@ -97,10 +104,12 @@ def penalty_rows(problem: "Problem", objective: "Objective", study: "MeasuredPen
 
 def in_words(goal: Mapping[str, Any], penalties: Mapping[str, Any]) -> list[str]:
     """What the plan's steps to the loss are made of, and what was known of other methods."""
-    plan, error = f"{goal['penalty']:.3g}", goal.get("penalty_error")
+    plan = {key.removeprefix("penalty_"): value for key, value in goal.items()} | {"factor": goal["penalty"]}
+    more = "more than " if "bound" in plan else ""
+    source = f"{plan['is']}, {found_in_words(plan)}" if "found" in plan else plan["is"]
     lines = [
-        f"{goal['steps']:.4g} steps to the loss: {penalties['least_steps']:.4g} x (1 + {goal['critical_batch']:.4g} / "
-        f"batch size) x {plan}{'' if error is None else f' ± {error:.2g}'} ({goal['penalty_is']})"
+        f"{more}{goal['steps']:.4g} steps to the loss: {penalties['least_steps']:.4g} x "
+        f"(1 + {goal['critical_batch']:.4g} / batch size) x {factor_in_words(plan)} ({source})"
     ]
     study = penalties.get("study")
     if study:
@@ -108,12 +117,9 @@ def in_words(goal: Mapping[str, Any], penalties: Mapping[str, Any]) -> list[str]
             f"measured: steps to train loss {study['loss']:g} on {study['stages']} stages, against "
             f"{study['baseline']}, {study['seeds']} seed{'s' * (study['seeds'] > 1)}"
         )
-    rows = [
-        (f"  {row['method']}", shown(row["factor"]) + (f" ± {row['error']:.2g}" if row.get("error") else ""),
-         row["is"])
-        for row in penalties["methods"]
-    ]  # fmt: skip
-    lines += [aligned(rows)] if rows else []
+    rows = penalties["methods"]
+    several = {row["method"] for row in rows if sum(other["method"] == row["method"] for other in rows) > 1}
+    lines += [aligned([line_of(row, among=row["method"] in several) for row in rows])] if rows else []
     if study and study["never"]:
         lines.append(f"left out, as they never came to that loss: {', '.join(study['never'])}")
     if study and study["not_planned"]:
@@ -121,6 +127,27 @@ def in_words(goal: Mapping[str, Any], penalties: Mapping[str, Any]) -> list[str]
     return lines
 
 
-def shown(factor: float | None) -> str:
-    """A factor with three digits; a dash where it is assumed."""
-    return "–" if factor is None else f"{factor:.3g}"
+def line_of(row: Mapping[str, Any], *, among: bool) -> tuple[str, str, str]:
+    """A line about a method's penalty: the method, the factor, its source.
+
+    `among` several of one method it says for how many losses and which delay.
+    """
+    losses = f"{row['losses']} loss{'es' * (row['losses'] > 1)}" if among else ""
+    name = f"  {row['method']} ({losses}, delay {row['delay']:.3g})" if among else f"  {row['method']}"
+    if "found" not in row:
+        return name, factor_in_words(row), row["is"]
+    more = " or more" if "bound" in row else ""
+    return name, f"{found_in_words(row)}, counted as {row['factor']:.3g}{more}", row["is"]
+
+
+def factor_in_words(row: Mapping[str, Any]) -> str:
+    """A factor with three digits, and its error; what it is above; a dash where it is assumed."""
+    if row["factor"] is None:
+        return "–"
+    error = f" ± {row['error']:.2g}" if row.get("error") else ""
+    return f"{'> ' * ('bound' in row)}{row['factor']:.3g}{error}"
+
+
+def found_in_words(row: Mapping[str, Any]) -> str:
+    """What a study found where another factor counts."""
+    return f"{'> ' * ('bound' in row)}{row['found']:.3g} found"

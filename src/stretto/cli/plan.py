@@ -66,7 +66,7 @@ def plan(
     silent = output.json or output.quiet
     model = with_layers(model, settings, cluster, silent=silent)
     problem = with_steps(problem_of(settings, model, cluster, methods), model, settings, silent=silent)
-    objective = with_findings(objective, problem, study)
+    objective = with_findings(settings, objective, problem, study)
     found = search(problem, objective, keep=KEEP)
     if found.best is None:
         raise UsageError(misfit(problem))

@@ -18,6 +18,7 @@ from stretto.settings.command_line import FLAG, NUMBER, WHOLE
 from stretto.settings.runs import TrainSettings, known
 
 if TYPE_CHECKING:
+    from stretto.methods import Method
     from stretto.runtime.launch import LaunchSettings
     from stretto.study.prepare import Prepared
 
@@ -115,6 +116,7 @@ def train(
         Go on from the newest checkpoint that is whole, on any number of workers. Ctrl-C and SIGTERM leave one after the
         step that is under way, also without --checkpoint-every; the second time they end the run at once.
     """
+    from stretto.methods.advice import explained
     from stretto.methods.table import check_written
 
     check_written(settings.method)  # a mistyped one is told before torch is imported
@@ -125,7 +127,7 @@ def train(
     from stretto.runtime.world import place_in_job, take_place
     from stretto.study.first_batches import refuse_other_sizes
     from stretto.study.first_evaluation import refuse_evaluation
-    from stretto.study.prepare import prepare, prepare_trial, resolve
+    from stretto.study.prepare import prepare, prepare_trial
     from stretto.study.single_run import claim, default_folder
     from stretto.study.tracked_report import track_run
 
@@ -133,11 +135,12 @@ def train(
     rank, launched = place_in_job()  # torchrun or srun may have started several
     if launched > 1:
         settings = replace(settings, workers=settings.workers or launched)
-    resolved = resolve(settings)
+    resolved, chosen = choose_method(settings, output, told=rank == 0 and not output.dry_run, resume=resume)
     place = processes.place(resolved.workers, launched=launched > 1)
     torch.set_num_threads(resolved.threads)  # as in a study, so that the numbers are the same
     here = place is None and launched == 1 and not output.dry_run
-    prepared = (prepare if here else prepare_trial)(resolved, processes.patience)
+    with explained(chosen):
+        prepared = (prepare if here else prepare_trial)(resolved, processes.patience)
     refuse_other_sizes(prepared)
     refuse_evaluation(prepared)
     if output.dry_run:
@@ -160,6 +163,30 @@ def train(
     elif rank == 0:
         output.say(f"{folder}: this run is finished already")
     return tell_result(prepared, folder, rank, trace, output, nodes=processes.nodes, operations=trace_operations)
+
+
+def choose_method(
+    settings: TrainSettings, output: Output, *, told: bool, resume: bool
+) -> "tuple[TrainSettings, Method]":
+    """The resolved settings, and their method; says what "async" and "local" stand for, where that is to be `told`.
+
+    A run that goes on has the method that it began with.
+    """
+    from stretto.methods import method
+    from stretto.methods.advice import meaning
+    from stretto.study.prepare import advice_in, resolve
+    from stretto.study.single_run import as_begun
+
+    resolved = resolve(settings)
+    begun = as_begun(settings.method, resolved, output.out) if resume else resolved
+    chosen = advice_in(settings, begun).get(begun.method, method(begun.method))
+    if told and chosen.advice is not None:
+        output.say(meaning(chosen))
+    elif told and begun.method != resolved.method:
+        output.say(
+            f"{settings.method} stands for {begun.method} in this run, which goes on; it is {resolved.method} now"
+        )
+    return begun, chosen
 
 
 def tell_axes(prepared: "Prepared", output: Output, *, nodes: int) -> None:

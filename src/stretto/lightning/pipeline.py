@@ -37,6 +37,8 @@ from stretto.nn.batch import cut
 from stretto.nn.preserve import modes_restored
 from stretto.nn.remote_stage import RemoteStage
 from stretto.optim.kind import name_of
+from stretto.trainer.chosen_method import method_to_evaluate
+from stretto.trainer.microbatches import MinibatchCut
 
 CHECKED = 4  # minibatches that all processes compare at first; of later ones those whose number is a power of two
 
@@ -80,9 +82,11 @@ class Pipeline:
         example = replace(example, batch=on_cpu(example.batch))  # as the module is, until each process moves its stages
         arguments = {name: tensor.clone() for name, tensor in self.steps.caught(example).items()}
         self.network: Network = cut_network(self.steps.target, prefix, arguments, settings.stages, settings.split)
-        kind = "sgd" if reference is None else name_of(reference)  # without one, nothing is trained
-        self._method = advised(settings.method, kind, len(self.network.stages))
-        self.optimizers = None if reference is None else self._stage_optimizers(reference)
+        if reference is None:  # nothing is trained
+            self._method, self.optimizers = method_to_evaluate(settings.method), None
+        else:
+            self._method = advised(settings.method, name_of(reference), len(self.network.stages))
+            self.optimizers = self._stage_optimizers(reference)
         self.trainer = self._trainer(arguments)
         if self.optimizers is not None:
             self.optimizers.forget_state()
@@ -116,7 +120,9 @@ class Pipeline:
         return stretto.Mesh() if mesh is None else mesh
 
     def _trainer(self, arguments: Arguments) -> stretto.Trainer:
-        optimizers = self.optimizers
+        optimizers, options = self.optimizers, dict(self._settings.options)
+        if optimizers is None:
+            options.pop("heads", None)
 
         def without(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
             return torch.optim.SGD(parameters, lr=0.0)
@@ -130,7 +136,7 @@ class Pipeline:
             clip=self._settings.clip,
             device=self._settings.device,
             example=self.network.batch(arguments),
-            **self._settings.options,
+            **options,
         )
 
     def move(self) -> None:
@@ -197,19 +203,15 @@ class Pipeline:
         self._warned = True
 
     def _parts(self, examples: StepExamples) -> list[StepExamples]:
-        pieces, replicas = self.trainer.schedule.per_turn, self.trainer.mesh.data
-        if examples.size is not None and pieces * replicas > 1:
-            self._refuse_few(examples.size, pieces, replicas)
-        return [part for piece in cut(examples, pieces) for part in cut(piece, replicas)]
-
-    def _refuse_few(self, size: int, pieces: int, replicas: int) -> None:
-        if size < pieces * replicas:
-            among = f" for each of {replicas} replicas" if replicas > 1 else ""
-            raise UsageError(
-                f"a batch of {size} examples cannot be cut into {pieces} micro-batches{among}: use larger batches, "
-                f"'{self.trainer.method.name}(microbatches={max(1, size // replicas)})', or "
-                "DataLoader(..., drop_last=True)"
+        whole = MinibatchCut(self.trainer.method, self.trainer.schedule, self.trainer.mesh.data)
+        if examples.size is not None and examples.size < whole.parts:
+            raise whole.too_few(
+                examples.size,
+                f"a batch of {examples.size} examples cannot be cut into {whole}, as {whole.method} cuts them",
+                "larger batches",
+                "DataLoader(..., drop_last=True)",
             )
+        return [part for piece in cut(examples, whole.pieces) for part in cut(piece, whole.replicas)]
 
     def _inputs(self, parts: Sequence[StepExamples]) -> Any:
         caught = [self.steps.caught(part) for part in parts]

@@ -255,9 +255,14 @@ class StrettoStrategy(ParallelStrategy):
         mine = {"method": str(pipeline.trainer.method), "num_stages": len(pipeline.trainer.stages)}
         others = {key: saved.get(key) for key, value in mine.items() if saved.get(key) != value}
         if others:
+            advice, exactly = pipeline.trainer.method.advice, ""
+            if advice is not None and "method" in others:
+                exactly = (
+                    f". {advice.asked!r} stood for another method: give method={others['method']!r} to go on exactly"
+                )
             rank_zero_info(
                 f"The checkpoint was trained with {others}, this is {mine}: it goes on with the weights and the state "
-                "of the optimizer alone"
+                f"of the optimizer alone{exactly}"
             )
         else:
             pipeline.trainer.load_state_dict(saved)

@@ -5,14 +5,15 @@
 
 import json
 import math
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
 
-from stretto.errors import UsageError
-from stretto.methods.definition import Method
-from stretto.methods.table import is_advised, method
+from stretto.errors import ScheduleError, UsageError
+from stretto.methods.definition import Advice, Family, Method
+from stretto.methods.table import METHODS, is_advised, method
 from stretto.options.parse import parse
 
 PLAIN_SGD = "plain-sgd"  # SGD without momentum, or with Nesterov's: it has no velocity that a cure could read
@@ -20,6 +21,8 @@ KIN = {"adam": "adamw", "lamb": "adamw", "lars": "sgd", PLAIN_SGD: "sgd"}
 """An optimizer of no study, and the studied one nearest to it."""
 UNKNOWN = "adamw"  # stands for any other
 ABOUT = 1.25  # depths within this factor count as the same
+FAMILY_OF: Mapping[str, Family] = {"async": "asynchronous", "local": "local"}
+OTHERS = {"async": ("pipedream", "pb"), "local": ("greedy", "chunked")}  # for those whom the advice does not suit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,4 +166,51 @@ def advised(chosen: str | Method, optimizer: str, stages: int) -> Method:
         return method(chosen)
     word, options = parse(chosen)
     name, own = parse(finding_for(word, optimizer, stages).method)
-    return method(name, **{**own, **options})
+    return replace(method(name, **{**own, **options}), advice=Advice(chosen, optimizer, stages))
+
+
+def may_stand_for(asked: str, name: str) -> bool:
+    """Whether "async" or "local", with these options, may have stood for a method of the table under other advice."""
+    word, options = parse(asked)
+    if parse(name)[0] not in METHODS:
+        return False
+    chosen = method(name)
+    return chosen.family == FAMILY_OF[word] and options.items() <= chosen.options.items()
+
+
+def meaning(chosen: Method) -> str:
+    """What the word stands for that a method was asked for by, and what was found of it, in a sentence."""
+    assert chosen.advice is not None, "a method that was named stands for itself"
+    asked, optimizer, stages = chosen.advice
+    return f"{asked} stands for {chosen} here: {finding_for(parse(asked)[0], optimizer, stages)}"
+
+
+def refusal(chosen: Method, reason: str) -> str:
+    """The reason why a method cannot train; where it was asked for as "async" or "local", with that and a remedy."""
+    if chosen.advice is None:
+        return reason
+    asked, optimizer, stages = chosen.advice
+    other = next(name for name in OTHERS[parse(asked)[0]] if name != str(chosen))
+    there = f"method {asked!r} stands for {chosen} here ({optimizer}, {stages} stages)"
+    return f"{there}: {reason.removesuffix('.')}; or name another method, such as {other} or 1f1b"
+
+
+def other_advice(chosen: Method, where: str, saved: str) -> str:
+    """The refusal of a checkpoint that was saved with another method than "async" or "local" stand for now."""
+    assert chosen.advice is not None, "a method that was named stands for itself"
+    asked, optimizer, stages = chosen.advice
+    return (
+        f"{where} was saved with method {saved}, and {asked!r} stands for {chosen} here ({optimizer}, {stages} "
+        f"stages): the advice has changed, or the optimizer or the stages. Give method={saved!r} to go on"
+    )
+
+
+@contextmanager
+def explained(chosen: Method) -> Iterator[None]:
+    """The context in which a refusal says what "async" or "local" stands for, if the method was asked for so."""
+    try:
+        yield
+    except (UsageError, ScheduleError) as error:
+        if error.said_by is None:  # else the process that says it has explained it
+            error.args = (refusal(chosen, str(error)),)
+        raise

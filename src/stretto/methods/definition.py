@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 from stretto.errors import UsageError
 from stretto.methods.cure import ANY_MOMENTUM, Cure, Place, StepCure, WeightCopies
@@ -19,6 +19,14 @@ from stretto.schedule.replicated import Agreement, with_agreement
 Family = Literal["synchronous", "asynchronous", "local"]
 Pairs = Sequence[tuple[int, int]]
 Readings = Sequence[tuple[int, int, int]]  # (owner, reader, after how many updates)
+
+
+class Advice(NamedTuple):
+    """The word that stands for a method, "async(warmup=100)", the optimizer's name and the number of stages."""
+
+    asked: str
+    optimizer: str
+    stages: int
 
 
 def one_each(num_stages: int) -> int:
@@ -43,7 +51,8 @@ class Method:
     that gradients are predicted, what predicts them; `prediction` says how that learns. `recompute` says that
     forwards are run again for their backward, in segments of so many stages, or (True) of as many as suit the schedule
     (`schedule/recompute.py`). `workers(num_stages)` is the number of workers by default. `planning` is what
-    `stretto plan` needs beside all this (`methods/planning.py`).
+    `stretto plan` needs beside all this (`methods/planning.py`). `advice` is there where it was asked for as "async" or
+    "local" (`methods/advice.py`).
     """
 
     name: str
@@ -61,6 +70,7 @@ class Method:
     phases: Phases = field(default_factory=Phases)
     planning: Planning | None = None
     options: Mapping[str, object] = field(default_factory=dict)
+    advice: Advice | None = None
 
     def __str__(self) -> str:
         if not self.options:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeGuard, TypeVar
 
-from stretto.errors import UsageError, nearest
+from stretto.errors import ScheduleError, UsageError, nearest
 from stretto.methods.backprop import BASELINE, backprop
 from stretto.methods.definition import Method
 from stretto.methods.from_csv import csv
@@ -34,6 +34,7 @@ from stretto.methods.synthetic_gradients import synthetic_gradients
 from stretto.methods.user_method import own_method
 from stretto.options.checks import shown
 from stretto.options.parse import parse
+from stretto.schedule import Schedule
 
 Build = TypeVar("Build", bound=Callable[..., Method])
 METHODS: dict[str, Callable[..., Method]] = {
@@ -172,6 +173,25 @@ def check_written(name: str | Method) -> None:
         parse(name)
     else:
         method(name)
+
+
+def with_fewer(chosen: Method, most: int, schedule: Schedule) -> Method | None:
+    """The method that cuts minibatches into at most `most` micro-batches, by its own option, as many as can be.
+
+    `schedule` is what it has now. None if it has no such option, or cannot take so few on these stages.
+    """
+    planning = chosen.planning
+    if planning is None or planning.cut is None:
+        return None
+    for count in range(min(most, schedule.per_turn - 1), 0, -1):
+        if planning.allows(count, schedule.num_workers):
+            try:
+                fewer = method(chosen.name, **{**chosen.options, planning.cut: count})
+                fewer.homes(schedule.num_stages, schedule.num_workers)
+            except (UsageError, ScheduleError):
+                return None
+            return fewer
+    return None
 
 
 def with_microbatches(chosen: Method, count: int) -> Method:

@@ -15,6 +15,7 @@ from stretto.options.import_object import import_object
 from stretto.options.user_function import is_function
 
 MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+ANY_RATE = 1e-3
 UNFIT = {
     "LBFGS": "it evaluates the loss several times a step",
     "SparseAdam": "it takes sparse gradients only",
@@ -42,6 +43,11 @@ def optimizer_row(name: str) -> Optimizer:
 def takes_rate(name: str) -> bool:
     """Whether an optimizer's function has an argument `lr`."""
     return "lr" in parameters_of(import_object(optimizer_row(name).place, "optimizer"))
+
+
+def usual_rate(name: str) -> float | None:
+    """A rate for an optimizer of which only the kind or the state is asked; None if its function takes no `lr`."""
+    return next(iter(optimizer_row(name).rates), ANY_RATE if takes_rate(name) else None)
 
 
 def class_of(name: str) -> type[torch.optim.Optimizer]:

@@ -1,4 +1,4 @@
-"""Which optimizer of the table a user's function makes."""
+"""Which optimizer of the table a user's function makes, or a setting names."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -8,10 +8,12 @@ import torch
 from torch import nn
 
 from stretto.methods.advice import PLAIN_SGD
+from stretto.optim.by_name import make_optimizer, usual_rate
 from stretto.optim.combined import CombinedOptimizer
 from stretto.optim.momentum import has_velocity
 from stretto.optim.named import NamedOptimizer
 from stretto.optim.parameter_labels import labelled_by
+from stretto.optimizers import OPTIMIZERS
 
 
 def name_of(optimizer: torch.optim.Optimizer) -> str:
@@ -32,8 +34,19 @@ def name_made_by(function: Callable[..., Any], stages: Sequence[Any]) -> str:
     if isinstance(made, type) and issubclass(made, torch.optim.Optimizer) and not issubclass(made, torch.optim.SGD):
         return made.__name__.lower()
     modules = (stage for stage in stages if isinstance(stage, nn.Module))
-    stage = next((each for each in modules if any(p.requires_grad for p in each.parameters())), nn.Linear(2, 2))
+    stage = next((each for each in modules if any(p.requires_grad for p in each.parameters())), None)
+    stage = nn.Linear(2, 2, device="meta").to_empty(device="cpu") if stage is None else stage  # draws no numbers
     trained = {f"0.{name}": p for name, p in stage.named_parameters() if p.requires_grad}
     if isinstance(function, NamedOptimizer):
         return name_of(function.named(list(trained))(list(trained.values())))
     return name_of(labelled_by(function, [stage])(list(trained.values())))
+
+
+def name_of_setting(name: str, momentum: float | None = None) -> str:
+    """The name of what a setting names: of the table, any other of torch.optim, or "path/to/file.py:function".
+
+    Without `momentum` that of the table, or the optimizer's own.
+    """
+    if momentum is None and name in OPTIMIZERS:
+        momentum = OPTIMIZERS[name].momentum
+    return name_made_by(make_optimizer(name, usual_rate(name), momentum, 0.0), [])

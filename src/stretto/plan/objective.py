@@ -14,29 +14,57 @@ Goal = Literal["step", "money", "energy", "memory", "loss"]
 GOALS: tuple[Goal, ...] = ("step", "money", "energy", "memory", "loss")
 
 
+Source = Literal[
+    "law", "given", "measured", "ours", "extrapolated from measured", "extrapolated from ours", "assumed"
+]  # fmt: skip
+EXTRAPOLATED: Mapping[Source, Source] = {
+    "measured": "extrapolated from measured",
+    "ours": "extrapolated from ours",
+}
+
+
 class Penalty(NamedTuple):
     """The steps that a method takes to a loss, over those of backprop, and the source of that factor.
 
     A "measured" penalty, or one of "ours" (of this package's own studies), has a standard `error` over seeds (None for
-    a single seed), the number of `losses` that trained the model, and the mean `delay` over stages, in updates.
-    "extrapolated" is from one of them at other values.
+    a single seed), the number of `losses` that trained the model, and the mean `delay` over stages, in updates. One
+    that is extrapolated is from such a penalty at other values. `bound` is "at least" where a seed never came to the
+    loss: the factor is larger than this. `found` is the factor that a study found, where another one counts instead.
     """
 
     factor: float
-    source: Literal["law", "given", "measured", "ours", "extrapolated", "assumed"]
+    source: Source
     error: float | None = None
     losses: int = 0
     delay: float = 0.0
+    bound: Literal["", "at least"] = ""
+    found: float | None = None
+
+    @property
+    def remarks(self) -> dict[str, float | str]:
+        """What there is to say of the factor, by name: its error, that it is a bound, what was found instead."""
+        remarks = {"error": self.error, "bound": self.bound or None, "found": self.found}
+        return {name: value for name, value in remarks.items() if value is not None}
 
     def at(self, candidate: Candidate) -> "Penalty":
-        """This penalty at the candidate's delay: its excess over 1 scales with it, not with the number of losses."""
-        delay = mean_delay(candidate)
-        if self.source not in ("measured", "ours") or (num_losses(candidate), delay) == (self.losses, self.delay):
+        """This penalty at the candidate's delay: its excess over 1 scales with it, not with the number of losses.
+
+        A lower bound grows with delay and never shrinks, since a smaller number would bound nothing; where the
+        assumption of a method not measured is larger than that, it counts.
+        """
+        if self.source not in EXTRAPOLATED:
             return self
+        here = (num_losses(candidate), mean_delay(candidate)) == (self.losses, self.delay)
+        there = self if here else self._at_delay(mean_delay(candidate))
+        guess = assumed(candidate)
+        return guess if there.bound and guess.factor > there.factor else there
+
+    def _at_delay(self, delay: float) -> "Penalty":
         excess = self.factor - 1
         ratio = delay / self.delay if self.delay and excess > 0 else 1.0
+        ratio = max(1.0, ratio) if self.bound else ratio
         error = None if self.error is None else ratio * self.error
-        return self._replace(factor=1 + ratio * excess, source="extrapolated", error=error)
+        return self._replace(factor=1 + ratio * excess, source=EXTRAPOLATED[self.source], error=error)
 
 
 class Rates(NamedTuple):

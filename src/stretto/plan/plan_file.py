@@ -84,7 +84,7 @@ def content(
     if aim.goal == "loss":
         known["objective"] |= {
             "steps": aim.steps(c), "critical_batch": aim.critical_batch, "penalty": penalty.factor,
-            "penalty_is": penalty.source, **({} if penalty.error is None else {"penalty_error": penalty.error}),
+            "penalty_is": penalty.source, **{f"penalty_{key}": value for key, value in penalty.remarks.items()},
         }  # fmt: skip
     if trained is not None:
         known[TRAIN] = training(plan, trained)

@@ -9,10 +9,11 @@ from typing import NamedTuple, get_args
 from stretto.cost.cure_costs import PLAIN
 from stretto.errors import UsageError, nearest
 from stretto.methods import METHODS, Method, Planning, StageAt, method
+from stretto.methods.advice import FAMILY_OF
 from stretto.methods.cure import ANY_MOMENTUM, Place, StepCure, WeightCopies
 from stretto.methods.definition import Family
 from stretto.methods.gradient_prediction import name_in_plans
-from stretto.methods.table import FROM_FILES, PHASES
+from stretto.methods.table import FROM_FILES, PHASES, is_advised
 from stretto.options.parse import parse
 from stretto.schedule import Reach
 
@@ -171,6 +172,11 @@ def planned(name: str) -> PlannedMethod:
     if name in known:
         return known[name]
     base, options = parse(name)
+    if is_advised(name):
+        raise UsageError(
+            f"cannot plan for method {name!r}, which stands for another one, by the optimizer and the number of stages "
+            f"that a plan is to choose: write {FAMILY_OF[base]!r} for all such methods, or names of some, 'pb,paci'"
+        )
     if base not in (*METHODS, *FROM_FILES) and ":" not in base:
         raise UsageError(f"cannot plan for method {name!r}: {nearest(name, [*known, *FAMILIES, 'all'])}")
     chosen = method(name)

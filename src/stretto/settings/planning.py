@@ -59,7 +59,8 @@ class PlanSettings:
     """Of the images of a network without data: contiguous, as torch has them unless told otherwise, or channels_last,
     which tensor cores take without transposing them."""
     methods: Annotated[tuple[str, ...], TEXTS] = ("synchronous",)
-    """Methods to choose from: names, or synchronous, asynchronous, local, all. Synchronous ones, which are plain
+    """Methods to choose from: names, or families of them: synchronous, asynchronous, local (here all that have losses
+    of their own, not the advice that stretto train takes by this word), all. Synchronous ones, which are plain
     training, unless said otherwise, but all for --objective loss."""
     pipeline: Annotated[tuple[int, ...] | None, WHOLES] = None
     """Lengths of the pipeline to choose from, in workers: 1,2. Without a limit, any that fits."""
@@ -103,7 +104,8 @@ class PlanSettings:
     least_steps: Annotated[float | None, NUMBER] = None
     """Steps to the loss with an infinite batch; 1, or what --measured says."""
     penalties: Annotated[dict[str, Option] | None, OPTIONS] = None
-    """How many times as many steps as backprop a method takes to a loss: --penalties.pb 1.2. Others are assumed."""
+    """How many times as many steps as backprop a method takes to a loss: --penalties.pb 1.2. Others are those of
+    --measured, else those that Stretto's own studies found, else assumed."""
     measured: Path | None = None
     """Folder of a finished study that `stretto compare` wrote: penalties of its methods with their error over seeds,
     and the critical batch where it has several batch sizes. Methods that it lacks are left out; those named in

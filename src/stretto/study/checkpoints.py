@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from stretto.checkpoint import newest, prune
+from stretto.checkpoint import newest, prune, read_manifest
 from stretto.errors import UsageError
 from stretto.settings.runs import TrainSettings
 from stretto.study.disk_errors import writing
-from stretto.study.store import checkpoints_of, refuse_other
+from stretto.study.store import RUN, checkpoints_of, read_run, refuse_other
 from stretto.trainer.trainer import Trainer
 
 FREE = ("workers", "data_parallel", "space")  # settings that may differ when a run goes on
@@ -57,6 +57,16 @@ class Checkpoints:
         """The step of the newest checkpoint that is whole; None without one."""
         path = newest(self.folder)[0]
         return None if path is None else int(path.name.removeprefix("step-"))
+
+    def method_begun(self) -> str | None:
+        """The method of the run, finished or not, as its folder or its newest whole checkpoint has it; None of none."""
+        if (self._run / RUN).is_file():
+            settings = read_run(self._run)[0]["settings"]
+        else:
+            path = newest(self.folder)[0]
+            settings = {} if path is None else read_manifest(path).extra.get("settings", {})
+        method = settings.get("method")
+        return method if isinstance(method, str) else None
 
     def refuse_to_overwrite(self) -> None:
         """Raise UsageError if there is a checkpoint: starting the run again would lose it."""

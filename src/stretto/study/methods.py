@@ -1,20 +1,21 @@
 """The methods of a study: those that are named, and for `all` every other one that can run on its settings."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from stretto.errors import ScheduleError, UsageError
-from stretto.methods import BASELINE, METHODS, method
+from stretto.methods import BASELINE, METHODS, Method, method
+from stretto.methods.advice import explained, refusal
 from stretto.methods.cure import Correction, Place, Prediction
 from stretto.methods.table import is_advised
 from stretto.settings.runs import CompareSettings
 from stretto.study.first_batches import refuse_other_sizes
 from stretto.study.first_evaluation import refuse_evaluation
-from stretto.study.prepare import Prepared, prepare_trial, resolve, with_optimizer
+from stretto.study.prepare import Prepared, advice_in, prepare_trial, resolve, with_optimizer
 
 ALL = "all"
-NOT_COMPARED = ("name", "summary", "options", "planning")  # fields of a method that do not change what it does
+NOT_COMPARED = ("name", "summary", "options", "planning", "advice")  # fields of a method: it does the same
 
 
 @dataclass(frozen=True)
@@ -33,10 +34,13 @@ def choose(settings: CompareSettings) -> ChosenMethods:
     named = tuple(name for name in settings.methods if name != ALL)
     if named == settings.methods:
         resolved = resolve(with_optimizer(settings, [method(name) for name in named if not is_advised(name)]))
-        refuse_misfits(resolved)
+        refuse_misfits(resolved, advice_in(settings, resolved))
         return ChosenMethods(resolved, {})
     resolved = resolve(replace(settings, methods=named or (BASELINE,)))
-    behaviors = {name: behavior(attempt(resolved, name)) for name in (resolved.methods if named else ())}
+    advice, behaviors = advice_in(settings, resolved), dict[str, Any]()
+    for name in resolved.methods if named else ():
+        with explained(advice.get(name, method(name))):
+            behaviors[name] = behavior(attempt(resolved, name))
     added, left_out = others(resolved, behaviors)
     if not named and not added:
         raise UsageError(f"no method can run on these settings: {next(iter(left_out.values()))}")
@@ -44,10 +48,11 @@ def choose(settings: CompareSettings) -> ChosenMethods:
     return ChosenMethods(resolve(replace(resolved, methods=order)), left_out)
 
 
-def refuse_misfits(settings: CompareSettings) -> None:
+def refuse_misfits(settings: CompareSettings, advice: Mapping[str, Method]) -> None:
     """Raise UsageError, which names every method of the settings that cannot train on them, with the reason.
 
-    A reason that is not a method's own, as it holds for the first two alike, is said alone and at once.
+    A reason that is not a method's own, as it holds for the first two alike, is said alone and at once. `advice` has
+    the methods that "async" and "local" stand for.
     """
     misfits = dict[str, list[str]]()  # reason: methods
     for index, name in enumerate(settings.methods):
@@ -55,10 +60,18 @@ def refuse_misfits(settings: CompareSettings) -> None:
             attempt(settings, name)
         except (UsageError, ScheduleError) as error:
             misfits.setdefault(str(error), []).append(name)
-            if len(settings.methods) == 1 or (index == 1 and len(misfits[str(error)]) == 2):
+            alone = len(settings.methods) == 1 and not advice
+            if alone or (index == 1 and len(misfits[str(error)]) == 2):
                 raise
     if misfits:
-        raise UsageError("\n".join(f"{', '.join(names)}: {reason}" for reason, names in misfits.items()))
+        raise UsageError("\n".join(misfit(names, reason, advice) for reason, names in misfits.items()))
+
+
+def misfit(names: Sequence[str], reason: str, advice: Mapping[str, Method]) -> str:
+    """A line on methods that cannot train, and why."""
+    if len(names) == 1 and names[0] in advice:
+        return refusal(advice[names[0]], reason)
+    return f"{', '.join(names)}: {reason}"
 
 
 def others(settings: CompareSettings, named: Mapping[str, Any]) -> tuple[list[str], dict[str, str]]:

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 EXAMPLES = 2  # of the batch on which costs are counted
 NO_DATA = "there are no data, which say what it learns: add --data path/to/file.py:function"
-ANY_RATE = 1e-3  # for an optimizer whose state is counted
 
 
 FormCosts = Mapping[tuple[int, bool, str], ModelCosts]  # by processes, whether they divide the sequence, recomputation
@@ -240,14 +239,14 @@ def planned_optimizer(name: str) -> str:
     """
     import torch
 
-    from stretto.optim.by_name import make_optimizer, optimizer_row, takes_rate
+    from stretto.optim.by_name import make_optimizer, usual_rate
     from stretto.optim.parameter_labels import labelled_by
     from stretto.optimizers import OPTIMIZERS
     from stretto.options.user_errors import error_place
 
     if name in OPTIMIZERS:
         return name
-    rate = next(iter(optimizer_row(name).rates), ANY_RATE if takes_rate(name) else None)
+    rate = usual_rate(name)
     parameter = torch.nn.Parameter(torch.zeros(4, 4))
     parameter.grad = torch.ones(4, 4)
     try:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from stretto.analysis.batch_tradeoff import fit
 from stretto.errors import UsageError
@@ -22,7 +22,7 @@ from stretto.methods.table import builder, method
 from stretto.options.import_object import refuse_functions
 from stretto.options.parse import parse
 from stretto.plan.objective import Penalty, mean_delay, num_losses
-from stretto.plan.planned_methods import catalogue
+from stretto.plan.planned_methods import PlannedMethod, catalogue
 from stretto.plan.search_space import Candidate
 
 if TYPE_CHECKING:
@@ -197,23 +197,32 @@ def penalty(steps: Steps, plain: Steps, planned: Candidate) -> Penalty | None:
 
 def planned_as(name: str, stages: int, workers: int | None) -> Candidate | None:
     """The planner's candidate for a method of a study; None for options or shared workers that it does not plan."""
-    base, written = parse(name)
-    options = {**defaults(base), **written}
     for key, tried in catalogue().items():
-        cut, free = tried.planning.cut, {tried.planning.cut, "head", "combine"}
-        wanted = {**defaults(tried.base), **tried.method.options}
-        if tried.base == base and all(options.get(k) == wanted.get(k) for k in {*options, *wanted} - free):
-            pipeline = stages // tried.planning.stages_per_worker
-            if workers not in (None, pipeline):
-                return None
-            count = options.get(cut) if cut else 1
-            return Candidate(pipeline, Mesh(), 1, key, count or stages)
+        if not is_planned_as(tried, name):
+            continue
+        planning, options = tried.planning, options_of(name)
+        pipeline = stages // planning.stages_per_worker
+        if workers not in (None, pipeline):
+            return None
+        count = options.get(planning.cut) if planning.cut else 1
+        losses = options[planning.losses] if planning.losses else 1
+        return Candidate(pipeline, Mesh(), 1, key, count or stages, losses=losses)
     return None
 
 
-def defaults(name: str) -> dict[str, object]:
-    """{option of a method: its default}."""
-    return {key: parameter.default for key, parameter in inspect.signature(builder(name)).parameters.items()}
+def is_planned_as(tried: PlannedMethod, name: str) -> bool:
+    """Whether a method has all options of a method of plans, but for what a plan chooses, its heads and `combine`."""
+    if parse(name)[0] != tried.base:
+        return False
+    options, wanted = options_of(name), {**options_of(tried.base), **tried.method.options}
+    free = {tried.planning.cut, tried.planning.losses, "head", "combine"}
+    return all(options.get(key) == wanted.get(key) for key in {*options, *wanted} - free)
+
+
+def options_of(name: str) -> dict[str, Any]:
+    """{option of a method: its value}, written or by default."""
+    base, written = parse(name)
+    return {key: each.default for key, each in inspect.signature(builder(base)).parameters.items()} | written
 
 
 def sizes(steps: Steps) -> list[int]:

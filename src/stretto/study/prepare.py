@@ -18,7 +18,7 @@ from stretto.losses import Loss
 from stretto.losses.named_loss import AUTO, named_loss, suitable_loss
 from stretto.measure import Costs, measure
 from stretto.methods import Method, method
-from stretto.methods.advice import PLAIN_SGD, advised
+from stretto.methods.advice import advised
 from stretto.methods.table import is_advised
 from stretto.models.greedy_decode import find_bleu
 from stretto.models.hugging_face import digest_of_folder
@@ -32,6 +32,7 @@ from stretto.nn.remote_stage import RemoteStage
 from stretto.nn.threads import computing_with
 from stretto.optim import cosine, scale_for_batch, warmup
 from stretto.optim.by_name import make_optimizer, optimizer_row
+from stretto.optim.kind import name_of_setting
 from stretto.options.given_objects import is_given, version_of
 from stretto.options.import_object import import_object
 from stretto.options.user_function import call, is_function, is_model_folder, source_digest
@@ -41,6 +42,7 @@ from stretto.settings import runs
 from stretto.splitting import Stages, divide, pieces
 from stretto.trainer.backend import find_backend, in_one_process
 from stretto.trainer.metrics import Metric, named_metric
+from stretto.trainer.microbatches import MinibatchCut
 from stretto.trainer.trainer import Trainer
 
 S = TypeVar("S", bound=runs.Settings)
@@ -244,15 +246,29 @@ def written(name: str) -> str:
 
 def with_advice(settings: S, stages: int) -> S:
     """Write the methods that "async" and "local" stand for; two that stand for the same one count once."""
-    optimizer = runs.optimizer_name(settings)
-    if optimizer == "sgd" and settings.momentum == 0:
-        optimizer = PLAIN_SGD
+    if not any(map(is_advised, methods_in(settings))):
+        return settings
+    kind = name_of_setting(runs.optimizer_name(settings), settings.momentum)
     if isinstance(settings, runs.CompareSettings):
-        names = dict.fromkeys(str(advised(name, optimizer, stages)) for name in settings.methods)
+        names = dict.fromkeys(str(advised(name, kind, stages)) for name in settings.methods)
         return replace(settings, methods=tuple(names))
-    if isinstance(settings, runs.TrainSettings):
-        return replace(settings, method=str(advised(settings.method, optimizer, stages)))
-    return settings
+    assert isinstance(settings, runs.TrainSettings), "other settings have no methods"
+    return replace(settings, method=str(advised(settings.method, kind, stages)))
+
+
+def advice_in(asked: runs.Settings, resolved: runs.Settings) -> dict[str, Method]:
+    """{method of the resolved settings: the method, with its advice} of each "async" and "local" that was asked for."""
+    words = [name for name in methods_in(asked) if is_advised(name)]
+    kind = name_of_setting(runs.optimizer_name(resolved), resolved.momentum) if words else ""
+    chosen = [advised(word, kind, runs.known(resolved.stages)) for word in words]
+    return {str(each): each for each in chosen}
+
+
+def methods_in(settings: runs.Settings) -> tuple[str, ...]:
+    """The methods that settings name, as they are written there."""
+    if isinstance(settings, runs.CompareSettings):
+        return settings.methods
+    return (settings.method,) if isinstance(settings, runs.TrainSettings) else ()
 
 
 def with_optimizer(settings: S, methods: Sequence[Method]) -> S:
@@ -309,12 +325,12 @@ def prepare(settings: runs.TrainSettings, timeout: float = 600, *, trial: bool =
         )
     elsewhere = [own for own, there in zip(stages, trainer.stages, strict=True) if isinstance(there, RemoteStage)]
     deferred.forget_values(elsewhere, kept=[*trainer.stages, *filter(None, trainer.heads)])
-    pieces, replicas = trainer.schedule.per_turn, settings.data_parallel
-    if batch_size < pieces * replicas:
-        of_replicas = f" for each of {replicas} replicas" if replicas > 1 else ""
-        raise UsageError(
-            f"method {settings.method} cuts a minibatch into {pieces} micro-batches{of_replicas}, and "
-            f"batch_size={batch_size}: use --batch-size {pieces * replicas} or more, or fewer microbatches="
+    cut = MinibatchCut(trainer.method, trainer.schedule, settings.data_parallel)
+    if batch_size < cut.parts:
+        raise cut.too_few(
+            batch_size,
+            f"method {settings.method} cuts a minibatch into {cut}, and batch_size={batch_size}",
+            f"--batch-size {cut.parts} or more",
         )
     return Prepared(settings, loaded, model, trainer, stages, computing)
 

@@ -33,7 +33,7 @@ from stretto.study.first_batches import refuse_other_sizes
 from stretto.study.first_evaluation import refuse_evaluation
 from stretto.study.prepare import costs_of, prepare, prepare_trial, resolve
 from stretto.study.run_processes import run_on_processes
-from stretto.study.single_run import claim, default_folder, in_words, summary
+from stretto.study.single_run import as_begun, claim, default_folder, in_words, summary
 from stretto.study.store import FOLDER, MODEL, read_run
 from stretto.study.study import open_study
 from stretto.study.tracked_report import track_run
@@ -241,6 +241,7 @@ def train(
         TrainSettings(method=str(method), lr=lr, batch_size=batch_size, seed=seed, steps=steps, stages=stages,
                       workers=workers, **chosen)
     )  # fmt: skip
+    resolved = as_begun(str(method), resolved, None if out is None else Path(out)) if resume else resolved
     folder = default_folder(resolved) if out is None else Path(out)
     if claim(folder, resolved, resume=resume):
         forget_most_held()  # what this script held before is not the run's

@@ -1,16 +1,20 @@
 """A single run, outside a study."""
 
+import glob
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from stretto.errors import UsageError
 from stretto.files.path_names import in_path
+from stretto.methods.advice import may_stand_for
+from stretto.methods.table import is_advised
 from stretto.report import units
 from stretto.report.record import Record
 from stretto.settings.runs import TrainSettings, known, short
 from stretto.study.checkpoints import Checkpoints
-from stretto.study.store import RUN, read_run, refuse_other
+from stretto.study.store import CHECKPOINTS, RUN, read_run, refuse_other
 from stretto.tracing import Recording, read_recordings
 from stretto.tracing.operation_spans import OPERATION
 
@@ -19,6 +23,29 @@ def default_folder(settings: TrainSettings) -> Path:
     """A folder named after everything the run depends on, so that the same run has the same folder."""
     name = f"train-{short(settings.model)}-{short(known(settings.data))}-{settings.id}-{settings.digest}"
     return Path("runs") / in_path(name, "the name of the run's folder")
+
+
+def as_begun(asked: str, settings: TrainSettings, out: Path | None) -> TrainSettings:
+    """Resolved settings of a run that goes on; what was `asked` as "async" or "local" is the method it began with.
+
+    The advice may have changed since. Without the run's folder `out`, folders with checkpoints of such runs are tried.
+    """
+    if not is_advised(asked):
+        return settings
+    for folder in [default_folder(settings), *folders_begun(settings)] if out is None else [out]:
+        begun = Checkpoints(settings, folder).method_begun()
+        if begun is not None and may_stand_for(asked, begun):
+            same = replace(settings, method=begun)
+            if out is not None or default_folder(same) == folder:
+                return same
+    return settings
+
+
+def folders_begun(settings: TrainSettings) -> list[Path]:
+    """The folders of runs of the same model on the same data, without --out, that have checkpoints."""
+    prefix = default_folder(settings).name.partition(settings.id)[0]
+    found = sorted(Path("runs").glob(f".{glob.escape(prefix)}*{CHECKPOINTS}"))
+    return [path.with_name(path.name.removeprefix(".").removesuffix(CHECKPOINTS)) for path in found]
 
 
 def claim(folder: Path, settings: TrainSettings, *, resume: bool = False) -> bool:

@@ -26,6 +26,7 @@ from stretto.tracing import Recording
 RUN, EVENTS, MODEL, STUDY, LOCK = "run.json", "events.jsonl", "model.safetensors", "study.json", ".lock"
 HEADS = "heads.safetensors"
 SOURCES, EXAMPLES = "sources", "examples"  # of settings: digests of the user's functions and data
+CHECKPOINTS = ".checkpoints"  # the end of the name of the folder beside a run's
 FOLDER = "model"  # of a run: a Hugging Face model as from_pretrained reads it
 
 
@@ -126,7 +127,7 @@ def is_partial(path: Path) -> bool:
 
 def checkpoints_of(folder: Path) -> Path:
     """The folder of the checkpoints of a run that is not finished."""
-    return folder.with_name(f".{folder.name}.checkpoints")
+    return folder.with_name(f".{folder.name}{CHECKPOINTS}")
 
 
 def refuse_busy(folder: Path) -> None:

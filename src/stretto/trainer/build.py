@@ -327,7 +327,7 @@ class Construction:
         head_reads_x = any(isinstance(head, LocalLoss) for head in self.heads)
         return MinibatchSplitter(
             self._of,
-            self.schedule.per_turn,
+            self.schedule,
             own=self._backend.replicas,
             merges=self.merges,
             reads_x=0 in stages_here or head_reads_x,

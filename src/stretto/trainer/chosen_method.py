@@ -14,3 +14,12 @@ def chosen_method(asked: str | Method, optimizer: Callable[..., Any], stages: Se
     if not is_advised(asked):
         return method(asked)
     return advised(asked, name_made_by(optimizer, stages), max(1, len(stages)))
+
+
+def method_to_evaluate(asked: str | Method) -> Method:
+    """The method of a Trainer that trains nothing: 1F1B in place of one that may want heads, or another optimizer.
+
+    Evaluation goes through the stages alone, and what "async" and "local" stand for is not known without an optimizer.
+    """
+    chosen = None if is_advised(asked) else method(asked)
+    return chosen if chosen is not None and chosen.synchronous else method("1f1b")

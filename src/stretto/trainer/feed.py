@@ -27,16 +27,26 @@ from stretto.errors import UsageError
 from stretto.nn.batch import first_size
 from stretto.nn.seeding import derive
 from stretto.options.checks import shown
+from stretto.trainer.microbatches import MinibatchCut
 
 BATCH_SIZE = 32
 
 
 class Needs(NamedTuple):
-    """What the batches of a trainer need: which of x and y this process reads, and the fewest examples of one."""
+    """What the batches of a trainer need: which of x and y this process reads, and how those to train on are cut."""
 
     x: bool
     y: bool
-    examples: int = 1
+    cut: MinibatchCut | None = None
+
+    @property
+    def examples(self) -> int:
+        """The fewest examples of a batch."""
+        return 1 if self.cut is None else self.cut.parts
+
+    def too_few(self, examples: int, reason: str, *remedies: str) -> UsageError:
+        """The refusal of batches with fewer examples than that."""
+        return UsageError(reason) if self.cut is None else self.cut.too_few(examples, reason, *remedies)
 
 
 class Batch(NamedTuple):
@@ -109,10 +119,12 @@ class Rows(Feed):
         if self._sizes and self._sizes[-1] < needs.examples:
             self.dropped = self._sizes.pop()
         if not self._sizes or self._sizes[0] < needs.examples:
-            raise UsageError(
+            raise needs.too_few(
+                min(batch_size, len(split)),
                 f"{where} has {len(split)} examples, which make no batch that can be trained: batch_size={batch_size}"
                 f"{' with drop_last' if drop_last else ''}, and the method's micro-batches and the replicas need at "
-                f"least {needs.examples} examples: choose another batch_size, or fewer microbatches="
+                f"least {needs.examples} examples",
+                "another batch_size",
             )
         self.per_epoch = len(self._sizes)
 

@@ -301,7 +301,7 @@ class FitLoop:
                     return
                 self._between_steps = False
             if not self._place.batch:
-                raise UsageError(self._no_batches())
+                raise self._no_batches()
             after = replace(self._place, epoch=self._place.epoch + 1, batch=0)
             if self._given.evaluate_every is None and self._place.step > self._last:
                 self._end_interval(after)
@@ -358,13 +358,15 @@ class FitLoop:
                 stacklevel=2,
             )
 
-    def _no_batches(self) -> str:
+    def _no_batches(self) -> UsageError:
         if self._feed.dropped:
-            return (
+            return self._needs.too_few(
+                self._feed.dropped,
                 f"{self._feed.where} gave only batches of fewer than {self._needs.examples} examples, as the method's "
-                "micro-batches and the replicas need together: use larger batches, or fewer microbatches="
+                "micro-batches and the replicas need together",
+                "larger batches",
             )
-        return (
+        return UsageError(
             f"{self._feed.where} gave no batches in epoch {self._place.epoch + 1}: is it empty, or used up? Give an "
             "object that makes a new iterator for each epoch"
         )

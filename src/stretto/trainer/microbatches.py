@@ -1,12 +1,16 @@
 """Splits minibatches into micro-batches and these among replicas, and weights the loss of each part."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from stretto.errors import UsageError
 from stretto.losses import CrossEntropy, MeanCheck
+from stretto.methods import Method
+from stretto.methods.advice import refusal
+from stretto.methods.table import with_fewer
 from stretto.nn.batch import (
     Named,
     check_examples,
@@ -19,13 +23,52 @@ from stretto.nn.batch import (
     to_device,
     with_names_of,
 )
+from stretto.schedule import Schedule
 from stretto.schedule.even_split import part_sizes
 from stretto.stage.stage import Target
 from stretto.stage.trainer_specification import Specification
 
 
+@dataclass(frozen=True)
+class MinibatchCut:
+    """How a method cuts a minibatch among micro-batches and replicas, and what to say where it has too few examples."""
+
+    method: Method
+    schedule: Schedule
+    replicas: int
+
+    @property
+    def pieces(self) -> int:
+        """The number of micro-batches of a minibatch."""
+        return self.schedule.per_turn
+
+    @property
+    def parts(self) -> int:
+        """The number of parts, of at least one example each."""
+        return self.pieces * self.replicas
+
+    def __str__(self) -> str:
+        among = f" for each of {self.replicas} replicas" if self.replicas > 1 else ""
+        return f"{self.pieces} micro-batches{among}"
+
+    def too_few(self, examples: int, reason: str, *remedies: str) -> UsageError:
+        """The refusal of so many examples: the reason, then the remedies and the method's own option."""
+        own = self._own_remedy(examples // self.replicas)
+        *first, last = [*remedies[:1], *own, *remedies[1:]]
+        use = ", ".join([*first, f"or {last}" if first else last])
+        return UsageError(refusal(self.method, f"{reason}: use {use}"))
+
+    def _own_remedy(self, most: int) -> list[str]:
+        if self.method.planning is None or self.method.planning.cut is None or self.pieces == 1:
+            return []
+        fewer = with_fewer(self.method, most, self.schedule)
+        return [f"method '{fewer}'"] if fewer is not None else ["fewer stages"]
+
+
 class MinibatchSplitter:
-    """Splits minibatches into `pieces` micro-batches, and each of these among the replicas; `own` are those here.
+    """Splits minibatches into micro-batches as `schedule` has them, and each of these among the replicas.
+
+    `own` are the replicas here.
 
     A loss that is neither a mean over examples nor a sum and a count is refused where there are several parts.
 
@@ -38,7 +81,7 @@ class MinibatchSplitter:
     def __init__(
         self,
         specification: Specification,
-        pieces: int,
+        schedule: Schedule,
         *,
         own: Sequence[int],
         merges: bool,
@@ -51,9 +94,9 @@ class MinibatchSplitter:
         self._arguments = arguments
         self._cross_entropy = loss if isinstance(loss, CrossEntropy) else None
         self._mean_check = None if self._cross_entropy is not None else MeanCheck(loss)
-        self._pieces = pieces
         self._replicas = specification.mesh.data
-        self.parts = pieces * self._replicas
+        self.cut = MinibatchCut(specification.method, schedule, self._replicas)
+        self._pieces, self.parts = self.cut.pieces, self.cut.parts
         self._own = own
         self._merges = merges
         self.reads_x = reads_x
@@ -105,10 +148,11 @@ class MinibatchSplitter:
 
     def _refuse_few(self, examples: int) -> None:
         if examples < self.parts:
-            among = f" for each of {self._replicas} replicas" if self._replicas > 1 else ""
-            raise UsageError(
-                f"{examples} examples cannot be cut into {self._pieces} micro-batches{among}: use larger minibatches, "
-                "fewer microbatches=, or a loader that drops the last, short batch (DataLoader(..., drop_last=True))"
+            raise self.cut.too_few(
+                examples,
+                f"{examples} examples cannot be cut into {self.cut}, as {self.cut.method} cuts them",
+                "larger minibatches",
+                "a loader that drops the last, short batch (DataLoader(..., drop_last=True))",
             )
 
     def _targets(self, y: Any, examples: int) -> list[list[Target]]:

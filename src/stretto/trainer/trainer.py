@@ -19,6 +19,7 @@ from stretto.errors import StrettoError, UsageError
 from stretto.losses import Loss, understand
 from stretto.mesh import Mesh
 from stretto.methods import Method
+from stretto.methods.advice import explained, other_advice
 from stretto.nn.batches import Batches, InputBatches
 from stretto.nn.chain import Chain
 from stretto.nn.seeding import PreservedGenerator
@@ -67,8 +68,9 @@ class Trainer:
         optimizer: called once a stage with the parameters of the stage and its head. Stages without trainable
             parameters have none.
         method: a name, "chunked(chunks=4)", or what `stretto.method` returned. "async" and "local" are settled here, by
-            the optimizer and the number of stages, as this package's studies found best (`stretto.advised`); `method`
-            tells for what they stand, and checkpoints keep that.
+            the optimizer and the number of stages, as this package's studies found best (`stretto.advised`): unless
+            `optimizer` is a class, it is called once more for that, for the parameters of one stage. `method` tells for
+            what they stand. Checkpoints keep that: where the advice has changed since, `load` says what to name.
         example: one input batch, as `step` takes them. From it come the shapes that auxiliary heads need, and the check
             that the stages fit each other. May be left out if no heads are needed, if all are given, or if every stage
             begins and ends in a Linear.
@@ -144,23 +146,25 @@ class Trainer:
             sync = find_sync(sync)
             check_mesh(mesh, sync)
             method = chosen_method(method, optimizer, list(stages))
-            sync.check(method, precision)
-            check_recompute(recompute, mesh)
-            specification = Specification(
-                method=method,
-                loss=understand(loss),
-                optimizer=optimizer,
-                scheduler=scheduler,
-                clip=clip,
-                precision=Precision(precision),
-                device=self._backend.device(device),
-                seed=seed,
-                mesh=mesh,
-                sync=sync,
-                recompute=recompute,
-            )
-            built = Construction(specification, self._backend, stages, example=example, heads=heads, workers=workers)
-        self.specification = specification
+            with explained(method):
+                sync.check(method, precision)
+                check_recompute(recompute, mesh)
+                self.specification = Specification(
+                    method=method,
+                    loss=understand(loss),
+                    optimizer=optimizer,
+                    scheduler=scheduler,
+                    clip=clip,
+                    precision=Precision(precision),
+                    device=self._backend.device(device),
+                    seed=seed,
+                    mesh=mesh,
+                    sync=sync,
+                    recompute=recompute,
+                )
+                built = Construction(
+                    self.specification, self._backend, stages, example=example, heads=heads, workers=workers
+                )
         self.stages, self.heads = built.stages, built.heads
         self.schedule, self.rules = built.schedule, built.rules
         self.lag, self.placement = built.lag, built.placement
@@ -168,6 +172,10 @@ class Trainer:
         #: (tied weights, `share_top`), and those that heads read (`solo`, `man`). Shared weights that the user trains
         #: have as many bytes of gradients on their way back.
         self.weight_bytes = built.weight_bytes
+        self._begin(built)
+
+    def _begin(self, built: Construction) -> None:
+        # What trains, before the first minibatch.
         self._replicas = built.replicas
         self._stages = built.replicas[0]
         self._summed_replicas = built.summed_replicas
@@ -355,7 +363,7 @@ class Trainer:
                 early_stop=early_stop,
                 quiet=quiet,
             )
-            needs = Needs(self._splitter.reads_x, self._splitter.reads_y, self._splitter.parts)
+            needs = Needs(self._splitter.reads_x, self._splitter.reads_y, self._splitter.cut)
             fit = FitLoop(self, self._backend, needs, train, validation, given)
             history = fit.run()
         if fit.interrupted is not None:  # said here, since it parts no processes
@@ -832,6 +840,8 @@ class Trainer:
         own = {"method": str(self.method), "seed": self.seed, "precision": self.precision.name}
         for name, value in own.items():
             if getattr(manifest, name) != value:
+                if name == "method" and self.method.advice is not None:
+                    raise UsageError(other_advice(self.method, where, manifest.method))
                 raise UsageError(
                     f"{where} was saved with {name} {getattr(manifest, name)}, this trainer has {name} {value}: give "
                     f"{name}={getattr(manifest, name)!r}"

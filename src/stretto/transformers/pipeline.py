@@ -17,6 +17,7 @@ from stretto.methods import Method
 from stretto.nn.preserve import device_of
 from stretto.optim.named import NamedOptimizer
 from stretto.splitting import Stages, split
+from stretto.trainer.chosen_method import method_to_evaluate
 from stretto.trainer.feed import digest_of_batch
 from stretto.trainer.trainer import Trainer
 from stretto.transformers.minibatch import Inputs, Padding, joined
@@ -106,7 +107,7 @@ class Pipeline:
                 self.stages,
                 self.loss or no_loss,
                 lambda parameters: torch.optim.SGD(parameters, lr=0.0),
-                "1f1b" if needs_heads(self.settings.method, len(self.stages)) else self.settings.method,
+                method_to_evaluate(self.settings.method),
                 **options,
             )
         return self.trainer
@@ -205,11 +206,6 @@ def parted(batch: Mapping[str, Tensor], label_names: Sequence[str]) -> tuple[Inp
     """A batch as inputs and labels."""
     inputs = {name: value for name, value in batch.items() if name not in label_names}
     return inputs, {name: batch[name] for name in label_names if name in batch}
-
-
-def needs_heads(method: str | Method, num_stages: int) -> bool:
-    """Whether stages below the last have losses of their own, or may have, where a method is not known yet."""
-    return isinstance(method, str) or any(hop is not None for hop in method.reach(num_stages).hops[:-1])
 
 
 def no_loss(output: Any, target: Any) -> Tensor:

@@ -25,6 +25,7 @@ from stretto.nn.seeding import PreservedGenerator
 from stretto.optim.named import NamedOptimizer
 from stretto.runtime import membership
 from stretto.splitting import Stages
+from stretto.trainer.microbatches import MinibatchCut
 from stretto.trainer.trainer import Trainer as PipelineTrainer
 from stretto.transformers.checkpoints import has_training, last_whole
 from stretto.transformers.late_logs import LateLog, LateLogs
@@ -258,17 +259,19 @@ class StrettoTrainer(Trainer):
         """Raise UsageError if a minibatch has too few examples for all micro-batches: any, or the last of an epoch."""
         rebalanced = self.args.train_sampling_strategy == "batch_rebalance"  # batches of sizes of its own
         size = self._train_batch_size * self.args.gradient_accumulation_steps
-        needed = trainer.schedule.per_turn * trainer.mesh.data
+        cut = MinibatchCut(trainer.method, trainer.schedule, trainer.mesh.data)
         which, examples, remedy = "a minibatch", size, "a larger per_device_train_batch_size"
-        if size >= needed and has_length(self.train_dataset) and not self.args.dataloader_drop_last:
+        if size >= cut.parts and has_length(self.train_dataset) and not self.args.dataloader_drop_last:
             total = self.num_examples(loader)
             if total % size and max_steps > total // size:
                 which, examples = "the last minibatch of an epoch", total % size
                 remedy = "TrainingArguments(dataloader_drop_last=True)"
-        if examples < needed and not rebalanced:
-            raise UsageError(
+        if examples < cut.parts and not rebalanced:
+            raise cut.too_few(
+                examples,
                 f"{which} has {examples} examples, but {trainer.method} on {trainer.mesh.data} replicas cuts it into "
-                f"{needed} parts, of at least one each: use {remedy}, or fewer microbatches="
+                f"{cut.parts} parts, of at least one each",
+                remedy,
             )
 
     def _whole_optimizer(self, pipeline: Pipeline) -> torch.optim.Optimizer:

@@ -1,0 +1,116 @@
+"""What commands say of "async" and "local", and what becomes of a run when the advice has changed."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+import stretto
+from cli.kills import SMALL
+from stretto.cli import main
+from stretto.methods import advice
+
+FINDING = next(each for each in advice.findings() if each.advice == "async")
+STOPS = """\
+import os, pathlib, signal
+def stop(output, target):
+    mark = pathlib.Path("stopped")
+    if not mark.exists() and [*pathlib.Path().glob("**/step-2")]:
+        mark.touch()
+        os.kill(os.getpid(), signal.SIGINT)
+    return 0 * output.mean()
+"""
+
+
+def advise(monkeypatch, *methods):
+    """From here on the first of these methods is the best one for SGD."""
+    known = tuple(
+        replace(FINDING, method=method, optimizer="sgd", network="an MLP", stages=4, ratio=1.25 + index, low=1.0,
+                high=2.0 + index, error=0.1, gap=index)
+        for index, method in enumerate(methods)
+    )  # fmt: skip
+    monkeypatch.setattr(advice, "findings", lambda: known)
+
+
+def run(capsys, *words):
+    assert main([*map(str, words)]) == 0
+    return " ".join(capsys.readouterr().out.split())
+
+
+def test_train_and_compare_say_what_it_stands_for(capsys, tmp_path, monkeypatch):
+    advise(monkeypatch, "pb", "pipedream")
+    told = "async stands for pb here: 1.25 [1.00, 2.00] times the steps of plain training (an MLP, 4 stages, sgd)"
+    words = ["train", *SMALL, "--method", "async", "--steps", 2, "--out", tmp_path / "run"]
+    assert run(capsys, *words).count(told) == 1
+    assert "stands for" not in run(capsys, *words, "--json")
+    assert "stands for" not in run(capsys, "train", *SMALL, "--steps", 2, "--out", tmp_path / "named")
+    words = ["compare", *SMALL, "--methods", "backprop,async", "--lr", 0.1, "--seeds", 1, "--jobs", 1, "--steps", 2]
+    assert run(capsys, *words, "--out", tmp_path / "study").count(told) == 1
+
+
+def test_refusals_of_commands_say_it(capsys, tmp_path, monkeypatch):
+    advise(monkeypatch, "pipedream-2bw")
+    told = "method 'async' stands for pipedream-2bw here (sgd, 4 stages): method pipedream-2bw cuts a minibatch into 4 "
+    few = [*SMALL[:4], "--batch-size", "2", "--evaluations", "3", "--steps", "2"]
+    for words in (
+        ["train", *few, "--method", "async"],
+        ["compare", *few, "--methods", "async"],
+        ["compare", *few, "--methods", "backprop,async"],
+        ["compare", *few, "--methods", "async,all"],
+    ):
+        assert main([*words, "--out", str(tmp_path / "none")]) == 2
+        err = capsys.readouterr().err
+        assert told in err
+        assert "use --batch-size 4 or more, or fewer stages; or name another method, such as pipedream or 1f1b" in err
+
+
+@pytest.mark.parametrize("out", [["--out", "run"], []])
+def test_a_run_goes_on_with_the_method_that_it_began_with(capsys, tmp_path, monkeypatch, out):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.py").write_text(STOPS)
+    words = ["train", *SMALL, "--method", "async(warmup=1)", "--metric", "stop=own.py:stop", "--steps", "6",
+             "--checkpoint-every", "2", *out]  # fmt: skip
+    advise(monkeypatch, "pb", "pipedream")
+    assert main([*words, "--quiet"]) == 130
+    advise(monkeypatch, "pipedream", "pb")  # a later version
+    capsys.readouterr()
+    said = run(capsys, *words, "--resume")
+    now = "async(warmup=1) stands for pb(warmup=1) in this run, which goes on; it is pipedream(warmup=1) now"
+    assert now in said
+    (folder,) = tmp_path.glob("run") if out else tmp_path.glob("runs/train-*")
+    saved = json.loads((folder / "run.json").read_text())
+    assert saved["settings"]["method"] == "pb(warmup=1)"
+    assert [each.name for each in folder.parent.glob(".*.checkpoints")] == []
+    if out:
+        assert "this run is finished already" in run(capsys, *words, "--resume")
+
+
+def test_a_run_that_began_with_a_method_of_another_kind_does_not_go_on(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.py").write_text(STOPS)
+    words = ["train", *SMALL, "--metric", "stop=own.py:stop", "--steps", "6",
+             "--checkpoint-every", "2", "--out", "run"]  # fmt: skip
+    assert main([*words, "--method", "greedy", "--quiet"]) == 130
+    assert main([*words, "--method", "async", "--resume"]) == 2
+    assert "was saved with method greedy" in capsys.readouterr().err
+
+
+def test_plans_say_what_to_write(capsys):
+    words = ["plan", "--cluster", "16-workstations", "--methods"]
+    assert main([*words, "async"]) == 2
+    assert "write 'asynchronous' for all such methods, or names of some" in capsys.readouterr().err
+    assert main([*words, "local(head=linear)"]) == 2
+    assert "write 'local' for all such methods" in capsys.readouterr().err
+    assert main(["plan", "--help"]) == 0
+    assert "not the advice that stretto train takes by this word" in " ".join(
+        capsys.readouterr().out.replace("│", "").split()
+    )
+
+
+def test_words_may_have_stood_for_methods_of_their_family_with_their_options():
+    assert advice.may_stand_for("async(warmup=2)", "paci(every=8, warmup=2)")
+    assert not advice.may_stand_for("async(warmup=2)", "paci(every=8)")
+    assert not advice.may_stand_for("async", "chunked(chunks=2)")
+    assert advice.may_stand_for("local", "chunked(chunks=2)")
+    assert not advice.may_stand_for("local", "own.py:method")  # nothing that a file says is executed
+    assert stretto.advised("async", "adamw", 8).advice == ("async", "adamw", 8)

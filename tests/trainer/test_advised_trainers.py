@@ -1,0 +1,115 @@
+"""A Trainer that was asked for "async" or "local": what its refusals say, and which checkpoints it takes."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+import stretto
+from stretto.errors import UsageError
+from stretto.methods import advice
+from stretto.methods.table import with_fewer
+
+
+def stages(count):
+    torch.manual_seed(0)
+    return [nn.Linear(3, 3) for _ in range(count)]
+
+
+def trainer(method, count=4, optimizer=torch.optim.AdamW, **options):
+    return stretto.Trainer(stages(count), nn.functional.mse_loss, optimizer, method, device="cpu", **options)
+
+
+def advise(monkeypatch, method):
+    """From here on this method is what "async" stands for, whatever the optimizer and the stages."""
+    found = next(each for each in advice.findings() if each.advice == "async")
+    monkeypatch.setattr(advice, "findings", lambda: (replace(found, method=method, optimizer="adamw"),))
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "message"),
+    [
+        (
+            "pipedream(rotate=True)",
+            {"sync": "fully-shard", "mesh": stretto.Mesh(data=2)},
+            "works with several versions",
+        ),
+        ("pipedream(rotate=True)", {"optimizer": lambda p: torch.optim.AdamW(p, amsgrad=True)}, "amsgrad=True"),
+        ("pb", {"precision": "bf16-autocast"}, "bf16-autocast"),
+        ("pipedream", {"heads": [None]}, "heads has 1 entries for 4 stages"),
+    ],
+)
+def test_refusals_say_what_the_word_stands_for(monkeypatch, method, options, message):
+    advise(monkeypatch, method)
+    with pytest.raises(UsageError) as told:
+        trainer("async", **options)
+    said = str(told.value)
+    assert said.startswith(f"method 'async' stands for {method} here (adamw, 4 stages): ")
+    assert message in said
+    other = "pb" if method == "pipedream" else "pipedream"
+    assert said.endswith(f"; or name another method, such as {other} or 1f1b")
+    with pytest.raises(UsageError) as told:
+        trainer(method, **options)
+    assert "stands for" not in str(told.value)
+
+
+def test_too_few_examples_say_it_too(monkeypatch):
+    advise(monkeypatch, "pipedream-2bw")
+    few = torch.ones(3, 3), torch.ones(3, 3)
+    asked = trainer("async(warmup=2)")
+    said = (
+        r"method 'async\(warmup=2\)' stands for pipedream-2bw\(warmup=2\) here .* fewer stages.* such as pipedream or"
+    )
+    for train in (lambda: asked.step(*few), lambda: asked.fit(few, epochs=1), lambda: asked.fit([few], epochs=1)):
+        with pytest.raises(UsageError, match=said):
+            train()
+    with pytest.raises(
+        UsageError, match=r"3 examples cannot be cut .* as paci\(every=4\) .* method 'paci\(every=3\)',"
+    ):
+        trainer("paci(every=4)").step(*few)
+
+
+@pytest.mark.parametrize(
+    ("method", "most", "workers", "fewer"),
+    [
+        ("paci(every=8,warmup=3)", 5, 4, "paci(every=5, warmup=3)"),
+        ("gpipe(microbatches=8)", 3, 4, "gpipe(microbatches=3)"),
+        ("pipedream-2bw(microbatches=8)", 5, 4, "pipedream-2bw(microbatches=5)"),
+        ("pipedream-2bw", 3, 4, None),  # two versions are enough from as many micro-batches on as stages
+        ("pipedream-2bw(microbatches=8)", 3, 2, None),
+        ("backprop", 3, 4, None),
+        ("pb", 3, 4, None),
+        ("1f1b(microbatches=4)", 0, 4, None),
+    ],
+)
+def test_the_same_method_with_fewer_micro_batches(method, most, workers, fewer):
+    chosen = stretto.method(method)
+    found = with_fewer(chosen, most, chosen.plan(4, workers)[0])
+    assert (found and str(found)) == fewer
+
+
+def test_a_checkpoint_outlives_the_advice_and_the_refusal_says_what_to_write(monkeypatch, tmp_path):
+    advise(monkeypatch, "pipedream")
+    trainer("async").save(tmp_path / "saved")
+    advise(monkeypatch, "pb")
+    later = trainer("async")
+    said = r"saved with method pipedream, and 'async' stands for pb here .* advice has changed.*Give method='pipedream'"
+    with pytest.raises(UsageError, match=said):
+        later.load(tmp_path / "saved")
+    trainer("pipedream").load(tmp_path / "saved")
+    with pytest.raises(UsageError, match="this trainer has method pb: give method='pipedream'"):
+        trainer("pb").load(tmp_path / "saved")
+
+
+def test_the_optimizer_function_is_called_once_more_than_there_are_stages():
+    calls = []
+
+    def made(parameters):
+        calls.append(len(parameters))
+        return torch.optim.AdamW(parameters)
+
+    trainer("pipedream", optimizer=made)
+    assert len(calls) == 4
+    trainer("async", optimizer=made)
+    assert len(calls) == 9
