@@ -8,8 +8,10 @@ import torch
 from torch import nn
 
 import stretto
+from stretto.data import load
 from stretto.errors import UsageError
-from stretto.methods.advice import Finding, finding_for, findings
+from stretto.methods.advice import Finding, finding_for, findings, meaning
+from stretto.models import build
 from stretto.optim.kind import name_made_by, name_of_setting
 from stretto.optim.named import NamedOptimizer
 from stretto.optimizers import OPTIMIZERS
@@ -184,10 +186,30 @@ def test_the_kind_of_an_optimizer_that_a_setting_names(tmp_path):
     for name in (*OPTIMIZERS, "rmsprop", "adagrad"):
         assert name_of_setting(name) == name
     plain = CompareSettings(methods=("async",), optimizer=f"{tmp_path}/own.py:plain")
-    assert with_advice(plain, 4).methods == (str(stretto.advised("async", "plain-sgd", 4)),)
+    expected = (str(stretto.advised("async", "plain-sgd", 4)),)
+    assert with_advice(plain, 4, build("mlp", load("digits"))).methods == expected
 
 
 def test_a_study_names_what_it_stands_for_and_one_method_once():
     named = str(stretto.advised("async", "adamw", 4))
     settings = CompareSettings(methods=("backprop", "async", named), optimizer="adamw")
-    assert with_advice(settings, 4).methods == ("backprop", named)
+    assert with_advice(settings, 4, build("mlp", load("digits"))).methods == ("backprop", named)
+
+
+def test_batch_norms_keep_minibatches_whole():
+    halves = replace(MADE_UP, method="paci(every=8)", gap=1.0)
+    known = [halves, MADE_UP]
+    assert finding_for("async", "adamw", 8, known) is halves
+    assert finding_for("async", "adamw", 8, known, whole=True) is MADE_UP
+    for optimizer in (*OPTIMIZERS, "plain-sgd", "rmsprop"):
+        for stages in (2, 4, 8, 16, 32):
+            whole = stretto.advised("async", optimizer, stages, whole=True)
+            assert whole.plan(stages)[0].per_turn == 1
+    normalised = [nn.Sequential(nn.Linear(3, 3), norm) for norm in (nn.BatchNorm1d(3), *map(nn.LayerNorm, (3, 3, 3)))]
+    trainer = stretto.Trainer(normalised, nn.functional.mse_loss, torch.optim.AdamW, "async", device="cpu")
+    assert str(trainer.method) == str(stretto.advised("async", "adamw", 4, whole=True))
+    assert "as batch norms want whole minibatches" in meaning(trainer.method)
+    assert str(stretto.advised("async", "adamw", 4)) != str(trainer.method)
+    settings = CompareSettings(methods=("async",), optimizer="adamw", model="cnn", data="digits")
+    (named,) = with_advice(settings, 4, build("cnn", load("digits"))).methods
+    assert named == str(trainer.method)

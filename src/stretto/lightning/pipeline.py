@@ -34,6 +34,7 @@ from stretto.mesh import Placement
 from stretto.methods import Method
 from stretto.methods.advice import advised
 from stretto.nn.batch import cut
+from stretto.nn.group_norm import has_batch_norm
 from stretto.nn.preserve import modes_restored
 from stretto.nn.remote_stage import RemoteStage
 from stretto.optim.kind import name_of
@@ -85,7 +86,8 @@ class Pipeline:
         if reference is None:  # nothing is trained
             self._method, self.optimizers = method_to_evaluate(settings.method), None
         else:
-            self._method = advised(settings.method, name_of(reference), len(self.network.stages))
+            stages = self.network.stages
+            self._method = advised(settings.method, name_of(reference), len(stages), whole=has_batch_norm(stages))
             self.optimizers = self._stage_optimizers(reference)
         self.trainer = self._trainer(arguments)
         if self.optimizers is not None:

@@ -138,14 +138,17 @@ def rows_for(advice: str, optimizer: str, among: Sequence[Finding] | None = None
     return [each for each in known if each.optimizer == own and works_with(each.method, optimizer)]
 
 
-def finding_for(advice: str, optimizer: str, stages: int, among: Sequence[Finding] | None = None) -> Finding:
+def finding_for(
+    advice: str, optimizer: str, stages: int, among: Sequence[Finding] | None = None, *, whole: bool = False
+) -> Finding:
     """The finding that the advice rests on: the fewest steps at the nearest depth (as a factor) under an optimizer.
 
     Methods are compared on one network: of those tried at about this depth the one on which most were. Of methods
     between which the intervals of the steps do not decide, the one with the lowest loss at the end. Of two depths
-    equally far the larger one counts. `optimizer` as in `rows_for`. Raises UsageError where no study has such a method.
+    equally far the larger one counts. `optimizer` as in `rows_for`; `whole` leaves out methods that cut minibatches.
+    Raises UsageError where no study has such a method.
     """
-    suited = rows_for(advice, optimizer, among)
+    suited = [row for row in rows_for(advice, optimizer, among) if not (whole and cuts_minibatches(row, stages))]
     if not suited:
         raise UsageError(
             f"method {advice!r}: no study has found a method that works with {optimizer} yet: name a method instead"
@@ -155,18 +158,24 @@ def finding_for(advice: str, optimizer: str, stages: int, among: Sequence[Findin
     return min((each for each in there if each.as_soon_as(fewest)), key=lambda each: (each.gap, each.ratio_or_infinite))
 
 
-def advised(chosen: str | Method, optimizer: str, stages: int) -> Method:
+def cuts_minibatches(finding: Finding, stages: int) -> bool:
+    """Whether the method cuts a minibatch into micro-batches on so many stages."""
+    return method(finding.method).plan(stages)[0].per_turn > 1
+
+
+def advised(chosen: str | Method, optimizer: str, stages: int, *, whole: bool = False) -> Method:
     """The method that "async" or "local" stands for under an optimizer of the table, on so many stages.
 
-    "plain-sgd" is SGD without momentum, whose velocity no method can use. Options are added to the advice's own:
-    "async(warmup=100)". Any other method is as `stretto.method` returns it. Raises UsageError where no study has such a
-    method.
+    "plain-sgd" is SGD without momentum, whose velocity no method can use. `whole` leaves out methods that cut a
+    minibatch into micro-batches, as a Trainer does where stages have batch norms: each piece would be normalised by
+    itself. Options are added to the advice's own: "async(warmup=100)". Any other method is as `stretto.method` returns
+    it. Raises UsageError where no study has such a method.
     """
     if not is_advised(chosen):
         return method(chosen)
     word, options = parse(chosen)
-    name, own = parse(finding_for(word, optimizer, stages).method)
-    return replace(method(name, **{**own, **options}), advice=Advice(chosen, optimizer, stages))
+    name, own = parse(finding_for(word, optimizer, stages, whole=whole).method)
+    return replace(method(name, **{**own, **options}), advice=Advice(chosen, optimizer, stages, whole))
 
 
 def may_stand_for(asked: str, name: str) -> bool:
@@ -181,15 +190,16 @@ def may_stand_for(asked: str, name: str) -> bool:
 def meaning(chosen: Method) -> str:
     """What the word stands for that a method was asked for by, and what was found of it, in a sentence."""
     assert chosen.advice is not None, "a method that was named stands for itself"
-    asked, optimizer, stages = chosen.advice
-    return f"{asked} stands for {chosen} here: {finding_for(parse(asked)[0], optimizer, stages)}"
+    asked, optimizer, stages, whole = chosen.advice
+    norms = ", as batch norms want whole minibatches" if whole else ""
+    return f"{asked} stands for {chosen} here{norms}: {finding_for(parse(asked)[0], optimizer, stages, whole=whole)}"
 
 
 def refusal(chosen: Method, reason: str) -> str:
     """The reason why a method cannot train; where it was asked for as "async" or "local", with that and a remedy."""
     if chosen.advice is None:
         return reason
-    asked, optimizer, stages = chosen.advice
+    asked, optimizer, stages, _ = chosen.advice
     other = next(name for name in OTHERS[parse(asked)[0]] if name != str(chosen))
     there = f"method {asked!r} stands for {chosen} here ({optimizer}, {stages} stages)"
     return f"{there}: {reason.removesuffix('.')}; or name another method, such as {other} or 1f1b"
@@ -198,7 +208,7 @@ def refusal(chosen: Method, reason: str) -> str:
 def other_advice(chosen: Method, where: str, saved: str) -> str:
     """The refusal of a checkpoint that was saved with another method than "async" or "local" stand for now."""
     assert chosen.advice is not None, "a method that was named stands for itself"
-    asked, optimizer, stages = chosen.advice
+    asked, optimizer, stages, _ = chosen.advice
     return (
         f"{where} was saved with method {saved}, and {asked!r} stands for {chosen} here ({optimizer}, {stages} "
         f"stages): the advice has changed, or the optimizer or the stages. Give method={saved!r} to go on"

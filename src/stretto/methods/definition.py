@@ -22,11 +22,15 @@ Readings = Sequence[tuple[int, int, int]]  # (owner, reader, after how many upda
 
 
 class Advice(NamedTuple):
-    """The word that stands for a method, "async(warmup=100)", the optimizer's name and the number of stages."""
+    """The word that stands for a method, "async(warmup=100)", the optimizer's name and the number of stages.
+
+    `whole` says that methods which cut minibatches were left out.
+    """
 
     asked: str
     optimizer: str
     stages: int
+    whole: bool = False
 
 
 def one_each(num_stages: int) -> int:

@@ -1,6 +1,7 @@
 """Replaces BatchNorm by GroupNorm, whose output for an example does not depend on the rest of the micro-batch."""
 
 import logging
+from collections.abc import Iterable
 
 from torch import nn
 
@@ -8,7 +9,13 @@ from stretto.errors import UsageError
 from stretto.options.checks import is_whole, of_kind, shown
 
 BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d | nn.SyncBatchNorm
-LAZY = (nn.LazyBatchNorm1d, nn.LazyBatchNorm2d, nn.LazyBatchNorm3d)  # the number of channels is unknown yet
+LAZY = nn.LazyBatchNorm1d | nn.LazyBatchNorm2d | nn.LazyBatchNorm3d  # the number of channels is unknown yet
+
+
+def has_batch_norm(modules: Iterable[object]) -> bool:
+    """Whether some module among these has a BatchNorm, one that does not know its channels yet included."""
+    found = (part for module in modules if isinstance(module, nn.Module) for part in module.modules())
+    return any(isinstance(part, BatchNorm | LAZY) for part in found)
 
 
 def group_norm(module: nn.Module, *, group_size: int = 2) -> nn.Module:

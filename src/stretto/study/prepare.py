@@ -1,6 +1,6 @@
 """From settings to a trainer with its data; all mistakes in the settings are reported here, before training."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
@@ -28,6 +28,7 @@ from stretto.nn import deferred
 from stretto.nn.chain import Chain
 from stretto.nn.devices import EXAMPLES as DEVICES
 from stretto.nn.devices import pick_device
+from stretto.nn.group_norm import has_batch_norm
 from stretto.nn.remote_stage import RemoteStage
 from stretto.nn.threads import computing_with
 from stretto.optim import cosine, scale_for_batch, warmup
@@ -185,7 +186,7 @@ def resolve(settings: S) -> S:
     batch_size = loaded.batch_size if isinstance(loaded, UserData) else None
     if batch_size is None and isinstance(loaded, UserData):
         batch_size = min(runs.OWN.batch_sizes[0], len(loaded.train))
-    settings = with_advice(settings, stages)
+    settings = with_advice(settings, stages, model)
     row = optimizer_row(runs.optimizer_name(settings))
     resolved = runs.with_defaults(replace(settings, stages=stages, sources=sources_of(settings)), row, batch_size)
     runs.check(resolved)  # what was chosen here fits what was given
@@ -244,24 +245,30 @@ def written(name: str) -> str:
     return name if is_advised(name) else str(method(name))
 
 
-def with_advice(settings: S, stages: int) -> S:
+def with_advice(settings: S, stages: int, model: models.Model) -> S:
     """Write the methods that "async" and "local" stand for; two that stand for the same one count once."""
     if not any(map(is_advised, methods_in(settings))):
         return settings
-    kind = name_of_setting(runs.optimizer_name(settings), settings.momentum)
+    names = dict.fromkeys(str(each) for each in advised_in(methods_in(settings), settings, stages, model))
     if isinstance(settings, runs.CompareSettings):
-        names = dict.fromkeys(str(advised(name, kind, stages)) for name in settings.methods)
         return replace(settings, methods=tuple(names))
     assert isinstance(settings, runs.TrainSettings), "other settings have no methods"
-    return replace(settings, method=str(advised(settings.method, kind, stages)))
+    return replace(settings, method=next(iter(names)))
 
 
 def advice_in(asked: runs.Settings, resolved: runs.Settings) -> dict[str, Method]:
     """{method of the resolved settings: the method, with its advice} of each "async" and "local" that was asked for."""
     words = [name for name in methods_in(asked) if is_advised(name)]
-    kind = name_of_setting(runs.optimizer_name(resolved), resolved.momentum) if words else ""
-    chosen = [advised(word, kind, runs.known(resolved.stages)) for word in words]
+    if not words:
+        return {}
+    chosen = advised_in(words, resolved, runs.known(resolved.stages), build_model(resolved))
     return {str(each): each for each in chosen}
+
+
+def advised_in(names: Iterable[str], settings: runs.Settings, stages: int, model: models.Model) -> list[Method]:
+    """The methods of these names, and what "async" and "local" stand for on these settings."""
+    kind, whole = name_of_setting(runs.optimizer_name(settings), settings.momentum), has_batch_norm(model.layers)
+    return [advised(name, kind, stages, whole=whole) for name in names]
 
 
 def methods_in(settings: runs.Settings) -> tuple[str, ...]:

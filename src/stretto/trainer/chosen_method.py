@@ -6,6 +6,7 @@ from typing import Any
 from stretto.methods import Method, method
 from stretto.methods.advice import advised
 from stretto.methods.table import is_advised
+from stretto.nn.group_norm import has_batch_norm
 from stretto.optim.kind import name_made_by
 
 
@@ -13,7 +14,7 @@ def chosen_method(asked: str | Method, optimizer: Callable[..., Any], stages: Se
     """The method, for this optimizer function and these stages."""
     if not is_advised(asked):
         return method(asked)
-    return advised(asked, name_made_by(optimizer, stages), max(1, len(stages)))
+    return advised(asked, name_made_by(optimizer, stages), max(1, len(stages)), whole=has_batch_norm(stages))
 
 
 def method_to_evaluate(asked: str | Method) -> Method:
