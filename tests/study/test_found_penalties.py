@@ -15,7 +15,7 @@ from stretto.plan.objective import Objective, Penalty, assumed
 from stretto.plan.planned_methods import planned, with_options
 from stretto.plan.search_space import Candidate
 from stretto.settings.planning import PlanSettings
-from stretto.study.found_penalties import found_penalties, is_beside, penalty_of
+from stretto.study.found_penalties import best_of_delay, found_penalties, is_beside, penalty_of
 
 ARRIVED = Finding(
     advice="async", study="made up", network="an MLP", optimizer="adamw", stages=8, any_depth=False,
@@ -55,6 +55,22 @@ def test_methods_with_options_have_the_penalty_of_their_own():
 def test_plans_do_not_count_on_fewer_steps_than_plain_trainings():
     (penalty,) = found_penalties(("chunked",), "adamw", [LOCAL])["chunked"]
     assert (penalty.factor, penalty.found, penalty.error, penalty.bound) == (1.0, 0.55, None, "")
+
+
+def test_old_gradients_that_no_study_had_are_not_assumed_to_do_better_than_those_that_one_had():
+    cured = replace(ARRIVED, method="pipedream(rotate=True)", ratio=1.1)
+    known = [ARRIVED, cured, NEVER]
+    assert best_of_delay("adam", known) == ((3.5, 1.1), (7.0, 1.33))
+    aim = Objective(goal="loss", critical_batch=100.0, best_of_delay=best_of_delay("adam", known))
+    factor = {stages: aim.penalty(on(stages, "spectrain")).factor for stages in (4, 8, 15, 31)}
+    mean = {stages: (stages - 1) / 2 for stages in factor}  # updates
+    assert [factor[4], factor[8]] == pytest.approx([1 + 0.33 * mean[stages] / 7 for stages in (4, 8)])
+    assert factor[8] > 1.1 > assumed(on(8, "spectrain")).factor
+    assert (factor[15], factor[31]) == (1.33, 1.33)
+    assert assumed(on(31, "spectrain")).factor < 1.33
+    assert aim.penalty(on(8, "1f1b")).factor == 1.0
+    assert aim.penalty(on(8, "greedy", 8)).factor == 1.5
+    assert aim.penalty(on(8, "spectrain")).source == "assumed"
 
 
 def test_a_bound_is_never_scaled_down_and_not_below_what_is_assumed():

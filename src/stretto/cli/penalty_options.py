@@ -46,12 +46,13 @@ def with_findings(
     A plan knows no momentum: an optimizer of the table has its usual one, as `stretto train` gives it.
     """
     from stretto.optim.kind import name_of_setting
-    from stretto.study.found_penalties import found_penalties
+    from stretto.study.found_penalties import best_of_delay, found_penalties
 
     if objective.goal != "loss" or study is not None:
         return objective
-    name = problem.optimizer if settings.optimizer == "auto" else settings.optimizer
-    return replace(objective, measured=found_penalties(problem.names, name_of_setting(name)))
+    kind = name_of_setting(problem.optimizer if settings.optimizer == "auto" else settings.optimizer)
+    found = found_penalties(problem.names, kind)
+    return replace(objective, measured=found, best_of_delay=best_of_delay(kind))
 
 
 def methods_of(settings: PlanSettings, objective: "Objective", study: "MeasuredPenalties | None") -> tuple[str, ...]:

@@ -113,7 +113,8 @@ class Objective:
     `critical_batch` (B_crit) is the batch size that takes twice the least steps and twice the least examples;
     `least_steps` (S_min) are the steps of an infinite batch. A method's penalty is taken from `penalties`, else from
     `measured`, a study or what this package's own studies found, at the nearest number of losses and delay, else
-    assumed. Raises UsageError for values out of range.
+    assumed: `best_of_delay` are (mean delay in updates, the least factor found at it), and no old gradients are assumed
+    to do better. Raises UsageError for values out of range.
     """
 
     goal: Goal = "step"
@@ -121,6 +122,7 @@ class Objective:
     least_steps: float = 1.0
     penalties: Mapping[str, Penalty] = field(default_factory=dict)
     measured: Mapping[str, tuple[Penalty, ...]] = field(default_factory=dict)
+    best_of_delay: tuple[tuple[float, float], ...] = ()
 
     def __post_init__(self) -> None:
         if not is_among(self.goal, GOALS):
@@ -144,9 +146,21 @@ class Objective:
             return Penalty(1.0, "law")
         given, measured = self.penalties.get(candidate.method), self.measured.get(candidate.method, ())
         if given is not None or not measured:
-            return given or assumed(candidate)
+            return given or self.assumed(candidate)
         losses, delay = num_losses(candidate), mean_delay(candidate)
         return min(measured, key=lambda known: (abs(known.losses - losses), abs(known.delay - delay))).at(candidate)
+
+    def assumed(self, candidate: Candidate) -> Penalty:
+        """The penalty of a method not measured: no less than of the best method tried at its delay or a smaller one.
+
+        Of a method tried at a larger delay counts the share of what it took beyond 1.
+        """
+        guess = assumed(candidate)
+        if candidate.planned.drains:
+            return guess
+        delay = mean_delay(candidate)
+        best = [1 + (factor - 1) * min(1.0, delay / tried) for tried, factor in self.best_of_delay]
+        return guess._replace(factor=max([guess.factor, *best]))
 
     def steps(self, candidate: Candidate) -> float:
         """Steps to the loss that a candidate takes."""

@@ -1,5 +1,6 @@
 """Penalties of methods where a user has no study: those that this package's own studies found, with their spread."""
 
+import math
 from collections.abc import Iterable, Sequence
 
 from stretto.methods.advice import Finding, findings, rows_for
@@ -20,6 +21,15 @@ def found_penalties(
     rows = [row for word in ADVISED for row in rows_for(word, optimizer, known)]
     found = {name: tuple(penalty_of(row, known) for row in rows if is_of(name, row)) for name in names}
     return {name: penalties for name, penalties in found.items() if penalties}
+
+
+def best_of_delay(optimizer: str, among: Sequence[Finding] | None = None) -> tuple[tuple[float, float], ...]:
+    """(Mean delay in updates, the least penalty that the studies found of a method with it), under an optimizer."""
+    known = findings() if among is None else among
+    least: dict[float, float] = {}
+    for row in rows_for("async", optimizer, known):
+        least[row.delay] = min(penalty_of(row, known).factor, least.get(row.delay, math.inf))
+    return tuple(sorted(least.items()))
 
 
 def penalty_of(row: Finding, among: Iterable[Finding]) -> Penalty:
