@@ -221,6 +221,8 @@ def replicas(sync: str, every: int, steps: int | None = None) -> Measure:
     )  # fmt: skip
 
     def measure() -> dict[str, float]:
-        return seconds_a_step(lambda: trainer.step(x, y), multiple=every, steps=steps)
+        figures = seconds_a_step(lambda: trainer.step(x, y), multiple=every, steps=steps)
+        trainer.flush()  # the other one may still wait for this one's next update
+        return figures
 
     return measure
