@@ -76,7 +76,7 @@ def study(methods: Chosen) -> Study:
             "**On text two chunks are about twice as soon as the best synchronous way**: over 100 Mbit/s 2.2 times as "
             "soon as one process with two threads [1.2, 4.0], 2.8 [1.9, 4.1] as 1F1B, 7 as DistributedDataParallel. "
             "The figure, 1.5 against every one of them, is reached against all that use two hosts and undecided "
-            "against the single process, whose launches took 155 to 250 ms a step as the machine's speed changed; over "
+            "against the single process, whose launches took 155 to 235 ms a step as the machine's speed changed; over "
             "400 Mbit/s it is reached against all (2.1 [1.7, 2.7]). Most of it is fewer steps, 0.57 of backprop's, "
             "which two chunks in one process would have, too; what two processes add is that a step takes no longer "
             "over 100 Mbit/s than over loopback.",
