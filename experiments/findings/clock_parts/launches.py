@@ -6,13 +6,14 @@ from clock_parts.settings import LINKS, PROCESSES, SETTINGS, Chosen, Setting, pa
 
 THREADS, DDP = "one process", "DistributedDataParallel"
 MICROBATCHES = 2  # of 1f1b and zb-h1: in a pilot the fastest of 2, 4 and 8, in both settings, on two and four processes
-SYNCHRONOUS = (THREADS, DDP, "1f1b", "zb-h1")
+PIPELINES = ("1f1b", "zb-h1")
+SYNCHRONOUS = (THREADS, DDP, *PIPELINES)
 
 
 def ways(methods: Chosen, letter: str, processes: int) -> dict[str, str]:
     """A setting's ways by name: the method with its options, or the name itself for what is torch's own."""
     torchs = {name: name for name in (THREADS, DDP)}
-    pipelines = {name: f"{name}(microbatches={MICROBATCHES})" for name in ("1f1b", "zb-h1")}
+    pipelines = {name: f"{name}(microbatches={MICROBATCHES})" for name in PIPELINES}
     return {**torchs, **pipelines, **{kind: own[letter][processes] for kind, own in methods.items()}}
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from harness.cells import Cell, Record, Study
-from harness.clock import Timed, doubts_of, load_told, soonest, step_time, time_ratio, time_to_cutoff
+from harness.clock import Timed, doubts_of, load_told, soonest, step_time, time_ratio, time_to_cutoff, time_verdict
 from harness.intervals import Interval, bounded
 
 from clock_parts.launches import SYNCHRONOUS, launch, ways
@@ -122,18 +122,10 @@ def _table(study: Study, methods: Chosen, runs: Records, launches: Records, plac
         ratio, verdict = "", ""
         if own is not None and theirs is not None and own[0] != theirs:
             found = time_ratio(study, runs, own[0], theirs, study.cell(f"{place.letter}, synchronous"))
-            ratio, verdict = _as_soon(found), _side(found, doubts_of((own[0].step, *synchronous)))
+            ratio, verdict = _as_soon(found), time_verdict(found, ("sooner", "later"), (own[0].step, *synchronous))
         name = f"{way}, `{method}`" if way not in SYNCHRONOUS else way
         shown = (OPEN, "") if step is None else (step.shown, f"{step.others:.2f}")
         seconds = "" if own is None else str(own[1])
         rows.append(f"| {name} | {shown[0]} | {seconds} | {ratio} | {verdict} | {shown[1]} |")
     head = "| way | a step, ms | seconds to the error | times as soon | verdict | cores of others |"
     return f"### {place}\n\n{head}\n|---|---|---|---|---|---|\n" + "\n".join(rows) + "\n"
-
-
-def _side(found: Interval | None, doubts: str) -> str:
-    if doubts:
-        return f"undecided ({doubts})"
-    if found is None or found.low <= 1 <= found.high:
-        return "undecided"
-    return "sooner" if found.high < 1 else "later"

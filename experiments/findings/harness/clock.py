@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from harness.cells import Cell, Record, Study
 from harness.halving import final_records
-from harness.intervals import Interval, geometric, product, ratio
+from harness.intervals import Interval, compared, geometric, product, ratio
 from harness.launches import LAUNCHES, Launch
 from harness.results import arrivals_of, cutoff
 
@@ -89,6 +89,14 @@ class Timed:
     name: str
     cell: Cell
     step: StepTime
+
+
+def time_verdict(found: Interval | None, words: tuple[str, str], times: Iterable[StepTime]) -> str:
+    """How a ratio of times lies to 1: the first word below it, the second above; undecided where times are doubted."""
+    doubts = doubts_of(times)
+    if doubts:
+        return f"undecided ({doubts})"
+    return {"less": words[0], "more": words[1], "undecided": "undecided"}[compared(found, Interval(1, 1, 1))]
 
 
 def time_to_cutoff(study: Study, runs: Mapping[str, Record], way: Timed, reference: Cell) -> Interval | None:

@@ -23,12 +23,8 @@ PARAMETERS = 784 * WIDTH + WIDTH + 7 * (WIDTH * WIDTH + WIDTH) + WIDTH * 10 + 10
 
 def spatial(processes: int, threads: int = 1) -> Launch:
     """AlexNet on slabs of images; a process of several threads is on no core of its own."""
-    if threads == 1:
-        return Launch("spatial", "lecture_parts.tasks:spatial", processes)
-    return Launch(
-        f"spatial, {threads} threads", "lecture_parts.tasks:spatial", processes, settings={"threads": threads},
-        pinned=False,
-    )  # fmt: skip
+    name = "spatial" if threads == 1 else f"spatial, {threads} threads"
+    return Launch(name, "lecture_parts.tasks:spatial", processes, settings={"threads": threads}, pinned=threads == 1)
 
 
 def utilisation(network: str) -> Launch:

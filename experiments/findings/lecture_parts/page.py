@@ -14,8 +14,9 @@ from harness.clock import (
     step_time,
     time_ratio,
     time_to_cutoff,
+    time_verdict,
 )
-from harness.intervals import Interval, compared, interval, ratio
+from harness.intervals import Interval, interval, ratio
 from harness.launches import LAUNCHES as NUMBER
 from harness.launches import Launch
 
@@ -37,7 +38,6 @@ from lecture_parts.launches import (
 OPEN, OTHERS = "not measured yet", "cores of others"
 TIMES = ("times one thread", "times two threads")
 EXAMPLES = 10_000  # of an epoch
-ONE = Interval(1.0, 1.0, 1.0)
 Launches = Mapping[str, Record]
 
 
@@ -85,15 +85,7 @@ def _speed_up(own: StepTime | None, alone: StepTime | None) -> str:
     found = ratio(alone.seconds, own.seconds, dict.fromkeys(own.seconds, 0.0))
     if found is None:
         return ""
-    return f"{found}, {_verdict(found, ('slower', 'faster'), own, alone)}"
-
-
-def _verdict(found: Interval | None, words: tuple[str, str], *times: StepTime) -> str:
-    """How a ratio of times lies to 1: the first word below it, the second above; undecided where times are doubted."""
-    doubts = doubts_of(times)
-    if doubts:
-        return f"undecided ({doubts})"
-    return {"less": words[0], "more": words[1], "undecided": "undecided"}[compared(found, ONE)]
+    return f"{found}, {time_verdict(found, ('slower', 'faster'), (own, alone))}"
 
 
 def _utilisation(launches: Launches) -> str:
@@ -223,4 +215,4 @@ def _against(study: Study, runs: Launches, ways: Sequence[Timed], name: str) -> 
     found = time_ratio(study, runs, mine, theirs, first)
     if found is None:
         return ""
-    return f"{found}, {_verdict(found, ('sooner', 'later'), mine.step, theirs.step)}"
+    return f"{found}, {time_verdict(found, ('sooner', 'later'), (mine.step, theirs.step))}"

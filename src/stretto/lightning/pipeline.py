@@ -32,13 +32,11 @@ from stretto.lightning.stage_optimizers import StageOptimizers
 from stretto.losses.value import MeanOfStage
 from stretto.mesh import Placement
 from stretto.methods import Method
-from stretto.methods.advice import advised
 from stretto.nn.batch import cut
-from stretto.nn.group_norm import has_batch_norm
 from stretto.nn.preserve import modes_restored
 from stretto.nn.remote_stage import RemoteStage
 from stretto.optim.kind import name_of
-from stretto.trainer.chosen_method import method_to_evaluate
+from stretto.trainer.chosen_method import method_to_evaluate, settled
 from stretto.trainer.microbatches import MinibatchCut
 
 CHECKED = 4  # minibatches that all processes compare at first; of later ones those whose number is a power of two
@@ -86,8 +84,7 @@ class Pipeline:
         if reference is None:  # nothing is trained
             self._method, self.optimizers = method_to_evaluate(settings.method), None
         else:
-            stages = self.network.stages
-            self._method = advised(settings.method, name_of(reference), len(stages), whole=has_batch_norm(stages))
+            self._method = settled(settings.method, name_of(reference), self.network.stages)
             self.optimizers = self._stage_optimizers(reference)
         self.trainer = self._trainer(arguments)
         if self.optimizers is not None:

@@ -14,7 +14,12 @@ def chosen_method(asked: str | Method, optimizer: Callable[..., Any], stages: Se
     """The method, for this optimizer function and these stages."""
     if not is_advised(asked):
         return method(asked)
-    return advised(asked, name_made_by(optimizer, stages), max(1, len(stages)), whole=has_batch_norm(stages))
+    return settled(asked, name_made_by(optimizer, stages), stages)
+
+
+def settled(asked: str | Method, optimizer: str, stages: Sequence[Any]) -> Method:
+    """The method, under an optimizer of this name: what `advised` says of these stages."""
+    return advised(asked, optimizer, max(1, len(stages)), whole=has_batch_norm(stages))
 
 
 def method_to_evaluate(asked: str | Method) -> Method:
