@@ -113,4 +113,4 @@ def test_words_may_have_stood_for_methods_of_their_family_with_their_options():
     assert not advice.may_stand_for("async", "chunked(chunks=2)")
     assert advice.may_stand_for("local", "chunked(chunks=2)")
     assert not advice.may_stand_for("local", "own.py:method")  # nothing that a file says is executed
-    assert stretto.advised("async", "adamw", 8).advice == ("async", "adamw", 8)
+    assert stretto.advised("async", "adamw", 8).advice == ("async", "adamw", 8, False)

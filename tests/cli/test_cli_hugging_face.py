@@ -56,6 +56,7 @@ def weights(out):
     return {name: value for file in Path(out, "model").glob("*.safetensors") for name, value in load_file(file).items()}
 
 
+@pytest.mark.slow
 def test_processes_train_it_as_emulation_does(capsys):
     here, there = trained("here"), trained("there", "--workers", "2")
     for name in ("train_loss", "validation_loss"):

@@ -103,7 +103,10 @@ def test_a_run_is_plain_training_and_its_weights_fit_the_users_module(capsys, me
         torch.testing.assert_close(saved[name], value, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("cut", [[], ["--stages", "2"], ["--stages", "2", "--bounds", "0,3,5"], ["--workers", "2"]])
+@pytest.mark.parametrize("cut", [
+    [], ["--stages", "2"], ["--stages", "2", "--bounds", "0,3,5"],
+    pytest.param(["--workers", "2"], marks=pytest.mark.slow),
+])  # fmt: skip
 def test_the_weights_of_a_list_of_layers_are_named_as_in_a_sequential(capsys, cut):
     Path("layers.py").write_text(f"{OWN}\n\ndef layers():\n    return list(build())\n")
     words = ["--model", "layers.py:layers", *WORDS[2:], *FEW, "--method", "greedy", *cut]

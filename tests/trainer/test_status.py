@@ -167,7 +167,9 @@ def test_what_predict_cannot_take(given, message):
         make().predict(given)
 
 
-@pytest.mark.parametrize(("method", "precision"), [("pb", None), ("zb-v", None), ("backprop", "bf16")])
+@pytest.mark.parametrize(
+    ("method", "precision"), [("pb", None), ("backprop", "bf16"), pytest.param("zb-v", None, marks=pytest.mark.slow)]
+)
 def test_processes_predict_the_same(method, precision):
     emulated, *_ = scripts.predicted(method, precision, workers=2)
     first, other = launch(2, "runtime.scripts:predicted", method, precision)
