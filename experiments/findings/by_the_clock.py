@@ -73,18 +73,19 @@ def study(methods: Chosen) -> Study:
         horizon=HORIZON,
         metric="error",
         answer=(
-            "**On text two chunks are about twice as soon as the best synchronous way**: over 100 Mbit/s 2.2 times as "
-            "soon as one process with two threads [1.2, 4.0], 2.8 [1.9, 4.1] as 1F1B, 7 as DistributedDataParallel. "
-            "The figure, 1.5 against every one of them, is reached against all that use two hosts and undecided "
-            "against the single process, whose launches took 155 to 235 ms a step as the machine's speed changed; over "
-            "400 Mbit/s it is reached against all (2.1 [1.7, 2.7]). Most of it is fewer steps, 0.57 of backprop's, "
-            "which two chunks in one process would have, too; what two processes add is that a step takes no longer "
-            "over 100 Mbit/s than over loopback.",
-            "**2BW is later than one process on text**: under AdamW it never comes to the error in 450 steps, as in "
-            "study 1, and its steps, the fastest of the pipelines', do not make up for it.",
-            "**On MNIST one process with two threads is as soon as anything** on two cores. Two chunks and SpecTrain "
-            "are not parted from it over any link; 1F1B and ZB-H1 take twice as long, and DistributedDataParallel, "
-            "whose gradients are many times the activations, 50 times over 100 Mbit/s.",
+            "**On text two chunks are about twice as soon as the best synchronous way**: over 100 Mbit/s 2.2 times "
+            "as soon as one process with two threads [1.2, 4.0], 2.8 [1.9, 4.1] as 1F1B, 7 as "
+            "DistributedDataParallel. The claim, 1.5 times as soon as each of them, is reached against all that use "
+            "two hosts and undecided against the single process, whose launches took 155 to 235 ms a step as the "
+            "machine's speed changed; over 400 Mbit/s it is reached against all (2.1 [1.7, 2.7]). Most of it is "
+            "fewer steps, 0.57 of backprop's, which two chunks in one process would have, too; what two processes "
+            "add is that a step over 100 Mbit/s cannot be told from one over loopback.",
+            "**2BW is later than one process on text over 100 Mbit/s**, and else undecided: under AdamW it never "
+            "comes to the error in 450 steps, as in the [ideas of study 1](../depth_ideas/README.md), and its "
+            "steps, the fastest of the pipelines', do not make up for it.",
+            "**On MNIST nothing is told sooner than one process with two threads** on two cores. Two chunks and "
+            "SpecTrain are not told from it over any link; 1F1B and ZB-H1 take twice as long, and "
+            "DistributedDataParallel, whose gradients are many times the activations, 50 times over 100 Mbit/s.",
             "Four processes on two cores say how long steps take there, and nothing about four hosts.",
         ),
         baseline="one process",

@@ -197,13 +197,13 @@ STUDY = Study(
         "is not clipping: where both clip their gradients the two chunks end 11 % below it. (That pair has no "
         "ratio: one of backprop's seeds never comes to the mean of the three at step 315; the advice keeps that of "
         "the pair without clipping.) Nor is it the rate alone: clipped and at the same rate, 0.004, the chunks are "
-        "3.5 % lower after 175 steps (first rung, one seed); they bear twice that rate, and backprop does not.",
-        "**Small heads.** The plain head and `infopro` have the lowest losses, and their intervals do not part. "
+        "3.5 % lower after 175 steps (first rung, one seed); they still train at twice that rate, and backprop does "
+        "not.",
+        "**Small heads.** The plain head and `infopro` have the lowest losses, and three seeds do not tell them apart. "
         "Heads of several layers (`auglocal`, `blocks`, `man`) add 14 to 26 % of a step for two chunks, 98 to 172 % "
         "for eight, and at equal compute end lower than backprop by no interval, and higher with eight chunks. "
         "`segprop` with one shared block is not better than backprop with two chunks, and worse with four and "
-        "eight. Between two, four and eight chunks with the plain head nothing can be told; seeds of eight spread "
-        "most.",
+        "eight. Two, four and eight chunks with the plain head cannot be told apart; eight chunks vary most by seed.",
         "**Limits.** These are the first 350 steps of a training, in which backprop through eight blocks has come to "
         "2.6 nats a byte. Whether it overtakes later is not measured here; study 3 has 500 steps at constant rates.",
     ),
