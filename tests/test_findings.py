@@ -222,12 +222,16 @@ def test_a_diverged_seed_never_arrives_and_errors_may_decide(harness, study, tmp
     assert results.cutoff(study, runs, study.cells[0], share=0.5) > results.cutoff(study, runs, study.cells[0])
 
 
-def test_a_cell_is_trained_again(harness, study, tmp_path, capsys):
+def test_a_cell_is_trained_again(harness, study, tmp_path, capsys, monkeypatch):
     store = finished(harness, study, tmp_path)
     assert harness.again.train_again(study, store, "late", [0, 1, 2], None) == 0
     assert "within the interval" in capsys.readouterr().out
     assert harness.again.train_again(study, store, "late", [90], None) == 1
     assert len(harness.store.Store(tmp_path / "again.jsonl").read()) == 4
+    (wild,) = [run for run in store.read().values() if run["cell"] == "late"][-1:]
+    monkeypatch.setattr(harness.again, "make_run", lambda *_: {**wild, "diverged": 6})
+    assert harness.again.train_again(study, store, "late", [0], None) == 1
+    assert "diverged at step 6, outside" in capsys.readouterr().out
     with pytest.raises(SystemExit, match="choose one of\nplain\nlate\ncured"):
         harness.again.train_again(study, store, "lat", [0], None)
 
@@ -395,9 +399,9 @@ def test_users_read_what_the_package_has(harness):
     assert advice.table(findings()) in page
     for found in findings():
         best = finding_for(found.advice, found.optimizer, found.stages)
-        depth = "any" if best.any_depth else best.stages
-        place = f'`"{found.advice}"` | {found.optimizer} | {depth} | {best.network}'
-        assert f"| {place} | **`{best.method}`** |" in page
+        depths = ["any", "any other"] if found.any_depth else [found.stages, best.stages]
+        places = [f'| `"{found.advice}"` | {found.optimizer} | {depth} | {best.network} |' for depth in depths]
+        assert any(f"{place} **`{best.method}`** |" in page for place in places)
 
 
 def test_a_page_without_marks_is_refused(harness, tmp_path):

@@ -108,8 +108,8 @@ def reported(finished: Mapping[str, Record], name: str) -> str:
     return (
         f"{name} ({resolved(finished, advice.cell)}) ends at a test error of {percent(advice)}; backprop at "
         f"{percent(reference)}, verdict {by_error(advice, reference)}; `{plain.cell.method}` at {percent(plain)}, "
-        f"verdict {by_error(advice, plain)}. Steps to backprop's loss at 90 % of training, over backprop's: "
-        f"{advice.ratio or 'not known'}; verdict against backprop {against_reference(advice)}, against "
+        f"verdict {by_error(advice, plain)}. Steps to backprop's loss at step {HORIZON * STUDY.share:.0f}, over "
+        f"backprop's: {advice.ratio or 'not known'}; verdict against backprop {against_reference(advice)}, against "
         f"`{plain.cell.method}` {against_uncured(advice, found)}."
     )
 

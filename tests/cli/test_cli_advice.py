@@ -50,7 +50,7 @@ def test_train_and_compare_say_what_it_stands_for(capsys, tmp_path, monkeypatch)
 
 def test_refusals_of_commands_say_it(capsys, tmp_path, monkeypatch):
     advise(monkeypatch, "pipedream-2bw")
-    told = "method 'async' stands for pipedream-2bw here (sgd, 4 stages): method pipedream-2bw cuts a minibatch into 4 "
+    told = "method 'async' stands for pipedream-2bw (sgd, 4 stages): method pipedream-2bw cuts a minibatch into 4 "
     few = [*SMALL[:4], "--batch-size", "2", "--evaluations", "3", "--steps", "2"]
     for words in (
         ["train", *few, "--method", "async"],

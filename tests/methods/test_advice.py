@@ -10,7 +10,7 @@ from torch import nn
 import stretto
 from stretto.data import load
 from stretto.errors import UsageError
-from stretto.methods.advice import Finding, finding_for, findings, meaning
+from stretto.methods.advice import ENOUGH, Finding, finding_for, findings, meaning, pieces_on
 from stretto.models import build
 from stretto.optim.kind import name_made_by, name_of_setting
 from stretto.optim.named import NamedOptimizer
@@ -120,6 +120,10 @@ def by_name(named):
     return torch.optim.Adam([parameter for _, parameter in named])
 
 
+class OwnSGD(torch.optim.SGD):
+    """A user's, of another name."""
+
+
 def made_here(parameters):
     return torch.optim.RMSprop(parameters)
 
@@ -130,6 +134,8 @@ def made_here(parameters):
         (torch.optim.SGD, "plain-sgd"),
         (partial(torch.optim.SGD, momentum=0.9, nesterov=True), "plain-sgd"),
         (partial(torch.optim.SGD, momentum=0.9), "sgd"),
+        (partial(OwnSGD, momentum=0.9), "sgd"),
+        (OwnSGD, "plain-sgd"),
         (lambda parameters: torch.optim.AdamW(parameters, lr=0.1), "adamw"),
         (stretto.optim.muon, "muon"),
         (NamedOptimizer(by_name), "adam"),
@@ -213,3 +219,59 @@ def test_batch_norms_keep_minibatches_whole():
     settings = CompareSettings(methods=("async",), optimizer="adamw", model="cnn", data="digits")
     (named,) = with_advice(settings, 4, build("cnn", load("digits"))).methods
     assert named == str(trainer.method)
+
+
+@pytest.mark.parametrize("word", ["async", "local"])
+@pytest.mark.parametrize("whole", [False, True])
+def test_whatever_it_stands_for_can_be_had_on_so_many_stages(word, whole):
+    for optimizer in ("adamw", "muon", "nadam", "sgd", "plain-sgd", "lamb"):
+        for stages in (1, 2, 3, 4, 6, 7, 8, 12, 32):
+            pieces = stretto.advised(word, optimizer, stages, whole=whole).plan(stages)[0].per_turn
+            assert pieces == 1 or not whole
+
+
+def test_what_holds_on_eight_stages_holds_on_more():
+    for name in {finding.method for finding in findings()}:
+        few, many = pieces_on(name, ENOUGH), pieces_on(name, 32)
+        assert few is not None
+        assert many is not None
+        assert (few > 1) == (many > 1), name
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (("async", 3, 4), "optimizer=3"),
+        (("async", "adamw", 0), "stages=0"),
+        (("async", "adamw", "8"), "stages='8'"),
+        (
+            ("async(foo=1)", "adamw", 4),
+            r"method 'async\(foo=1\)' stands for pipedream-2bw \(adamw, 4 .*'foo'",
+        ),
+    ],
+)
+def test_what_is_no_question(given, message):
+    with pytest.raises(UsageError, match=message):
+        stretto.advised(*given)
+
+
+def test_names_of_optimizers_are_those_of_their_classes_too():
+    assert stretto.advised("async", "SGD", 32) == stretto.advised("async", "sgd", 32)
+
+
+def test_what_was_not_tried_is_not_quoted_as_if_it_were():
+    plain, other = (stretto.advised(name, "adamw", 8) for name in ("local", "local(head=blocks)"))
+    assert "here: 0.55 [0.51, 0.60] times the steps" in meaning(plain)
+    assert "here: of chunked(chunks=2), which was tried, 0.55 [0.51, 0.60] times" in meaning(other)
+    assert meaning(stretto.advised("async", "adamw", 1)).endswith("here: plain training, as there is one stage")
+
+
+def test_a_setting_names_a_function_that_wants_large_parameters(tmp_path):
+    (tmp_path / "own.py").write_text(
+        "import torch\n\ndef large(parameters):\n"
+        "    return torch.optim.SGD([p for p in parameters if p.numel() > 8], lr=0.1, momentum=0.9)\n"
+    )
+    name = f"{tmp_path}/own.py:large"
+    assert name_of_setting(name, stages=[nn.Linear(9, 9)]) == "sgd"
+    with pytest.raises(UsageError, match=r"own\.py:large failed with ValueError"):
+        name_of_setting(name)

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from stretto import UsageError
+from stretto import UsageError, advised
 from stretto.methods import METHODS
 from stretto.settings.runs import CompareSettings
 from stretto.study import compare, open_study, read_study
@@ -51,6 +51,15 @@ def test_all_beside_named_methods():
     assert methods[1:-1] == tuple(name for name in METHODS if name not in left_out)
     assert left_out["pb-sc"] == "the same as pb(spike=True) where stages=4"
     assert left_out["chunked"] == "the same as chunked(chunks=2) where stages=4"
+
+
+@pytest.mark.parametrize("asked", [("async", "spectrain", "all"), ("all", "async", "local", "chunked(chunks=2)")])
+def test_all_beside_words_and_what_they_stand_for(asked):
+    named = [str(advised(name, "sgd", 4)) for name in asked if name != "all"]
+    methods, left_out = chosen(methods=asked, optimizer="sgd", momentum=0.9)
+    assert len({*methods}) == len(methods)
+    assert [name for name in methods if name in named] == [*dict.fromkeys(named)]
+    assert {*methods} >= {name for name in METHODS if name not in left_out}
 
 
 @pytest.mark.parametrize(

@@ -96,23 +96,24 @@ def rounded(value: float) -> float:
 def table(found: Sequence[Finding]) -> str:
     """A Markdown table of the best method of each network, optimizer and depth, with the next ones there.
 
-    What a word stands for at that depth is bold.
+    What a word stands for at that depth is bold. What counts at any depth is among those of each depth; alone it stands
+    for all other depths.
     """
     columns = (
         "`method=`", "optimizer", "stages", "network", "best", "steps to the loss, over plain training",
         "loss at the end", "memory", "the next ones there",
     )  # fmt: skip
     lines = [f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}"]
-    for place in sorted({(each.advice, each.optimizer, each.stages, each.network) for each in found}):
-        word, optimizer, stages, network = place
-        same = [each for each in found if (each.advice, each.optimizer, each.stages, each.network) == place]
+    places = {(each.advice, each.optimizer, each.any_depth, each.stages, each.network) for each in found}
+    for word, optimizer, any_depth, stages, network in sorted(places):
+        tried = [each for each in found if (each.advice, each.optimizer, each.network) == (word, optimizer, network)]
+        same = [each for each in tried if each.any_depth or (not any_depth and each.stages == stages)]
         best = finding_for(word, optimizer, stages, same)
         name = f"**`{best.method}`**" if finding_for(word, optimizer, stages, found) == best else f"`{best.method}`"
         others = sorted((each for each in same if each is not best), key=lambda each: each.gap)
-        depth = "any" if best.any_depth else str(stages)
         told = (
-            f'`"{word}"`', optimizer, depth, network, name, best.spread, percent(best), f"{best.memory:.1f}",
-            beside(best, others),
+            f'`"{word}"`', optimizer, ("any other" if len(tried) > len(same) else "any") if any_depth else str(stages),
+            network, name, best.spread, percent(best), f"{best.memory:.1f}", beside(best, others),
         )  # fmt: skip
         lines.append(f"| {' | '.join(told)} |")
     return "\n".join(lines) + "\n"

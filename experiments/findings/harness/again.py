@@ -13,8 +13,8 @@ from harness.work import make_run
 def train_again(study: Study, store: Store, name: str, seeds: Sequence[int], data: str | None) -> int:
     """Train a finished cell at its best rate with these seeds, keep the runs in again.jsonl, and say what it came to.
 
-    Returns 0 if the mean of the last test losses lies in the cell's interval, else 1. Raises SystemExit for a cell that
-    is unknown, not finished, or has a seed that diverged.
+    Returns 0 if the mean of the last test losses lies in the cell's interval, else 1, as where a seed diverges. Raises
+    SystemExit for a cell that is unknown, not finished, or has a seed that diverged.
     """
     names = [cell.name for cell in study.cells]
     if name not in names:
@@ -30,6 +30,9 @@ def train_again(study: Study, store: Store, name: str, seeds: Sequence[int], dat
     for seed in seeds:
         record = make_run(study, Run(cell, rate, seed, cell.steps), data)
         kept.add(record)
+        if record["diverged"]:
+            print(f"{record['key']}: diverged at step {record['diverged']}, outside the interval {known}", flush=True)
+            return 1
         again.append(record["curve"][-1][2])
         print(f"{record['key']}: test loss {again[-1]:.5g}; in the study {_before(records, seed)}", flush=True)
     mean = statistics.fmean(again)

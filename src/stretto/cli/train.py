@@ -179,7 +179,9 @@ def choose_method(
 
     resolved = resolve(settings)
     begun = as_begun(settings.method, resolved, output.out) if resume else resolved
-    chosen = advice_in(settings, begun).get(begun.method, method(begun.method))
+    chosen = advice_in(settings, begun).get(settings.method)
+    if chosen is None or str(chosen) != begun.method:
+        chosen = method(begun.method)
     if told and chosen.advice is not None:
         output.say(meaning(chosen))
     elif told and begun.method != resolved.method:

@@ -14,12 +14,14 @@ from importlib import resources
 from stretto.errors import ScheduleError, UsageError
 from stretto.methods.definition import Advice, Family, Method
 from stretto.methods.table import METHODS, is_advised, method
+from stretto.options import checks
 from stretto.options.parse import parse
 
 PLAIN_SGD = "plain-sgd"  # SGD without momentum, or with Nesterov's: it has no velocity that a cure could read
 KIN = {"adam": "adamw", "lamb": "adamw", "lars": "sgd", PLAIN_SGD: "sgd"}
 """An optimizer of no study, and the studied one nearest to it."""
 UNKNOWN = "adamw"  # stands for any other
+ENOUGH = 8  # stages: a studied method that can be had there, or cuts minibatches there, does so on more, too
 ABOUT = 1.25  # depths within this factor count as the same
 FAMILY_OF: Mapping[str, Family] = {"async": "asynchronous", "local": "local"}
 OTHERS = {"async": ("pipedream", "pb"), "local": ("greedy", "chunked")}  # for those whom the advice does not suit
@@ -146,9 +148,9 @@ def finding_for(
     Methods are compared on one network: of those tried at about this depth the one on which most were. Of methods
     between which the intervals of the steps do not decide, the one with the lowest loss at the end. Of two depths
     equally far the larger one counts. `optimizer` as in `rows_for`; `whole` leaves out methods that cut minibatches.
-    Raises UsageError where no study has such a method.
+    Methods that cannot be had on so few stages are left out. Raises UsageError where no study has such a method.
     """
-    suited = [row for row in rows_for(advice, optimizer, among) if not (whole and cuts_minibatches(row, stages))]
+    suited = [row for row in rows_for(advice, optimizer, among) if fits(row.method, stages, whole=whole)]
     if not suited:
         raise UsageError(
             f"method {advice!r}: no study has found a method that works with {optimizer} yet: name a method instead"
@@ -158,24 +160,45 @@ def finding_for(
     return min((each for each in there if each.as_soon_as(fewest)), key=lambda each: (each.gap, each.ratio_or_infinite))
 
 
-def cuts_minibatches(finding: Finding, stages: int) -> bool:
-    """Whether the method cuts a minibatch into micro-batches on so many stages."""
-    return method(finding.method).plan(stages)[0].per_turn > 1
+def fits(name: str, stages: int, *, whole: bool) -> bool:
+    """Whether a studied method can be had on so many stages, and if minibatches stay `whole`, does not cut them."""
+    most = pieces_on(name, min(stages, ENOUGH))
+    return most is not None and not (whole and most > 1)
+
+
+@cache
+def pieces_on(name: str, stages: int) -> int | None:
+    """Into how many micro-batches a method cuts a minibatch on so many stages; None where it refuses so many."""
+    try:
+        return method(name).plan(stages)[0].per_turn
+    except (ScheduleError, UsageError):
+        return None
 
 
 def advised(chosen: str | Method, optimizer: str, stages: int, *, whole: bool = False) -> Method:
     """The method that "async" or "local" stands for under an optimizer of the table, on so many stages.
 
-    "plain-sgd" is SGD without momentum, whose velocity no method can use. `whole` leaves out methods that cut a
+    "plain-sgd" is SGD without momentum, by which no method can predict weights. `whole` leaves out methods that cut a
     minibatch into micro-batches, as a Trainer does where stages have batch norms: each piece would be normalised by
     itself. Options are added to the advice's own: "async(warmup=100)". Any other method is as `stretto.method` returns
-    it. Raises UsageError where no study has such a method.
+    it. Raises UsageError where no study has such a method, and for options that it does not have.
     """
     if not is_advised(chosen):
         return method(chosen)
+    checks.of_kind("optimizer", optimizer, str, "the name of an optimizer, such as 'adamw'")
+    checks.whole("stages", stages, 1, checks.MOST_STAGES)
     word, options = parse(chosen)
-    name, own = parse(finding_for(word, optimizer, stages, whole=whole).method)
-    return replace(method(name, **{**own, **options}), advice=Advice(chosen, optimizer, stages, whole))
+    advice = Advice(chosen, optimizer.lower(), stages, whole)
+    name, own = parse(finding_for(word, advice.optimizer, stages, whole=whole).method)
+    try:
+        return replace(method(name, **{**own, **options}), advice=advice)
+    except UsageError as error:
+        raise UsageError(f"{stands_for(advice, name)}: {error}") from None
+
+
+def stands_for(advice: Advice, name: str) -> str:
+    """What a word stands for, and where, for messages."""
+    return f"method {advice.asked!r} stands for {name} ({advice.optimizer}, {advice.stages} stages)"
 
 
 def may_stand_for(asked: str, name: str) -> bool:
@@ -192,17 +215,22 @@ def meaning(chosen: Method) -> str:
     assert chosen.advice is not None, "a method that was named stands for itself"
     asked, optimizer, stages, whole = chosen.advice
     norms = ", as batch norms want whole minibatches" if whole else ""
-    return f"{asked} stands for {chosen} here{norms}: {finding_for(parse(asked)[0], optimizer, stages, whole=whole)}"
+    found = finding_for(parse(asked)[0], optimizer, stages, whole=whole)
+    tried = "" if found.method == str(chosen) else f"of {found.method}, which was tried, "
+    told = "plain training, as there is one stage" if stages == 1 else f"{tried}{found}"
+    return f"{asked} stands for {chosen} here{norms}: {told}"
 
 
-def refusal(chosen: Method, reason: str) -> str:
-    """The reason why a method cannot train; where it was asked for as "async" or "local", with that and a remedy."""
+def refusal(chosen: Method, reason: str, *, cuts: bool = False) -> str:
+    """The reason why a method cannot train; where it was asked for as "async" or "local", with that and a remedy.
+
+    `cuts`: the reason is that it cuts minibatches, so that the remedy is not a method that does so, too.
+    """
     if chosen.advice is None:
         return reason
-    asked, optimizer, stages, _ = chosen.advice
-    other = next(name for name in OTHERS[parse(asked)[0]] if name != str(chosen))
-    there = f"method {asked!r} stands for {chosen} here ({optimizer}, {stages} stages)"
-    return f"{there}: {reason.removesuffix('.')}; or name another method, such as {other} or 1f1b"
+    other = next(name for name in OTHERS[parse(chosen.advice.asked)[0]] if name != str(chosen))
+    remedy = f"or name another method, such as {other}{' or 1f1b' * (not cuts)}"
+    return f"{stands_for(chosen.advice, str(chosen))}: {reason.removesuffix('.')}; {remedy}"
 
 
 def other_advice(chosen: Method, where: str, saved: str) -> str:
@@ -211,7 +239,8 @@ def other_advice(chosen: Method, where: str, saved: str) -> str:
     asked, optimizer, stages, _ = chosen.advice
     return (
         f"{where} was saved with method {saved}, and {asked!r} stands for {chosen} here ({optimizer}, {stages} "
-        f"stages): the advice has changed, or the optimizer or the stages. Give method={saved!r} to go on"
+        f"stages): the advice has changed, or the optimizer or the stages. Give method={saved!r} to go on, with the "
+        "optimizer and the stages as they were"
     )
 
 

@@ -141,14 +141,21 @@ class Objective:
                 raise UsageError(f"penalty {method}={penalty.factor:g}: choose a positive number, 1 for none")
 
     def penalty(self, candidate: Candidate) -> Penalty:
-        """The penalty of a candidate's method; 1 for a single stage, where every method is plain training."""
+        """The penalty of a candidate's method; 1 for a single stage, where every method is plain training.
+
+        Of several measured ones the nearest in losses and delay counts, of two as near the larger one.
+        """
         if candidate.stages == 1:
             return Penalty(1.0, "law")
         given, measured = self.penalties.get(candidate.method), self.measured.get(candidate.method, ())
         if given is not None or not measured:
             return given or self.assumed(candidate)
         losses, delay = num_losses(candidate), mean_delay(candidate)
-        return min(measured, key=lambda known: (abs(known.losses - losses), abs(known.delay - delay))).at(candidate)
+
+        def distance(known: Penalty) -> tuple[float, float, float]:
+            return abs(known.losses - losses), abs(known.delay - delay), -known.factor
+
+        return min(measured, key=distance).at(candidate)
 
     def assumed(self, candidate: Candidate) -> Penalty:
         """The penalty of a method not measured: no less than of the best method tried at its delay or a smaller one.

@@ -18,6 +18,7 @@ from stretto.nn.sharded_modules import is_sharded
 from stretto.nn.tied_weights import Lender
 from stretto.optim import Masters
 from stretto.optim.elementwise import is_elementwise
+from stretto.optim.from_function import build_optimizer
 from stretto.optim.momentum import momenta_of
 from stretto.optim.named import NamedOptimizer
 from stretto.optim.parameter_labels import Label, labelled, takes_labels
@@ -33,7 +34,7 @@ from stretto.stage.gradient_predictor import GradientPredictor
 from stretto.stage.intra_stage import StageSharing
 from stretto.stage.phase_settings import build_phases, check_served, places_by_group
 from stretto.stage.stage import PhaseSettings, Stage, StageParts
-from stretto.stage.trainer_arguments import build_optimizer, build_scheduler
+from stretto.stage.trainer_arguments import build_scheduler
 from stretto.stage.trainer_specification import Specification
 from stretto.weights.sharded import Sharded
 

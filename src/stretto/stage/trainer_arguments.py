@@ -1,6 +1,5 @@
 """Checks a Trainer's arguments and builds stages, optimizers and schedulers from them, before anything is trained."""
 
-import inspect
 import sys
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any
@@ -39,6 +38,14 @@ def check_kinds(stages: Any, loss: Any, scheduler: Any, heads: Any, workers: Any
     ):
         if not fits:
             refuse(name, value, expected)
+
+
+def check_number(stages: Sequence[StageLike], workers: int | None) -> None:
+    """Raise UsageError for no stages, and for more workers than stages."""
+    if not stages:
+        raise UsageError("stages is empty: give at least one nn.Module")
+    if workers is not None and not 1 <= workers <= len(stages):
+        raise UsageError(f"workers={workers} for {len(stages)} stages: choose between 1 and {len(stages)}")
 
 
 def check_mesh(mesh: Mesh, sync: Sync) -> None:
@@ -214,24 +221,6 @@ def build_scheduler(scheduler: Callable[[Any], Any], optimizer: torch.optim.Opti
         raise UsageError(
             f"scheduler returned {type(built).__name__}, which has no step(): give a function of the optimizer"
         )
-    return built
-
-
-def build_optimizer(optimizer: Callable[..., Any], parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    """The optimizer that the user's function makes. Raises UsageError for anything else, and for LBFGS."""
-    if not callable(optimizer):
-        raise UsageError(
-            f"optimizer is a {type(optimizer).__name__}: each stage has its own, so give a function of the parameters, "
-            "optimizer=lambda params: torch.optim.SGD(params, lr=0.1)"
-        )
-    expected = "a function of parameters, optimizer=lambda params: torch.optim.SGD(params, lr=0.1)"
-    built = called("optimizer", optimizer, parameters, wanted=expected)
-    if not isinstance(built, torch.optim.Optimizer):
-        hint = " Does the function end with return?" if built is None else ""
-        hint = " A stage has one, with several groups if need be." if isinstance(built, list | tuple) else hint
-        raise UsageError(f"optimizer returned {shown(built)}, not a torch.optim.Optimizer.{hint} Give {expected}")
-    if "closure" in inspect.signature(built.step).parameters and isinstance(built, torch.optim.LBFGS):
-        raise UsageError("LBFGS evaluates the loss several times a step; a pipeline cannot. Choose another optimizer")
     return built
 
 

@@ -12,7 +12,7 @@ from stretto.methods.table import is_advised
 from stretto.settings.runs import CompareSettings
 from stretto.study.first_batches import refuse_other_sizes
 from stretto.study.first_evaluation import refuse_evaluation
-from stretto.study.prepare import Prepared, advice_in, prepare_trial, resolve, with_optimizer
+from stretto.study.prepare import Prepared, advice_in, prepare_trial, resolve, with_optimizer, written
 
 ALL = "all"
 NOT_COMPARED = ("name", "summary", "options", "planning", "advice")  # fields of a method: it does the same
@@ -34,18 +34,23 @@ def choose(settings: CompareSettings) -> ChosenMethods:
     named = tuple(name for name in settings.methods if name != ALL)
     if named == settings.methods:
         resolved = resolve(with_optimizer(settings, [method(name) for name in named if not is_advised(name)]))
-        refuse_misfits(resolved, advice_in(settings, resolved))
+        refuse_misfits(resolved, by_name(advice_in(settings, resolved)))
         return ChosenMethods(resolved, {})
     resolved = resolve(replace(settings, methods=named or (BASELINE,)))
     advice, behaviors = advice_in(settings, resolved), dict[str, Any]()
     for name in resolved.methods if named else ():
-        with explained(advice.get(name, method(name))):
+        with explained(by_name(advice).get(name, method(name))):
             behaviors[name] = behavior(attempt(resolved, name))
     added, left_out = others(resolved, behaviors)
     if not named and not added:
         raise UsageError(f"no method can run on these settings: {next(iter(left_out.values()))}")
-    order = tuple(in_order(settings.methods, iter(resolved.methods), added))
+    order = tuple(in_order(settings.methods, advice, added))
     return ChosenMethods(resolve(replace(resolved, methods=order)), left_out)
+
+
+def by_name(advice: Mapping[str, Method]) -> dict[str, Method]:
+    """What "async" and "local" stand for, by the names that settings have for it."""
+    return {str(chosen): chosen for chosen in advice.values()}
 
 
 def refuse_misfits(settings: CompareSettings, advice: Mapping[str, Method]) -> None:
@@ -93,13 +98,20 @@ def others(settings: CompareSettings, named: Mapping[str, Any]) -> tuple[list[st
     return [name for name in behaviors if name not in named], left_out
 
 
-def in_order(written: tuple[str, ...], named: Iterator[str], added: list[str]) -> Iterator[str]:
-    """The named methods in the order in which they were written, with those added for `all` in its place."""
-    for name in written:
+def in_order(asked: tuple[str, ...], advice: Mapping[str, Method], added: list[str]) -> Iterator[str]:
+    """The methods in the order in which they were asked for, with those added for `all` in its place.
+
+    What "async" and "local" stand for counts once.
+    """
+    left = set(by_name(advice))
+    for name in asked:
         if name == ALL:
             yield from added
-        else:
-            yield next(named)
+            continue
+        chosen = str(advice.get(name) or written(name))
+        if chosen in left or chosen not in by_name(advice):
+            left.discard(chosen)
+            yield chosen
 
 
 def attempt(settings: CompareSettings, name: str) -> Prepared:

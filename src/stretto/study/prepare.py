@@ -257,18 +257,18 @@ def with_advice(settings: S, stages: int, model: models.Model) -> S:
 
 
 def advice_in(asked: runs.Settings, resolved: runs.Settings) -> dict[str, Method]:
-    """{method of the resolved settings: the method, with its advice} of each "async" and "local" that was asked for."""
+    """{"async" or "local", as it was asked for: the method that it stands for in the resolved settings}."""
     words = [name for name in methods_in(asked) if is_advised(name)]
     if not words:
         return {}
     chosen = advised_in(words, resolved, runs.known(resolved.stages), build_model(resolved))
-    return {str(each): each for each in chosen}
+    return dict(zip(words, chosen, strict=True))
 
 
 def advised_in(names: Iterable[str], settings: runs.Settings, stages: int, model: models.Model) -> list[Method]:
     """The methods of these names, and what "async" and "local" stand for on these settings."""
-    kind, whole = name_of_setting(runs.optimizer_name(settings), settings.momentum), has_batch_norm(model.layers)
-    return [advised(name, kind, stages, whole=whole) for name in names]
+    kind = name_of_setting(runs.optimizer_name(settings), settings.momentum, model.layers)
+    return [advised(name, kind, stages, whole=has_batch_norm(model.layers)) for name in names]
 
 
 def methods_in(settings: runs.Settings) -> tuple[str, ...]:

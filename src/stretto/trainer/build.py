@@ -1,6 +1,6 @@
 """Builds what a Trainer trains with. Mistakes in its arguments are found here, before anything is trained."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from typing import Any
 
@@ -54,7 +54,7 @@ class Construction:
         self,
         of: Specification,
         backend: Backend,
-        given: Iterable[StageLike],
+        given: Sequence[StageLike],
         *,
         example: Any,
         heads: Sequence[nn.Module | None] | None,
@@ -62,12 +62,7 @@ class Construction:
     ) -> None:
         self._of = of
         self._backend = backend
-        given = list(given)
         num_stages = len(given)
-        if not num_stages:
-            raise UsageError("stages is empty: give at least one nn.Module")
-        if workers is not None and not 1 <= workers <= num_stages:
-            raise UsageError(f"workers={workers} for {num_stages} stages: choose between 1 and {num_stages}")
         workers = backend.workers(workers, num_stages)
         backend.agree(self._description(num_stages), of.device)
         backend.calibrate(of.sync)

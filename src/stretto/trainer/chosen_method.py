@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from stretto.errors import UsageError
 from stretto.methods import Method, method
 from stretto.methods.advice import advised
 from stretto.methods.table import is_advised
@@ -20,6 +21,15 @@ def chosen_method(asked: str | Method, optimizer: Callable[..., Any], stages: Se
 def settled(asked: str | Method, optimizer: str, stages: Sequence[Any]) -> Method:
     """The method, under an optimizer of this name: what `advised` says of these stages."""
     return advised(asked, optimizer, max(1, len(stages)), whole=has_batch_norm(stages))
+
+
+def refuse_hidden_norms(chosen: Method, pieces: int, stages: Sequence[Any]) -> None:
+    """Raise UsageError where the method was chosen before it was known that stages, given as functions, have norms."""
+    if chosen.advice is not None and not chosen.advice.whole and pieces > 1 and has_batch_norm(stages):
+        raise UsageError(
+            f"stages that are given as functions have batch norms, which normalise each of {pieces} micro-batches by "
+            "itself: give stages as modules, so that the advice knows"
+        )
 
 
 def method_to_evaluate(asked: str | Method) -> Method:

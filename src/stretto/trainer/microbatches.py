@@ -56,7 +56,7 @@ class MinibatchCut:
         own = self._own_remedy(examples // self.replicas)
         *first, last = [*remedies[:1], *own, *remedies[1:]]
         use = ", ".join([*first, f"or {last}" if first else last])
-        return UsageError(refusal(self.method, f"{reason}: use {use}"))
+        return UsageError(refusal(self.method, f"{reason}: use {use}", cuts=True))
 
     def _own_remedy(self, most: int) -> list[str]:
         if self.method.planning is None or self.method.planning.cut is None or self.pieces == 1:

@@ -32,14 +32,14 @@ from stretto.replicas.resume_check import refuse_other
 from stretto.runtime.process_memory import most_held
 from stretto.stage.interpreter import Interpreter, Profile
 from stretto.stage.precision import Precision
-from stretto.stage.trainer_arguments import StageLike, check_kinds, check_mesh, check_recompute
+from stretto.stage.trainer_arguments import StageLike, check_kinds, check_mesh, check_number, check_recompute
 from stretto.stage.trainer_specification import Specification
 from stretto.tracing import Recording
 from stretto.tracing.pauses import PAUSE
 from stretto.trackers.tracker import RunDescription, Tracker
 from stretto.trainer.backend import State, find_backend
 from stretto.trainer.build import Construction
-from stretto.trainer.chosen_method import chosen_method
+from stretto.trainer.chosen_method import chosen_method, refuse_hidden_norms
 from stretto.trainer.early_stop import EarlyStop
 from stretto.trainer.feed import Needs
 from stretto.trainer.fit import Callback, FitArguments, FitLoop, Log
@@ -144,28 +144,30 @@ class Trainer:
         self._backend = find_backend(timeout, mesh)
         with self._backend.together():
             check_kinds(stages, loss, scheduler, heads, workers, seed, clip)
+            stages = list(stages)
+            check_number(stages, workers)
             sync = find_sync(sync)
             check_mesh(mesh, sync)
-            method = chosen_method(method, optimizer, list(stages))
-            with explained(method):
-                sync.check(method, precision)
-                check_recompute(recompute, mesh)
-                self.specification = Specification(
-                    method=method,
-                    loss=understand(loss),
-                    optimizer=optimizer,
-                    scheduler=scheduler,
-                    clip=clip,
-                    precision=Precision(precision),
-                    device=self._backend.device(device),
-                    seed=seed,
-                    mesh=mesh,
-                    sync=sync,
-                    recompute=recompute,
-                )
+            check_recompute(recompute, mesh)
+            self.specification = Specification(
+                method=chosen_method(method, optimizer, stages),
+                loss=understand(loss),
+                optimizer=optimizer,
+                scheduler=scheduler,
+                clip=clip,
+                precision=Precision(precision),
+                device=self._backend.device(device),
+                seed=seed,
+                mesh=mesh,
+                sync=sync,
+                recompute=recompute,
+            )
+            with explained(self.method):
+                sync.check(self.method, precision)
                 built = Construction(
                     self.specification, self._backend, stages, example=example, heads=heads, workers=workers
                 )
+                refuse_hidden_norms(self.method, built.schedule.per_turn, built.stages)
         self.stages, self.heads = built.stages, built.heads
         self.schedule, self.rules = built.schedule, built.rules
         self.lag, self.placement = built.lag, built.placement
