@@ -20,20 +20,22 @@ def divided() -> stretto.Method:
 
 
 def cells() -> tuple[Cell, ...]:
-    """The reference of study 1 again, then the ideas."""
-    plain = depth.STUDY.cell("1 stage, AdamW, none")
+    """The reference of study 1 again, then the ideas, then what was added for the advice."""
+    plain, momentum = (depth.STUDY.cell(f"1 stage, {optimizer}, none") for optimizer in ("AdamW", "SGD"))
     return (
         plain,
         _cell(f"32 stages, AdamW, PACI({FINER})", f"paci(every={FINER})", plain),
         _cell("2 stages, AdamW, 2BW", "pipedream-2bw", plain, stages=2),
         _cell("32 stages, AdamW, stash, rates / delay", "depth_ideas:divided", plain),
         _cell("32 stages, AdamW, stash, no momentum", "pipedream", plain, options={"betas": (0.0, 0.99)}),
+        momentum,
+        _cell("2 stages, SGD, 2BW", "pipedream-2bw", momentum, stages=2),
     )
 
 
 def _cell(name: str, method: str, reference: Cell, *, stages: int = 32, **settings: object) -> Cell:
     settings["stages"] = stages
-    return Cell(name, method, "AdamW", reference.rates, reference.steps, settings, reference=reference.name)
+    return Cell(name, method, reference.optimizer, reference.rates, reference.steps, settings, reference=reference.name)
 
 
 ALL = cells()
