@@ -124,7 +124,10 @@ def test_the_json_of_runs_that_diverge(capsys):
     assert main(["train", *SMALL, "--lr", "1e12", "--json"]) == 1, "a single run that diverged has failed"
     out, err = capsys.readouterr()
     assert strict(out)["status"] == "diverged"
-    assert "try a smaller --lr" in err
+    assert err.endswith("try a smaller --lr\n")
+    assert main(["train", *SMALL, "--lr", "1e12", "--method", "pb", "--out", "old"]) == 1
+    said = "try a smaller --lr, as gradients 4 updates old bear smaller rates than new ones, or --method pipedream-2bw"
+    assert said in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("plain_pages")

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from stretto.methods import Method
     from stretto.runtime.launch import LaunchSettings
     from stretto.study.prepare import Prepared
+    from stretto.trainer.trainer import Trainer
 
 PATIENCE = 600.0  # seconds that workers wait for each other unless said otherwise
 TRACE = "trace.pftrace"  # in the folder of a run whose operations are recorded
@@ -282,10 +283,21 @@ def tell_result(
         output.say(in_words(result))
     if result["status"] == "diverged":
         at_once = "look for NaN in the data and in the loss function, or " if result["steps"] == 1 else ""
-        reason = f"the loss was not finite after step {result['steps']}: {at_once}try a smaller --lr"
-        print(f"stretto: {reason}", file=sys.stderr)
+        remedy = f"{at_once}try a smaller --lr{remedies_of_delay(prepared.trainer)}"
+        print(f"stretto: the loss was not finite after step {result['steps']}: {remedy}", file=sys.stderr)
         return 1
     return 0
+
+
+def remedies_of_delay(trainer: "Trainer") -> str:
+    """What else may help a run that diverged whose gradients are more than one update old."""
+    oldest = max(trainer.method.delays(trainer.schedule).steady)
+    if oldest < 2:
+        return ""
+    return (
+        f", as gradients {oldest} updates old bear smaller rates than new ones, or --method pipedream-2bw, where they "
+        "are one update old"
+    )
 
 
 @contextmanager
