@@ -1,4 +1,4 @@
-"""Three ideas for the figure that study 1 misses: finer updates, divided rates, no momentum. See rules.md."""
+"""Ideas for the two figures that study 1 misses, three for each. See rules.md."""
 
 from dataclasses import replace
 
@@ -9,6 +9,7 @@ import stretto
 
 FINER = 8  # micro-batches of an update: two examples each
 NEVER = 10**9  # updates until rates are no longer divided
+FEW, LAST = 60, 90  # synchronous updates at the beginning, or at the end
 
 
 def divided() -> stretto.Method:
@@ -21,7 +22,7 @@ def divided() -> stretto.Method:
 
 def cells() -> tuple[Cell, ...]:
     """The reference of study 1 again, then the ideas, then what was added for the advice."""
-    plain, momentum = (depth.STUDY.cell(f"1 stage, {optimizer}, none") for optimizer in ("AdamW", "SGD"))
+    plain, momentum, muon = (depth.STUDY.cell(f"1 stage, {name}, none") for name in ("AdamW", "SGD", "Muon"))
     return (
         plain,
         _cell(f"32 stages, AdamW, PACI({FINER})", f"paci(every={FINER})", plain),
@@ -30,6 +31,18 @@ def cells() -> tuple[Cell, ...]:
         _cell("32 stages, AdamW, stash, no momentum", "pipedream", plain, options={"betas": (0.0, 0.99)}),
         momentum,
         _cell("2 stages, SGD, 2BW", "pipedream-2bw", momentum, stages=2),
+        muon,
+        _cell("2 stages, Muon, 2BW, feedback 1.5", "pipedream-2bw(feedback=1.5)", muon, stages=2),
+        *(
+            _cell(
+                f"2 stages, Muon, 2BW, feedback 1, {name}",
+                f"pipedream-2bw(feedback=1, {option})",
+                muon,
+                stages=2,
+                advises=False,
+            )
+            for name, option in (("warm-up", f"warmup={FEW}"), ("finish", f"finish={depth.STEPS - LAST}"))
+        ),
     )
 
 
@@ -64,6 +77,12 @@ STUDY = Study(
             ("2 stages, AdamW, 2BW",),
             1.3,
             1.15,
+        ),
+        Claim(
+            "Delay 1 with Muon and feedback: the last test loss at most 0.5 % above that without delay",
+            "gap",
+            tuple(cell.name for cell in ALL if cell.name.startswith("2 stages, Muon")),
+            0.5,
         ),
     ),
     answer=(

@@ -29,14 +29,14 @@ def entries(
     """What a study found of each cell that has losses of its own or old gradients; `network` is its name in messages.
 
     `stages` is on how many all cells train, where their settings do not say it. `where` leaves only cells with these
-    settings. Cells that are not finished, or diverged, are left out, and so are methods of a file's own and cells with
-    options of the optimizer. A cell that is shown beside another one counts against that. Of several cells of one
+    settings. Cells that are not finished, or diverged, are left out, and so are methods of a file's own, cells with
+    options of the optimizer, and those whose settings say `advises=False`. A cell that is shown beside another one counts against that. Of several cells of one
     method the last one counts, a control.
     """
     rows = {}
     for cell in study.cells:
         there = (where or {}).items() <= cell.settings.items()
-        if not there or ":" in cell.method or "options" in cell.settings:
+        if not there or ":" in cell.method or "options" in cell.settings or not cell.settings.get("advises", True):
             continue
         chosen = stretto.method(cell.method)
         against = study.cell(cell.beside or cell.reference or cell.name)
