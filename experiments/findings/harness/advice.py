@@ -30,8 +30,8 @@ def entries(
 
     `stages` is on how many all cells train, where their settings do not say it. `where` leaves only cells with these
     settings. Cells that are not finished, or diverged, are left out, and so are methods of a file's own, cells with
-    options of the optimizer, and those whose settings say `advises=False`. A cell that is shown beside another one counts against that. Of several cells of one
-    method the last one counts, a control.
+    options of the optimizer, and those whose settings say `advises=False`. A cell that is shown beside another one
+    counts against that. Of several cells of one method the last one counts, a control.
     """
     rows = {}
     for cell in study.cells:
