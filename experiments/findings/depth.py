@@ -233,8 +233,8 @@ STUDY = Study(
         "difference that three seeds show at 32 stages; T1 + T2 ends higher than the PB clock alone. Rates of 32 "
         "stages were chosen after 225 steps, when losses had hardly left that of byte frequencies: differences of a "
         "few percent between cures may be those of their rates. Under Muon one update of delay raises the last loss "
-        "by 10 %, and with feedback by 5 %; three seeds do not tell the two apart. [Three more "
-        "ideas](../depth_ideas/README.md) did not keep up either.",
+        "by 10 %, and with feedback by 5 %; three seeds do not tell the two apart. [Three more ideas for "
+        "each](../depth_ideas/README.md) did not keep up either; a synchronous warm-up brings Muon's to 1.8 %.",
         "**What delay takes away are the large rates.** Up to a rate of 0.003 Muon is where it is without the delay "
         "of one update (first rung: 2.80 without, 2.83 with it, 2.80 with feedback); at 0.027, its best without "
         "delay, it comes to 2.61, 2.81 and 2.69. At 32 stages AdamW stays near 3.34, the loss of byte frequencies "
