@@ -1,5 +1,6 @@
 """The compiled kernel is the same functions as the one in Python, and gives the same times."""
 
+import pickle
 import random
 
 import numpy as np
@@ -34,3 +35,27 @@ def test_without_numba_the_same_functions_run_as_they_stand(monkeypatch):
     monkeypatch.setattr(run_kernel, "MIN_ACTIONS", 0)
     schedule, rules = random_plan(random.Random(1))
     assert simulate(schedule, rules, 3).makespan > 0
+
+
+@pytest.mark.slow  # compiles twice
+@pytest.mark.skipif(not NUMBA, reason="numba, an optional extra, is not installed: it keeps nothing")
+def test_what_an_older_kernel_left_is_compiled_anew(monkeypatch, tmp_path):
+    import numba
+
+    monkeypatch.setattr(run_kernel, "MIN_ACTIONS", 0)
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
+    schedule, rules = random_plan(random.Random(1))
+
+    def simulated():
+        run_kernel.compiled.cache_clear()
+        return simulate(schedule, rules, 4, lambda a: 0.1 * len(str(a))).outcome
+
+    try:
+        first = simulated()
+        (index,) = tmp_path.rglob("kernel.run-*.nbi")
+        version = pickle.dumps(pickle.loads(index.read_bytes()))
+        index.write_bytes(version + b"(S'stamp'\ncstretto.simulate.kernel\nProgramOfOld\nt.")
+        assert np.array_equal(simulated().starts, first.starts)
+        assert b"ProgramOfOld" not in index.read_bytes()
+    finally:
+        run_kernel.compiled.cache_clear()

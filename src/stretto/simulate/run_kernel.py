@@ -3,6 +3,7 @@
 import importlib.util
 import sys
 from functools import cache
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -17,7 +18,11 @@ def run(program: TurnProgram, state: State, actions: int) -> tuple[State, int]:
     """Run the kernel: the state with all times, and how many of `actions` actions ran; fewer than all is a deadlock."""
     fast = compiled() if actions >= MIN_ACTIONS else None
     if fast is not None:
-        return state, int(fast.run(program, state))
+        try:
+            return state, int(fast.run(program, state))
+        except AttributeError:  # numba reads what an older kernel left, names and all, before it asks how old that is
+            forget_compiled(fast)
+            return state, int(fast.run(program, state))
     lists = State(*map(as_list, state))  # loops over lists take a third of the time of loops over arrays
     return lists, kernel.run(TurnProgram(*map(as_list, program)), lists)
 
@@ -25,6 +30,15 @@ def run(program: TurnProgram, state: State, actions: int) -> tuple[State, int]:
 def as_list(value: Any) -> Any:
     """An array as a list; a number unchanged."""
     return value.tolist() if hasattr(value, "tolist") else value
+
+
+def forget_compiled(module: ModuleType) -> None:
+    """Remove what numba keeps of the kernel on this machine; the next call compiles."""
+    import numba
+
+    for index in Path(module.run.stats.cache_path).glob("kernel.run-*.nbi"):
+        index.unlink(missing_ok=True)
+    module.run = numba.njit(cache=True)(module.run.py_func)  # type: ignore[attr-defined]
 
 
 @cache
