@@ -228,7 +228,7 @@ def test_a_cell_is_trained_again(harness, study, tmp_path, capsys, monkeypatch):
     assert "within the interval" in capsys.readouterr().out
     assert harness.again.train_again(study, store, "late", [90], None) == 1
     assert len(harness.store.Store(tmp_path / "again.jsonl").read()) == 4
-    (wild,) = [run for run in store.read().values() if run["cell"] == "late"][-1:]
+    wild = next(run for run in store.read().values() if run["cell"] == "late")
     monkeypatch.setattr(harness.again, "make_run", lambda *_: {**wild, "diverged": 6})
     assert harness.again.train_again(study, store, "late", [0], None) == 1
     assert "diverged at step 6, outside" in capsys.readouterr().out

@@ -81,8 +81,8 @@ def _claims(study: Study, methods: Chosen, runs: Records, launches: Records) -> 
     """The figure, and what the same setting comes to over other links."""
     rows = ["| figure | verdict | way and times as soon |", "|---|---|---|"]
     letter, processes, fixed = CLAIMED
-    others = [link for link in LINKS if link != fixed]
-    for link in (fixed, *others):
+    text = f"the best asynchronous or local way at least {TIMES} times as soon as every synchronous one"
+    for link in (fixed, *(link for link in LINKS if link != fixed)):
         place = Place(letter, processes, link)
         times = _times(study, runs, _timed(study, methods, launches, place), place)
         ours = _best(times, synchronous=False, complete=len(methods))
@@ -90,7 +90,6 @@ def _claims(study: Study, methods: Chosen, runs: Records, launches: Records) -> 
         verdict, told = "not finished", ""
         if ours is not None and len(theirs) == len(SYNCHRONOUS):
             verdict, told = _judged(study, runs, ours, theirs, place)
-        text = f"the best asynchronous or local way at least {TIMES} times as soon as every synchronous one"
         rows.append(f"| {place}: {text if link == fixed else 'the same, no figure'} | **{verdict}** | {told} |")
     return "\n".join(rows) + "\n"
 

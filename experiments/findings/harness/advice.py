@@ -111,9 +111,12 @@ def table(found: Sequence[Finding]) -> str:
         best = finding_for(word, optimizer, stages, same)
         name = f"**`{best.method}`**" if finding_for(word, optimizer, stages, found) == best else f"`{best.method}`"
         others = sorted((each for each in same if each is not best), key=lambda each: each.gap)
+        depth = str(stages)
+        if any_depth:
+            depth = "any other" if len(tried) > len(same) else "any"
         told = (
-            f'`"{word}"`', optimizer, ("any other" if len(tried) > len(same) else "any") if any_depth else str(stages),
-            network, name, best.spread, percent(best), f"{best.memory:.1f}", beside(best, others),
+            f'`"{word}"`', optimizer, depth, network, name, best.spread, percent(best), f"{best.memory:.1f}",
+            beside(best, others),
         )  # fmt: skip
         lines.append(f"| {' | '.join(told)} |")
     return "\n".join(lines) + "\n"

@@ -38,8 +38,9 @@ def choose(settings: CompareSettings) -> ChosenMethods:
         return ChosenMethods(resolved, {})
     resolved = resolve(replace(settings, methods=named or (BASELINE,)))
     advice, behaviors = advice_in(settings, resolved), dict[str, Any]()
+    advised = by_name(advice)
     for name in resolved.methods if named else ():
-        with explained(by_name(advice).get(name, method(name))):
+        with explained(advised.get(name, method(name))):
             behaviors[name] = behavior(attempt(resolved, name))
     added, left_out = others(resolved, behaviors)
     if not named and not added:
@@ -103,14 +104,14 @@ def in_order(asked: tuple[str, ...], advice: Mapping[str, Method], added: list[s
 
     What "async" and "local" stand for counts once.
     """
-    left = set(by_name(advice))
+    advised, yielded = by_name(advice), set[str]()
     for name in asked:
         if name == ALL:
             yield from added
             continue
         chosen = str(advice.get(name) or written(name))
-        if chosen in left or chosen not in by_name(advice):
-            left.discard(chosen)
+        if chosen not in advised or chosen not in yielded:
+            yielded.add(chosen)
             yield chosen
 
 

@@ -20,7 +20,7 @@ def chosen_method(asked: str | Method, optimizer: Callable[..., Any], stages: Se
 
 def settled(asked: str | Method, optimizer: str, stages: Sequence[Any]) -> Method:
     """The method, under an optimizer of this name: what `advised` says of these stages."""
-    return advised(asked, optimizer, max(1, len(stages)), whole=has_batch_norm(stages))
+    return advised(asked, optimizer, len(stages), whole=has_batch_norm(stages))
 
 
 def refuse_hidden_norms(chosen: Method, pieces: int, stages: Sequence[Any]) -> None:
