@@ -18,6 +18,8 @@ from pages import write_files
 from runtime.processes import start
 from stretto.cli import main
 
+pytestmark = pytest.mark.docs
+
 ROOT = Path(__file__).parent.parent
 METHOD_PAGES = ROOT / "docs" / "methods"
 FENCED = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)

@@ -20,6 +20,8 @@ from torch import nn
 from stretto.cli import main
 from stretto.options.import_object import import_object
 
+pytestmark = pytest.mark.docs
+
 EXAMPLES = Path(__file__).parent.parent / "examples"
 PROJECTS = ("fashion", "llama", "series")
 FEW = ["--steps", "3", "--batch-size", "8", "--evaluations", "2", "--json", "--out", "run"]

@@ -16,6 +16,8 @@ from pages import write_files
 from pairwise import slow_where
 from stretto.cli import main
 
+pytestmark = pytest.mark.docs
+
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 PAGES = [

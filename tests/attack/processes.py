@@ -1,6 +1,6 @@
 """Random configurations on two to four real processes, against emulation of the same on one: equal to the last bit.
 
-Processes are started once and train one case after the other (`attack.reference.pool`). What processes may add up in
+Processes are started once and train one case after the other (`runtime.worlds`). What processes may add up in
 another order than one process (`Mesh(tensor=2)`, three replicas, torch's FSDP2) is compared to 1e-9.
 """
 
@@ -15,13 +15,11 @@ import torch
 import stretto
 from attack.protocol import Outcome
 from attack.reference import choices, networks
-from attack.reference.pool import Pool, PoolError
+from runtime import worlds
 
 SHARE = 4
 LIMIT = 300.0
-REST = 25  # cases after which processes are started afresh: a Trainer leaves threads and sockets in its process
 STEPS = 9
-pools: dict[int, Pool] = {}
 
 
 class Case:
@@ -169,26 +167,14 @@ def attack(seed):
     here = Case(seed)
     passed = f"{here.processes} processes"
     try:
-        pool = rested(here.processes)
         with tempfile.TemporaryDirectory() as folder:
-            found = pool.do("attack.processes:train", seed, f"{folder}/many", seconds=200)
+            found = worlds.do(here.processes, "attack.processes:train", seed, f"{folder}/many", seconds=200)
             order = found[0][2]
             wanted = train(seed, f"{folder}/alone", order)
         failure = difference(here, found, wanted)
-    except PoolError as error:
-        pools.pop(here.processes).end()
+    except worlds.WorldError as error:
         failure = str(error)
-    except BaseException:
-        pools.pop(here.processes).end()
-        raise
     return Outcome(str(here), failure, passed)
-
-
-def rested(size):
-    """The pool of so many processes; a new one where there is none, or where it has done enough."""
-    if size in pools and pools[size].done >= REST:
-        pools.pop(size).end()
-    return pools.get(size) or pools.setdefault(size, Pool(size))
 
 
 def difference(here, found, wanted):

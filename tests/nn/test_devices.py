@@ -45,7 +45,7 @@ def alone(tmp_path_factory):
         ("single_generator",), ("recorded",), ("split_by_time",), ("early_reuse",), ("on_a_stream",), ("bf16",),
         ("saved", folder / "device"), ("resumed", folder / "cpu"), ("peak_memory",),
     ]  # fmt: skip
-    (results,) = launch(1, "runtime.on_stand_in:each", calls)
+    (results,) = launch(1, "runtime.on_stand_in:each", calls, own=True)
     return folder, {name: result for (name, *_), result in zip(calls, results, strict=True)}
 
 
@@ -137,7 +137,7 @@ def test_a_checkpoint_of_the_cpu_goes_on_on_a_device(alone, results):
 )
 def test_two_processes_of_one_device_each(link):
     calls = [("train_all", RUNS[1:4]), ("script", "tied", "pb"), ("script", "shapes_that_change", "pb")]
-    told = launch(2, "runtime.on_stand_in:each", calls, link)
+    told = launch(2, "runtime.on_stand_in:each", calls, link, own=True)
     for number, (method, options) in enumerate(RUNS[1:4]):
         losses, weights, evaluated = scripts.train(method, workers=2, device="cpu", **options)
         for (results, _), *_ in told:
@@ -153,7 +153,7 @@ def test_two_processes_of_one_device_each(link):
 
 
 def test_replicas():
-    told = launch(2, "runtime.on_stand_in:each", [("train_replicas", REPLICAS)])
+    told = launch(2, "runtime.on_stand_in:each", [("train_replicas", REPLICAS)], own=True)
     for number, (method, mesh, options) in enumerate(REPLICAS):
         on_cpu = replicated.train(method, mesh, device="cpu", **options)
         assert told[0][0][0][number][0] == on_cpu[0], method

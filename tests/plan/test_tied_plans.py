@@ -86,7 +86,7 @@ def test_memory_of_one_process_is_what_torch_s_allocator_gave(costs, name, optim
 )
 def test_memory_of_two_processes_is_what_torch_s_allocator_gave(costs, name, optimizer):
     """The borrower has the weight of its modules, the version that it computes with, and gradients on their way."""
-    measured = launch(2, "runtime.measured_memory:peak", name, optimizer)
+    measured = launch(2, "runtime.measured_memory:peak", name, optimizer, own=True)
     assert told(costs, name, optimizer, 2) == pytest.approx(measured, rel=0.025)
 
 

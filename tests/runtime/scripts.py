@@ -5,6 +5,7 @@ import os
 import random
 import time
 from functools import partial
+from unittest import mock
 
 import torch
 from torch import nn
@@ -259,8 +260,8 @@ def between_devices(function, *args):
     """Call a function here with values that go as between devices, through gloo."""
     from stretto.trainer import distributed
 
-    distributed.backend_between = lambda group, device: "gloo"
-    return globals()[function](*args)
+    with mock.patch.object(distributed, "backend_between", return_value="gloo"):
+        return globals()[function](*args)
 
 
 def read_only(method, tied=False, **options):

@@ -9,6 +9,6 @@ def test_what_was_sent_arrives_though_its_sender_has_been_given_up():
 
 def test_rare_values_leave_no_memory_behind():
     sizes = [40_000, 40_000, 10, 90_000]
-    (_, sender), (sums, receiver) = launch(2, "runtime.posting:rare", sizes, timeout=60)
+    (_, sender), (sums, receiver) = launch(2, "runtime.posting:rare", sizes, timeout=60, own=True)
     assert sums == sizes
     assert max(sender, receiver) < 40_000
