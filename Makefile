@@ -1,9 +1,10 @@
 # make setup   .venv with locked dependencies      make demo    compare four methods on real data, write a report
-# make test    the tests, but for slow ones        make lint    linters and type checker
-# make test-all   the slow tests, too
+# make test    the quick tests, in minutes         make lint    linters and type checker
+# make test-all   all tests, with many random examples     make test-rest   those of them that make test leaves out
+# make costs   the quick tests, whose costs become the budget (tests/README.md)
 # make test-versions   the tests on CPython 3.11 to 3.13 with the oldest and the newest torch, and a table (by hand)
 # make bench   the benchmarks (slow, by hand)      make lock    pin what .venv holds now
-# make docs    the site, into build/site; strict    make drawings    its drawings and charts anew
+# make docs    the site, strictly, and its tests     make drawings    its drawings and charts anew
 # make wheel   wheel and source archive, into dist
 # make gpu     every check and figure that needs a GPU; exit status 2 where there is none
 # make attack BUDGET=10   random attacks for ten minutes, counted in tests/attack/counts.json
@@ -15,10 +16,12 @@ DOCS_BIN := .venv-docs/bin
 DOCS_READY := .venv-docs/.ready
 TOX := .tox/.tox/bin/tox
 # The tests train many small networks, one thread each; three at a time, for some wait for processes that they start.
-# A file's tests run in one process: what they share is made once.
-TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
+# A file's tests run in one process: what they share is made once. Who forbids bytecode would compile all in each process.
+TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=
+TEST := $(TEST_ENV) $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+MANY := --hypothesis-profile=many
 
-.PHONY: setup demo test test-all test-versions lint bench gpu attack docs drawings wheel lock docs-lock clean
+.PHONY: setup demo test test-all test-rest costs test-versions lint bench gpu attack docs drawings wheel lock docs-lock clean
 
 BUDGET ?= 10
 
@@ -36,10 +39,17 @@ demo: $(READY)
 	$(BIN)/stretto compare --out demo
 
 test: $(READY)
-	$(TEST_ENV) $(BIN)/python -m pytest -n 3 --dist loadfile
+	$(TEST) $(ARGS)
 
 test-all: $(READY)
-	$(TEST_ENV) $(BIN)/python -m pytest -n 3 -m ""
+	$(TEST) -m "" $(MANY) $(ARGS)
+
+test-rest: $(READY)
+	$(TEST) -m "slow or docs or hypothesis" $(MANY) $(ARGS)
+
+costs: $(READY)
+	$(TEST) --keep-costs --costs build/costs.json
+	$(BIN)/python tests/costs.py build/costs.json
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -66,8 +76,9 @@ attack: $(READY)
 
 # The generator has an environment of its own. Pages are read from the sources without importing them: no torch is needed.
 # Not --quiet, which also hides warnings from --strict. The variable leaves out an announcement that docs/design.md has.
-docs: $(DOCS_READY)
+docs: $(DOCS_READY) $(READY)
 	NO_MKDOCS_2_WARNING=1 $(DOCS_BIN)/mkdocs build --strict
+	$(TEST) -m docs $(ARGS)
 	@echo "build/site/index.html; with search: $(PYTHON) -m http.server -d build/site"
 
 $(DOCS_READY): requirements-docs.lock

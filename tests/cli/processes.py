@@ -18,14 +18,14 @@ def start(words, folder, *, launcher=("-m", "stretto")):
 
 def short(folder):
     """A short name of a folder: sockets have little room for theirs."""
-    link = Path(tempfile.mkdtemp(dir=links().name)) / "t"
+    link = Path(tempfile.mkdtemp(dir=links())) / "t"
     link.symlink_to(folder)
     return str(link)
 
 
 @functools.cache
 def links():
-    return tempfile.TemporaryDirectory()
+    return tempfile.mkdtemp(prefix="links-")  # it goes with all that tests leave (leftovers.py)
 
 
 def wait_for(condition, process, seconds=60):

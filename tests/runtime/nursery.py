@@ -22,6 +22,8 @@ import tempfile
 from pathlib import Path
 from unittest import mock
 
+import costs
+import missing_extras
 from stretto.processes import fork_server
 
 IMPORTED = (
@@ -40,6 +42,7 @@ IMPORTED = (
     "stretto.study",
 )
 
+TESTS = str(Path(__file__).parents[1])
 NEW_NETWORK = 0x40000000  # CLONE_NEWNET in <linux/sched.h>
 
 
@@ -55,8 +58,9 @@ class Forked:
         self._status = os.open(self._place / "status", os.O_RDWR)
         request = {"words": command[1:], "environment": environment, "place": self._folder.name,
                    "folder": str(Path(folder).absolute()), "session": session, "network": network}  # fmt: skip
-        nursery().write(json.dumps(request).encode() + b"\n")
-        nursery().flush()
+        costs.count("processes")
+        nursery().stdin.write(json.dumps(request).encode() + b"\n")
+        nursery().stdin.flush()
         self.pid = self._read()
 
     def _read(self):
@@ -94,13 +98,24 @@ class Forked:
 
 @functools.cache
 def nursery():
-    """Where requests are written; it is started with the first."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    """The one process, which is started with the first request, and reads them from its stdin."""
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join([TESTS, os.environ.get("PYTHONPATH", "")]),
+    }
+    environment.pop(costs.FOLDER, None)  # its forks have it back from the process that asks for them
     process = subprocess.Popen(
         [sys.executable, __file__], stdin=subprocess.PIPE, env=environment, start_new_session=True
     )
-    atexit.register(process.communicate)  # it ends when nothing more can come
-    return process.stdin
+    atexit.register(process.communicate)
+    return process
+
+
+def close():
+    """Let the nursery end: nothing more can come. It waits for the processes that it has forked."""
+    if nursery.cache_info().currsize:
+        nursery().stdin.close()
 
 
 def serve():
@@ -184,6 +199,10 @@ if __name__ == "__main__":
     for name in IMPORTED:
         __import__(name)
     assert len(list(Path("/proc/self/task").glob("*"))) <= 1, "a thread would be missing in a fork"
+    sys.path.remove(TESTS)  # no fork finds what is there unless it is asked to
+    costs.count_processes()
+    costs.count_steps()
+    missing_extras.note_lacks()
     gc.freeze()  # a fork that ends looks at these no more
     wanted = serve()
     if wanted is not None:

@@ -53,6 +53,12 @@ def do(size, target, *args, seconds=120.0):
         raise
 
 
+def end_all():
+    """No world is left."""
+    for size in list(worlds):
+        worlds.pop(size).end()
+
+
 def reserved_port():
     """A socket that keeps its port from everybody but those who listen on it by its number, and that number."""
     keeper = socket.socket()

@@ -1,0 +1,96 @@
+"""What needs a package that is not installed is skipped, by name: every package but those of a plain installation."""
+
+from importlib.util import find_spec
+
+import pytest
+
+import costs
+
+PACKAGES = {  # by the name under which a package is imported: how it is installed
+    "PIL": "stretto[images]",
+    "accelerate": "stretto[transformers]",
+    "altair": "stretto[report]",
+    "datasets": "stretto[saved]",
+    "jinja2": "stretto[report]",
+    "lightning": "stretto[lightning]",
+    "mlflow": "mlflow-skinny",
+    "numba": "stretto[fast]",
+    "optuna": "stretto[sweep]",
+    "peft": "peft",
+    "perfetto": "stretto[trace]",
+    "sacrebleu": "stretto[translation]",
+    "scipy": "scipy",
+    "simpy": "simpy",
+    "sklearn": "scikit-learn",
+    "tensorboard": "tensorboard",
+    "tokenizers": "stretto[text]",
+    "transformers": "stretto[transformers]",
+    "vl_convert": "stretto[report]",
+    "wandb": "wandb",
+    "yaml": "pyyaml",
+}
+NOTED = "lacking"  # the file to which each lack adds a byte, also in forks
+
+
+def note_lacks():
+    """Note in this process and its forks when Stretto misses a package of an extra."""
+    from stretto.options import extras
+
+    missing = extras.missing
+
+    def noted(extra):
+        lacking = missing(extra)
+        if lacking:
+            costs.count(NOTED)
+        return lacking
+
+    extras.missing = noted
+
+
+class Missing:
+    """Turns failures for want of a package into skipped tests, in this process of pytest."""
+
+    def __init__(self, folder):
+        self.noted, self.before = folder / NOTED, 0
+        self.noted.touch()
+        note_lacks()
+
+    def pytest_runtest_setup(self):
+        self.before = self.noted.stat().st_size
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self, item, call):
+        report = yield
+        if report.failed:
+            self._judge(report, call.excinfo, item)
+        return report
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_make_collect_report(self, collector):
+        report = yield
+        if report.failed and isinstance(collector, pytest.Module):
+            text = str(report.longrepr)
+            for name in lacking():
+                if f"No module named '{name}" in text:
+                    skip(report, collector.path, name)
+        return report
+
+    def _judge(self, report, raised, item):
+        wanted = getattr(raised.value, "name", None) if raised.errisinstance(ImportError) else None
+        name = (wanted or "").partition(".")[0]
+        if name in lacking():
+            skip(report, item.path, name)
+        elif self.noted.stat().st_size > self.before:
+            skip(report, item.path, *lacking())
+
+
+def lacking():
+    """The packages that are not installed."""
+    return [name for name in PACKAGES if find_spec(name) is None]
+
+
+def skip(report, path, *names):
+    """Say so instead of failing."""
+    how = " or ".join(f'pip install "{PACKAGES[name]}"' for name in names[:1])
+    report.outcome = "skipped"
+    report.longrepr = (str(path), 0, f"Skipped: needs {', '.join(names)}, not installed here ({how})")
