@@ -4,6 +4,8 @@ from itertools import combinations, product
 
 import pytest
 
+ParameterSet = type(pytest.param())
+
 
 def pairwise(*axes):
     """Cases, one value of each axis, in which any two values of two axes meet: greedily few, always the same."""
@@ -24,6 +26,19 @@ def pairs(case):
 def slow_where(slow, cases):
     """All cases, of which those that `slow` is true of are slow tests."""
     return [pytest.param(case, marks=[pytest.mark.slow] * bool(slow(case))) for case in cases]
+
+
+def thinned(cases, every, first=0):
+    """All cases; but for each `every`-th one, from the `first` on, they are slow tests."""
+    params = [case if isinstance(case, ParameterSet) else pytest.param(*as_tuple(case)) for case in cases]
+    return [
+        pytest.param(*case.values, marks=[*case.marks, *[pytest.mark.slow] * (i % every != first)], id=case.id)
+        for i, case in enumerate(params)
+    ]
+
+
+def as_tuple(case):
+    return case if isinstance(case, tuple) else (case,)
 
 
 def in_turn(many, few, rounds=1, slow=0):

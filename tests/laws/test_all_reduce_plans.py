@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from collectives.paper import MODES, Paper
+from pairwise import in_turn
 from stretto.collectives import ALGORITHMS, Step, formula, plans, price, traffic
 from stretto.collectives.calls import lower
 from stretto.collectives.library.double_tree import BLOCK, MOST_BLOCKS, blocks_of
@@ -28,8 +29,9 @@ def reduced(algorithm, size, length, piece, ahead, mode, seed, per_node=None):
     return values, paper, made
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize(
+    ("algorithm", "mode"), in_turn(ALGORITHMS, list(MODES), rounds=len(MODES), slow=len(MODES) - 1)
+)
 def test_the_sum_in_pieces(algorithm, mode):
     for size in (2, 3, 4, 6, 8, 11):
         for length, piece, ahead in ((50, 4, 1), (50, 7, 2), (50, 50, 3), (5, 2, 1)):

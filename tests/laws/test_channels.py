@@ -20,7 +20,7 @@ NUMBERS = {
 }
 
 
-@pytest.mark.parametrize("share", [pytest.param(1, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("share", [pytest.param(1, marks=pytest.mark.slow), 6])
 def test_channels_equal_one_device(share):
     every = [case for strategy, number in NUMBERS.values() for case in drawn(strategy, number // share, cases)]
     results = launch(4, "laws.operator_cases:law", every)

@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn.functional import binary_cross_entropy, cross_entropy, log_softmax, mse_loss, one_hot
 
 import stretto
+from pairwise import in_turn
 from stretto import UsageError
 from stretto.losses.mean_check import is_cross_entropy, sample
 
@@ -117,19 +118,23 @@ def plainly(given, loss=plain, clip=None):
     return losses, model.state_dict()
 
 
-@pytest.mark.parametrize("clip", [None, 0.05])
-@pytest.mark.parametrize("data", [1, 2])
-@pytest.mark.parametrize("method", SYNCHRONOUS)
-def test_synchronous_methods_train_as_plain_pytorch_on_the_whole(method, data, clip):
+@pytest.mark.parametrize(
+    ("method", "axes"), in_turn(SYNCHRONOUS, [(2, 0.05), (1, None), (2, None), (1, 0.05)], rounds=4, slow=3)
+)
+def test_synchronous_methods_train_as_plain_pytorch_on_the_whole(method, axes):
+    data, clip = axes
     expected, weights = plainly(batches(4), clip=clip)
     trainer = build(counted, method, data, clip=clip)
     assert train(trainer, batches(4)) == pytest.approx(expected, abs=1e-12)
     assert_alike(trainer.gather(), weights)
 
 
-@pytest.mark.parametrize(("data", "clip"), [(1, None), (2, None), (2, 0.05)])
-@pytest.mark.parametrize("method", [*SYNCHRONOUS, *LOCAL, *DELAYED])
-def test_every_method_trains_as_if_it_were_told_the_count_beforehand(method, data, clip):
+@pytest.mark.parametrize(
+    ("method", "axes"),
+    in_turn([*SYNCHRONOUS, *LOCAL, *DELAYED], [(2, None), (1, None), (2, 0.05)], rounds=3, slow=2),
+)
+def test_every_method_trains_as_if_it_were_told_the_count_beforehand(method, axes):
+    data, clip = axes
     reference = build(told, method, data, clip=clip)
     expected = train(reference, ((x, with_count(y)) for x, y in batches(6)))
     trainer = build(counted, method, data, clip=clip)

@@ -9,7 +9,7 @@ from torch import nn
 
 import stretto
 from laws.numpy_network import Delayed, DelayedAdam, Network, train, train_delayed
-from pairwise import in_turn, pairwise
+from pairwise import in_turn, pairwise, thinned
 
 S, STEPS, BATCH = 5, 23, 12
 WIDTHS = [6, 7, 8, 7, 6, 4]
@@ -314,7 +314,7 @@ def predicting(method, rule, schedule, network, data):
     return trainer, expected
 
 
-@pytest.mark.parametrize(("method", "rule", "schedule"), pairwise(PREDICTED, RULES, SCHEDULES))
+@pytest.mark.parametrize(("method", "rule", "schedule"), thinned(pairwise(PREDICTED, RULES, SCHEDULES), 2))
 def test_prediction_along_the_optimizers_step_equals_the_reference(method, rule, schedule):
     """And the weight form, which takes any optimizer."""
     network, data = Network(WIDTHS), batches()
@@ -375,7 +375,7 @@ def test_a_resumed_prediction_knows_the_rates_to_come(method, schedule, tmp_path
     assert one.flush() == further.flush() == pytest.approx(other.flush(), abs=1e-12)
 
 
-@pytest.mark.parametrize("method", [*CURED, "pipedream", "pipedream-2bw", "1f1b", "paci(every=3)"])
+@pytest.mark.parametrize("method", thinned([*CURED, "pipedream", "pipedream-2bw", "1f1b", "paci(every=3)"], 3))
 def test_a_resumed_run_is_the_run_that_went_on(method, tmp_path):
     """Whatever a cure keeps of the past is in the checkpoint."""
     data = [(torch.tensor(x), torch.tensor(y)) for x, y in batches()[:17]]
@@ -410,7 +410,7 @@ CUT = [
 ]
 
 
-@pytest.mark.parametrize(("method", "behind", "every", "corrects", "until"), CUT)
+@pytest.mark.parametrize(("method", "behind", "every", "corrects", "until"), thinned(CUT, 3))
 def test_micro_batches_of_an_update(method, behind, every, corrects, until):
     """The gradient of a minibatch of `every` micro-batches, each forward at its own version, each backward now.
 

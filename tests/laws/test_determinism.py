@@ -9,6 +9,7 @@ from torch.nn.functional import cross_entropy
 
 import stretto
 from laws.networks import NETWORKS, Row, assert_equal, features, labels
+from pairwise import in_turn
 
 SGD = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
 METHODS = [
@@ -48,8 +49,7 @@ def test_placement_changes_no_bit(method):
         assert_same(train(drawing_stages(), method, batches(), workers=workers), first)
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("name", ["cnn", "transformer"])
+@pytest.mark.parametrize(("method", "name"), in_turn(METHODS, ["transformer", "cnn"], rounds=2, slow=1))
 def test_placement_changes_no_bit_of_larger_networks(name, method):
     network = NETWORKS[name]
     first, *others = (

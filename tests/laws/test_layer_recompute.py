@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 
 import stretto
 from laws.networks import assert_equal
-from pairwise import in_turn
+from pairwise import in_turn, thinned
 from stretto.errors import UsageError
 from stretto.measure.live_bytes import LiveBytes
 from stretto.nn.layer_recompute import layers_of, marked
@@ -82,7 +82,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("method", "recompute"), CASES)
+@pytest.mark.parametrize(("method", "recompute"), thinned(CASES, 2))
 def test_numbers_are_the_same_to_the_last_bit(method, recompute):
     """Dropout draws the same numbers again; running statistics are moved once."""
     (plain, losses), (again, others) = trained(method, "none", 2), trained(method, recompute, 2)

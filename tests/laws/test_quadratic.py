@@ -29,6 +29,7 @@ from laws.quadratic import (
     radius,
     trajectory,
 )
+from pairwise import in_turn, slow_where
 
 SPECTRUM = np.geomspace(1 / 1000, 1, 61)
 
@@ -93,7 +94,7 @@ def around(m, eta):
     return wide + [(1 - min(1, (1 - m) * u), eta * rate) for u, rate in product(near, near)]
 
 
-@pytest.mark.parametrize("D", OPTIMUM)
+@pytest.mark.parametrize("D", slow_where(lambda D: D > 1, OPTIMUM))
 def test_the_optimum_of_half_lives(D):
     """What the best m and eta really give; no setting far or near is better. The order is that of the table above."""
     for rule, (expected, m, eta) in OPTIMUM[D].items():
@@ -181,8 +182,7 @@ def dominant(w):
     return radius(np.array([1, *-terms]))
 
 
-@pytest.mark.parametrize("D", SETTINGS)
-@pytest.mark.parametrize("method", RULES)
+@pytest.mark.parametrize(("method", "D"), in_turn(RULES, [2, 4, 0, 16], rounds=4, slow=3))
 def test_the_trainer_descends_as_the_theory_says(method, D):
     """The recursion, update by update; its characteristic polynomial; and where one root is well ahead, the rate at
     which the recursion goes on."""
@@ -299,7 +299,10 @@ def test_the_bound_of_stability_in_theory(tau):
     assert radius(polynomial(PLAIN, tau, 0, 1 / max(tau, 1), grid)).max() < 1
 
 
-@pytest.mark.parametrize(("tau", "method"), [(0, "pb"), (1, "pipedream"), (2, "pb"), (6, "pb"), (16, "pb")])
+@pytest.mark.parametrize(
+    ("tau", "method"),
+    [(0, "pb"), (1, "pipedream"), (2, "pb"), *(pytest.param(tau, "pb", marks=pytest.mark.slow) for tau in (6, 16))],
+)
 def test_the_bound_of_stability_in_training(tau, method):
     """A tenth below it converges, a tenth above it diverges: each by about e^2, and as fast as theory says."""
     lam = bound(tau) * np.array([0.9, 1.1])

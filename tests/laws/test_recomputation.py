@@ -16,7 +16,7 @@ from laws.networks import NETWORKS, Network, assert_equal, features, labels, tra
 from laws.numpy_network import Delayed
 from laws.numpy_network import Network as NumpyNetwork
 from laws.test_delayed import assert_trains_as, batches, modules
-from pairwise import in_turn
+from pairwise import in_turn, thinned
 from stretto.errors import UsageError
 from stretto.measure import measure
 from stretto.simulate import simulate
@@ -65,7 +65,8 @@ STASHED = ["pipedream", "pipedream-2bw", "pb(stash=True)", "pb(stash=True, predi
 
 
 @pytest.mark.parametrize(
-    ("name", "network"), [*((name, "draws") for name in SYNCHRONOUS), *in_turn(SYNCHRONOUS, list(NETWORKS))]
+    ("name", "network"),
+    [*((name, "draws") for name in SYNCHRONOUS), *in_turn(SYNCHRONOUS, list(NETWORKS), slow=1)],
 )
 def test_synchronous_training_is_the_same_bit_for_bit(network, name):
     """Running statistics and counters included, which a second forward must not move."""
@@ -82,7 +83,7 @@ OTHERS = [*((name, True) for name in NETWORKS), ("draws", 1), ("tuples", 3)]
 
 
 @pytest.mark.parametrize(
-    ("name", "case"), [*((name, ("draws", True)) for name in STASHED), *in_turn(STASHED, OTHERS, rounds=2)]
+    ("name", "case"), [*((name, ("draws", True)) for name in STASHED), *in_turn(STASHED, OTHERS, rounds=2, slow=2)]
 )
 def test_training_with_kept_weights_is_the_same_bit_for_bit(name, case):
     network, recompute = case
@@ -309,7 +310,7 @@ def test_the_reference_tells_them_apart():
 RESUMED = ["pb", "pb-lwp-sc", "spectrain", "paci(every=3)", "pipedream", "gpipe", "pipemare(warmup=5, finish=17)"]
 
 
-@pytest.mark.parametrize("name", RESUMED)
+@pytest.mark.parametrize("name", thinned(RESUMED, 3))
 def test_a_resumed_run_is_the_run_that_went_on(name, tmp_path):
     data = [(torch.tensor(x), torch.tensor(y)) for x, y in batches()]
 

@@ -15,7 +15,7 @@ from torch import nn
 
 import stretto
 from checkpoint.states import assert_same
-from pairwise import slow_where
+from pairwise import slow_where, thinned
 
 METHODS = [
     "backprop", "1f1b(microbatches=3)", "zb-h1", "interleaved", "gpipe(recompute=True)", "greedy",
@@ -107,7 +107,7 @@ def go_on(trainer, data):
     return losses, apart, trainer.flush(), everything(trainer), trainer.gather(), trainer.order()
 
 
-@pytest.mark.parametrize("seed", slow_where(lambda seed: seed >= 8, range(28)))
+@pytest.mark.parametrize("seed", slow_where(lambda seed: seed >= 3, range(28)))
 def test_going_on_is_not_having_stopped(seed, tmp_path):
     case = draw(seed)
     data = batches(case["before"] + case["after"])
@@ -150,9 +150,10 @@ def saved(folder, sync, replicas, steps=5, **options):
 
 @pytest.mark.parametrize(
     ("had", "sync", "replicas"),
-    [(2, "all-reduce", 3), (3, "all-reduce", 1), (1, "all-reduce", 2), (2, "fully-shard", 3),
-     (2, "shard-optimizer", 3), (2, "local-sgd", 3),
-     (2, "diloco", 2), (1, "local-sgd", 2)],
+    thinned(
+        [(2, "all-reduce", 3), (3, "all-reduce", 1), (2, "fully-shard", 3), (1, "all-reduce", 2),
+         (2, "local-sgd", 3), (2, "shard-optimizer", 3), (2, "diloco", 2), (1, "local-sgd", 2)], 2,
+    ),
 )  # fmt: skip
 def test_replicas_that_were_alike_go_on_as_any(had, sync, replicas, tmp_path):
     """All begin as the first one was; what is asked of them from then on is what a run does that begins so."""

@@ -22,7 +22,7 @@ NUMBERS = {
 }
 
 
-@pytest.mark.parametrize("share", [pytest.param(1, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("share", [pytest.param(1, marks=pytest.mark.slow), 8])
 def test_slabs_equal_one_device(share):
     every = [case for strategy, number in NUMBERS.values() for case in drawn(strategy, number // share, cases)]
     results = launch(4, "laws.spatial_cases:law", every, timeout=300)

@@ -217,7 +217,7 @@ def test_nothing_of_it_is_plain_to_the_bit(method):
         ("paci(every=2)", {"rotate": "one-sided", "recompute": True}),
     ],
 )
-@pytest.mark.parametrize("save_at", [2, 7])
+@pytest.mark.parametrize("save_at", [2, pytest.param(7, marks=pytest.mark.slow)])
 def test_a_resumed_run_is_the_run_that_went_on(method, options, save_at, tmp_path):
     """To the bit, with float32 masters of bfloat16 weights."""
     data = [(torch.tensor(x, dtype=torch.float32), torch.tensor(y)) for x, y in batches()]

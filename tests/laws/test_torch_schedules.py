@@ -20,6 +20,7 @@ from torch.distributed.pipelining import (
     ScheduleZBVZeroBubble,
 )
 
+from pairwise import slow_where
 from stretto.errors import UsageError
 from stretto.schedule import Action, Reach, Rules, Schedule
 from stretto.schedule.library.dualpipe_v import dualpipe_v
@@ -161,7 +162,7 @@ def sizes(workers):
     return sorted({workers, *range(1, 21, 1 if workers < 5 else 3)})
 
 
-@pytest.mark.parametrize("workers", range(1, 9))
+@pytest.mark.parametrize("workers", slow_where(lambda workers: workers > 4, range(1, 9)))
 def test_zb_h1(workers):
     for M in range(1, 21):
         if M % max(1, M // workers) == 0:  # torch refuses the others
@@ -169,7 +170,7 @@ def test_zb_h1(workers):
             no_worse(zb_h1(workers, workers, M), theirs)
 
 
-@pytest.mark.parametrize("workers", range(1, 9))
+@pytest.mark.parametrize("workers", slow_where(lambda workers: workers > 4, range(1, 9)))
 def test_zb_v(workers):
     """Ours is faster where there are no more micro-batches than workers, the case torch fills in least well."""
     for M in sizes(workers):

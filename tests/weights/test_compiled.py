@@ -10,6 +10,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch.nn.functional import cross_entropy
 
 import stretto
+from pairwise import thinned
 from stretto.doctor.objections import survey
 from stretto.errors import UsageError
 from stretto.measure import layer_costs
@@ -90,7 +91,7 @@ GUARANTEED = ["backprop", "1f1b", "gpipe", "pipedream", "pipedream-2bw", "pb(sta
               "pb(predict=weight, stash=True)"]  # fmt: skip
 
 
-@pytest.mark.parametrize("method", GUARANTEED)
+@pytest.mark.parametrize("method", thinned(GUARANTEED, 3, first=1))
 def test_one_compiled_stage_among_others(method, backend):
     if method == "overlapping":  # two backwards: a graph that was compiled for one lets go of what it needs
         torch._dynamo.reset()
