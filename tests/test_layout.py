@@ -51,6 +51,7 @@ def test_the_design_names_the_groups_in_the_same_order():
     assert re.findall(r"^  (\w+)/? ", drawn, flags=re.MULTILINE) == ORDER
 
 
+@pytest.mark.slow
 def test_each_imports_only_what_stands_above_it():
     assert [upward for path in sorted(ROOT.rglob("*.py")) for upward in imports_from_below(path)] == []
 

@@ -77,6 +77,7 @@ def counts(tmp_path):
     return run
 
 
+@pytest.mark.slow
 def test_an_emulated_run_builds_one_trainer(counts):
     (counted,) = counts(*TRAIN, "--method", "overlapping(delay=1)")
     assert counted["Trainer", ""] == 1

@@ -77,6 +77,7 @@ def test_it_is_trained_as_a_function_would_be():
     assert all(torch.equal(value, function[name]) for name, value in weights("here").items())
 
 
+@pytest.mark.slow
 def test_what_it_leaves_is_a_folder_that_from_pretrained_reads():
     run = trained("out", "--workers", "2")
     names = {path.name for path in Path("out/model").iterdir()}

@@ -115,6 +115,7 @@ def test_the_weights_of_a_list_of_layers_are_named_as_in_a_sequential(capsys, cu
     assert all(name.startswith("heads.") for name in load_file("run/heads.safetensors"))
 
 
+@pytest.mark.slow
 def test_two_processes_come_to_the_same(capsys):
     alone = run(capsys, "train", *WORDS, *FEW, "--method", "1f1b", "--out", "alone", "--stages", "2", "--json")
     two = run(capsys, "train", *WORDS, *FEW, "--method", "1f1b", "--out", "two", "--stages", "2", "--workers", "2",
@@ -218,7 +219,9 @@ bandwidth = 1e18
 """
 
 
-@pytest.mark.parametrize("network", [WORDS[:-2], ["--model", "mlp", "--model-options.width", "8"]])
+@pytest.mark.parametrize(
+    "network", [WORDS[:-2], pytest.param(["--model", "mlp", "--model-options.width", "8"], marks=pytest.mark.slow)]
+)
 def test_a_simulation_on_a_cluster_is_in_seconds(capsys, network):
     """At 1 MFLOP/s the seconds are the MFLOP of one example, times the examples; a message takes half a second."""
     Path("slow.toml").write_text(SLOW)
@@ -374,6 +377,7 @@ def test_a_network_of_ones_own_needs_data(capsys):
     assert "data is missing: own.py:build" in mistake(capsys, "train", "--model", "own.py:build")
 
 
+@pytest.mark.slow
 def test_plans_with_an_optimizer_that_must_be_given_a_rate(capsys):
     Path("own.py").write_text(OWN + "\n\ndef adam(params, lr):\n    return torch.optim.AdamW(params, lr=lr)\n")
     words = ["plan", *WORDS[:-2], "--cluster", "8-a100", "--workers", "2", "--json"]

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from cluster_text import cluster_text
+from pairwise import thinned
 from stretto.cli import main
 from stretto.report import Point, Record
 from stretto.settings.runs import CompareSettings
@@ -70,7 +71,8 @@ def test_a_plan_is_written_trained_and_drawn(capsys, tmp_path, cluster):
 
 
 @pytest.mark.parametrize(
-    ("method", "workers"), [("zb-v", 2), ("looped-bfs", 2), ("chunked", 4), ("overlapping(delay=0)", 2), ("pb-lwp", 2)]
+    ("method", "workers"),
+    thinned([("zb-v", 2), ("looped-bfs", 2), ("pb-lwp", 2), ("overlapping(delay=0)", 2), ("chunked", 4)], 2),
 )
 def test_every_sort_of_plan_can_be_trained_and_drawn(capsys, tmp_path, cluster, method, workers):
     file = tmp_path / "plan.toml"
@@ -83,6 +85,7 @@ def test_every_sort_of_plan_can_be_trained_and_drawn(capsys, tmp_path, cluster, 
     assert (drawn["method"], drawn["workers"]) == (told["chosen"]["method"], told["chosen"]["pipeline"])
 
 
+@pytest.mark.slow
 def test_a_plan_in_a_v_trains_on_two_processes(capsys, tmp_path, cluster):
     file = tmp_path / "plan.toml"
     told = run(capsys, "plan", "--workers", 2, "--cluster", cluster(), "--out", file, "--methods", "zb-v",
@@ -119,6 +122,7 @@ def test_a_network_without_data_is_planned_by_its_options(capsys, tmp_path):
                                "--recompute", "none", "--sequence-parallel", "no")  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_name_of_a_model_that_trains_with_a_shape_instead_of_data(capsys, tmp_path):
     words = ("plan", "--model", "resnet", "--model-options.depth", 18, "--model-options.side", 64, "--cluster",
              "8-a100", "--workers", 2, "--methods", "backprop", "--out", tmp_path / "p.toml")  # fmt: skip
@@ -138,10 +142,11 @@ def test_a_method_that_wants_another_optimizer(capsys, cluster):
     [
         (("--pipeline", 1, "--data-parallel", 2, "--sharding", "fully-shard"), {"data": 2, "sharding": "fully-shard"}),
         (("--pipeline", "1,2", "--tensor", 2, "--data-parallel", 1), {"pipeline": 1, "tensor": 2}),
-        ((*CNN, "--space", "2,1"), {"space": [2, 1], "pipeline": 1}),
-        (
+        pytest.param((*CNN, "--space", "2,1"), {"space": [2, 1], "pipeline": 1}, marks=pytest.mark.slow),
+        pytest.param(
             (*CNN, "--space", "1,2", "1,1", "--data-parallel", 1, "--pipeline", 1, "--tensor", 1),
             {"space": [1, 2]},
+            marks=pytest.mark.slow,
         ),
         ((*CNN, "--space", 1, 2, "--space", "4,1"), {"space": [1, 2]}),
     ],
@@ -153,6 +158,7 @@ def test_one_configuration_is_priced(capsys, tmp_path, cluster, words, chosen):
     assert told["predicted_seconds"] == tomllib.loads(file.read_text())["predicted"]["seconds_per_step"] > 0
 
 
+@pytest.mark.slow
 def test_limits_in_a_file_and_limits_that_cannot_be(capsys, tmp_path, cluster):
     file, base = tmp_path / "limits.toml", ("plan", "--cluster", cluster(), "--out", tmp_path / "p.toml")
     text = 'model = "cnn"\nmodel_options.depth = 3\nworkers = 2\nmethods = "1f1b"\npipeline = [1, 2]\n'
@@ -440,6 +446,7 @@ def build():
 """
 
 
+@pytest.mark.slow
 def test_stages_are_trained_on_the_workers_of_the_plan(capsys, tmp_path, monkeypatch, cluster):
     """The fast worker is the second process that is started: it trains the first and longer stage."""
     monkeypatch.chdir(tmp_path)
@@ -485,6 +492,7 @@ def test_a_network_without_data_has_a_dtype_that_devices_know(capsys, tmp_path):
     assert told["predicted_seconds"] == named["predicted_seconds"]
 
 
+@pytest.mark.slow
 def test_an_optimizer_of_whole_layers_is_planned_without_sharing_them(capsys, tmp_path):
     words = ("--model", "transformer", "--model-options.depth", 2, "--methods", "1f1b", "--optimizer", "muon")
     words += ("--cluster", "8-a100", "--workers", 2)

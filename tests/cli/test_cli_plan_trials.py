@@ -141,6 +141,7 @@ def test_a_group_trains_in_turns_and_tells_which_of_its_processes_has_gone(tmp_p
         assert group._processes == []
 
 
+@pytest.mark.slow
 def test_a_plan_that_its_trainer_refuses_is_left_out():
     candidate = Candidate(1, Mesh(), 4096)
     trials = [

@@ -140,6 +140,7 @@ def test_a_trace_that_cannot_be_written_is_a_mistake(capsys, tmp_path):
     assert "cannot write to file/a.pftrace" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_late_messages_are_drawn_several_times(capsys, tmp_path):
     file = tmp_path / "late.toml"
     file.write_text(f"{cluster_text(workers=2)}late_share = 0.2\nlate_seconds = 0.01\n")

@@ -71,6 +71,7 @@ def test_a_dry_run_names_its_parts(capsys):
     assert tomllib.loads(wide.removeprefix("wide\n"))["model_options"]["width"] == 16
 
 
+@pytest.mark.slow
 def test_each_part_has_a_page_that_says_what_it_is_about(capsys, tmp_path):
     assert main(["compare", "many.toml", "--jobs", "1", "--methods", "greedy", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["parts"]

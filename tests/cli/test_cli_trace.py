@@ -44,6 +44,7 @@ def name_of(packet):
     return packet.track_event.name
 
 
+@pytest.mark.slow
 def test_a_traced_run_beside_its_simulation_and_its_prediction(capsys, tmp_path):
     from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace
 
@@ -104,6 +105,7 @@ def test_a_finished_run_gives_its_trace_again_if_it_has_one(capsys, tmp_path):
     assert (tmp_path / "one.pftrace").read_bytes() == (tmp_path / "two.pftrace").read_bytes()
 
 
+@pytest.mark.slow
 def test_a_trace_of_a_run_that_was_made_without_is_refused(capsys, tmp_path):
     assert main([*RUN, "--out", "run", "--quiet"]) == 0
     assert main(["report", "run", "--quiet"]) == 0

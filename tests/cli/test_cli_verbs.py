@@ -78,6 +78,7 @@ def test_compare_in_a_folder_named_after_its_settings(capsys, tmp_path):
     assert err == ""
 
 
+@pytest.mark.slow
 def test_batch_sizes_side_by_side(capsys, tmp_path):
     """Equal examples, scaled rates, a large-batch optimizer, and what was measured beside the runs."""
     small = [word for word in STUDY if word not in ("--steps", "6", "--batch-size", "32")]

@@ -109,6 +109,7 @@ def test_replicas(capsys, tmp_path):
     }
 
 
+@pytest.mark.slow
 def test_shared_weights(capsys, tmp_path):
     words = ("--method", "pb", "--tensor", "2")
     alone = train(capsys, *words, "--out", "alone")
@@ -148,6 +149,7 @@ def test_replicas_with_a_parameter_server(capsys, tmp_path):
             assert max(each["staleness"]) <= 2
 
 
+@pytest.mark.slow
 def test_under_torchrun(capsys, tmp_path):
     words = ["train", *SMALL, "--steps", "30", "--method", "1f1b", "--out", "many", "--json"]
     torchrun = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d")
@@ -299,6 +301,7 @@ def test_a_worker_that_hangs_costs_an_attempt(capsys, tmp_path):
     same_weights(tmp_path / "undisturbed", tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_sigterm_saves_and_another_number_of_workers_goes_on(capsys, tmp_path):
     words = ["train", *SMALL[:-1], "50", "--method", "1f1b", "--steps", "200", "--out", "run"]
     process, workers = started(tmp_path, [*words, "--workers", "2", "--checkpoint-every", "10000"])

@@ -38,6 +38,7 @@ def without(code, *words):
 CLI = "from stretto.cli import main; sys.exit(main(sys.argv[2:]))"
 
 
+@pytest.mark.slow
 def test_a_trainer_needs_torch_and_little_else():
     done = without(
         "import torch, stretto\n"

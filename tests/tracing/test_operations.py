@@ -150,6 +150,7 @@ def test_train_on_request(capfd, tmp_path, monkeypatch, workers):
     assert (told["first"], told["steps"]) == (6, 4)  # the first after those under the profiler
 
 
+@pytest.mark.slow
 def test_compare_on_request(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = [
