@@ -11,6 +11,7 @@ from torch.nn.functional import cross_entropy
 import stretto
 from heads.test_solo import VOCABULARY, WIDTH, batches, stages
 from laws.networks import token_loss
+from pairwise import thinned
 from runtime.scripts import same
 from stretto.errors import UsageError
 from stretto.heads import build
@@ -78,7 +79,9 @@ def by_hand(network, data, momentum, every, flush_after, classifiers):
     return losses, modules, averages, heads
 
 
-@pytest.mark.parametrize(("momentum", "every", "workers"), [(0.7, 1, None), (0.7, 3, 2), (0, 1, 3), (0.995, 2, None)])
+@pytest.mark.parametrize(
+    ("momentum", "every", "workers"), thinned([(0.7, 3, 2), (0.7, 1, None), (0, 1, 3), (0.995, 2, None)], 2)
+)
 def test_greedy_is_plain_pytorch(momentum, every, workers):
     network, data = stages(), batches(10)
     wanted, modules, averages, heads = by_hand(network, data, momentum, every, 5, [network[-1][1]] * 3)
@@ -122,7 +125,8 @@ def test_images_and_vectors_get_a_classifier_of_two_layers():
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param("overlapping", marks=pytest.mark.slow), "overlapping(delay=1)", "chunked(chunks=2)"]
+    "name",
+    thinned(["overlapping(delay=1)", "overlapping", "chunked(chunks=2)"], 3),
 )
 def test_other_local_methods_learn(name):
     data = [batches(1)[0]] * 40

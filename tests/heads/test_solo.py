@@ -10,6 +10,7 @@ from torch.nn.functional import layer_norm, linear
 
 import stretto
 from laws.networks import Attention, token_loss
+from pairwise import in_turn, thinned
 from stretto.errors import UsageError
 from stretto.heads.solo import SharedReadout, readout
 from stretto.methods import method
@@ -75,8 +76,7 @@ def by_hand(network, data, every, flush_after, hops=0):
     return modules
 
 
-@pytest.mark.parametrize("workers", [None, 2])
-@pytest.mark.parametrize("every", [1, 3])
+@pytest.mark.parametrize(("every", "workers"), in_turn([1, 3], [None, 2], rounds=2, slow=1))
 def test_greedy_is_plain_pytorch(every, workers):
     network, data = stages(), batches(12)
     wanted = by_hand(network, data, every, 6)
@@ -97,7 +97,7 @@ def test_greedy_is_plain_pytorch(every, workers):
                 assert torch.equal(a, b)
 
 
-@pytest.mark.parametrize("name", ["overlapping", "overlapping(delay=1)", "chunked(chunks=2)"])
+@pytest.mark.parametrize("name", thinned(["overlapping", "overlapping(delay=1)", "chunked(chunks=2)"], 3, first=2))
 def test_other_local_methods_learn(name):
     data = [batches(1)[0]] * 40
     trainer = stretto.Trainer(stages(), token_loss, SGD, method(name, head="solo"), example=data[0][0])

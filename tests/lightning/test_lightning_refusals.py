@@ -165,6 +165,7 @@ def test_small_batches_and_unequal_tensors_are_refused():
         fitted(StrettoStrategy("1f1b", stages=2), train=rows, limit_val_batches=0)
 
 
+@pytest.mark.slow
 def test_stretto_does_not_import_lightning_and_says_what_to_install():
     code = "import sys, stretto.trainer.trainer; print('lightning' in sys.modules)\n"
     code += "sys.modules['lightning'] = None\nfrom importlib import util\nutil.find_spec = lambda name, *_: None\n"

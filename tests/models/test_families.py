@@ -111,6 +111,7 @@ def test_a_process_keeps_what_the_paper_counts():
     assert [row.name for row in part.layers] == [row.name for row in whole.layers]
 
 
+@pytest.mark.slow
 def test_of_blocks_that_are_alike_one_is_cut():
     network, layers, inputs, whole = counted()
     assert alike(layers[1]) == alike(layers[2])
@@ -119,6 +120,7 @@ def test_of_blocks_that_are_alike_one_is_cut():
     assert published_tensor_costs(network, layers, inputs, 2, whole).layers[:-1] == each.layers
 
 
+@pytest.mark.slow
 def test_tied_weights_count_once_and_are_cut():
     network, layers, inputs, whole = counted(depth=1, tied=True, attention="fused")
     assert whole.parameters == sum(row.parameters for row in whole.layers) - 96 * H

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from pairwise import slow_where
+from pairwise import slow_where, thinned
 from stretto.data import Dataset, Split, load
 from stretto.errors import UsageError
 from stretto.measure.layer_counting import faking
@@ -83,7 +83,7 @@ NETWORKS = {
 }
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", thinned(NETWORKS, 3))
 def test_every_layer_has_a_gradient_and_no_example_sees_another(name):
     data = images(examples=4)
     model = build(name, data, **NETWORKS[name])

@@ -92,6 +92,7 @@ def total(works, kind="bytes"):
     return sum(getattr(work, kind).each for work in works)
 
 
+@pytest.mark.slow
 def test_megatrons_loss_reads_and_writes_each_logit_by_hand():
     """Forward: to float32 6 bytes, largest 4, difference 8, exponential 8, sum 4, quotient 8; backward: 8, and 6."""
     row = rows(fused=False, loss="megatron")[-1]

@@ -152,6 +152,7 @@ def test_two_processes_of_one_device_each(link):
         assert (counts.get("streams synchronized", 0) > 0) == link
 
 
+@pytest.mark.slow
 def test_replicas():
     told = launch(2, "runtime.on_stand_in:each", [("train_replicas", REPLICAS)], own=True)
     for number, (method, mesh, options) in enumerate(REPLICAS):

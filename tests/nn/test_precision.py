@@ -11,6 +11,7 @@ from torch.nn.functional import cross_entropy, mse_loss
 
 import stretto
 from laws.networks import NETWORKS
+from pairwise import thinned
 from stretto.errors import UsageError
 from stretto.methods.table import METHODS
 
@@ -152,7 +153,7 @@ FAMILIES = [*METHODS, "pb(predict=velocity, stash=True)", "pb-lwp(horizon=decaye
             "overlapping(delay=1, combine=mean)"]  # fmt: skip
 
 
-@pytest.mark.parametrize("method", FAMILIES)
+@pytest.mark.parametrize("method", thinned(FAMILIES, 3))
 def test_every_method_trains_nearly_as_in_float32(method):
     torch.manual_seed(0)
     data = batches(24, n=16)
@@ -323,7 +324,7 @@ def test_a_minibatch_that_failed_leaves_no_gradient_behind():
 # -- checkpoints ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", [*METHODS, "pb(predict=velocity, stash=True)"])
+@pytest.mark.parametrize("method", thinned([*METHODS, "pb(predict=velocity, stash=True)"], 3, first=1))
 def test_a_resumed_run_is_the_run_that_went_on(method, tmp_path):
     data = batches(10)
     optimizer = partial(torch.optim.NAdam, lr=0.01) if method == "nesterov" else SGD
@@ -391,8 +392,11 @@ def test_autocast_is_plain_autocast_bit_for_bit(method, optimizer, around):
     assert trainer.evaluate([(x, y)])["loss"] == wanted.item()
 
 
-@pytest.mark.parametrize("method", ["greedy", "overlapping", "overlapping(delay=1)", "chunked", "zb-h1",
-                                    "pipedream-2bw", "pb(predict=weight, stash=True)", "nesterov"])  # fmt: skip
+@pytest.mark.parametrize(
+    "method",
+    thinned(["greedy", "overlapping", "overlapping(delay=1)", "chunked", "zb-h1", "pipedream-2bw",
+             "pb(predict=weight, stash=True)", "nesterov"], 2),
+)  # fmt: skip
 def test_other_methods_train_under_autocast(method):
     data = batches(24, n=16)
     optimizer = partial(torch.optim.NAdam, lr=0.03) if method == "nesterov" else partial(SGD, lr=0.05)

@@ -93,7 +93,7 @@ def outcome(module, state, parameters, *inputs, **named):
     return [*tensors, *gradients, *(value.clone() for value in state().values())]
 
 
-@pytest.mark.parametrize("rows", [4, 1, 7])
+@pytest.mark.parametrize("rows", [7, *(pytest.param(rows, marks=pytest.mark.slow) for rows in (4, 1))])
 @pytest.mark.parametrize("kind", CHOSEN)
 def test_stages_give_what_the_model_gives(kind, rows):
     """Bit for bit, for any number of rows, in training (dropout, statistics) and in evaluation."""
@@ -195,6 +195,7 @@ class Tagger(torch.nn.Module):
         return self.out(self.encoder(self.words(words), src_key_padding_mask=words == 0))
 
 
+@pytest.mark.slow
 def test_a_transformer_of_torch_is_cut_though_its_fused_kernel_gives_other_numbers_for_padding():
     model, words = Tagger(), tokens(4, 6)
     words[:, 4:] = 0

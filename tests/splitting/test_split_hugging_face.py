@@ -9,6 +9,7 @@ from torch import nn
 
 import stretto
 from hugging_face_models import build, images, next_word, padding, words
+from pairwise import in_turn
 from stretto.errors import UsageError
 from stretto.nn.chain import Chain
 
@@ -32,8 +33,7 @@ def carried(stages):
     return [line.partition(": ")[2] for line in stages.explanation.splitlines() if line.startswith("carried")]
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("kind", EXAMPLES)
+@pytest.mark.parametrize(("kind", "attention"), in_turn(EXAMPLES, ["sdpa", "eager"], rounds=2, slow=1))
 def test_stages_give_what_the_model_gives(kind, attention):
     """Logits and every gradient, bit for bit, in training (with dropout drawn alike) and in evaluation."""
     drop = {"gpt2": "resid_pdrop", "llama": "attention_dropout"}.get(kind, "hidden_dropout_prob")
@@ -88,8 +88,9 @@ def test_of_a_tensor_whose_shape_counts_only_the_shape_travels():
     assert carried(stages)[0].endswith("transformer_h_1, unsqueeze, create_causal_mask")
 
 
-@pytest.mark.parametrize("method", ["1f1b(microbatches=3)", "gpipe(microbatches=2)"])
-@pytest.mark.parametrize("kind", ["bert", "vit"])
+@pytest.mark.parametrize(
+    ("kind", "method"), in_turn(["bert", "vit"], ["1f1b(microbatches=3)", "gpipe(microbatches=2)"], rounds=2, slow=1)
+)
 def test_classifiers_train_as_on_one_device(kind, method):
     options = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     model = build(kind, **options).double()

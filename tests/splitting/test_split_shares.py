@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import stretto
-from pairwise import slow_where
+from pairwise import slow_where, thinned
 from stretto.errors import UsageError
 from stretto.nn.chain import Chain
 from stretto.splitting import pieces
@@ -68,7 +68,7 @@ def results(module, model, state, x):
     return [tensor.clone() for tensor in (output, *gradients, *model.buffers())]
 
 
-@pytest.mark.parametrize("case", CHOSEN)
+@pytest.mark.parametrize("case", thinned(CHOSEN, 2))
 def test_fair_stages_are_the_model(case):
     """Outputs, gradients and statistics bit for bit; names, weights and bounds; other numbers of rows."""
     build, shape, num_stages, _ = CASES[case]

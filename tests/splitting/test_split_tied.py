@@ -8,6 +8,7 @@ import transformers
 
 import stretto
 from hugging_face_models import build, next_word, words
+from pairwise import in_turn
 from stretto.errors import UsageError
 
 
@@ -32,9 +33,11 @@ MODELS = {
 
 
 @pytest.mark.parametrize(
-    ("kind", "method"),
-    [(kind, method) for kind in ("gpt2", "llama") for method in ("greedy", "overlapping", "chunked(chunks=2)")]
-    + [pytest.param("t5", "greedy", marks=pytest.mark.slow)],
+    ("method", "kind"),
+    [
+        *in_turn(["greedy", "overlapping", "chunked(chunks=2)"], ["gpt2", "llama"], rounds=2, slow=1),
+        pytest.param("greedy", "t5", marks=pytest.mark.slow),
+    ],
 )
 def test_local_methods_train_them(kind, method):
     """The loss falls; the unembedding is the embedding, before and after."""

@@ -60,7 +60,10 @@ def test_losses_norms_rates_and_weights_are_those_of_transformers(kind, tmp_path
     [
         pytest.param({"label_smoothing_factor": 0.2, "gradient_accumulation_steps": 2}, marks=pytest.mark.slow),
         {"max_grad_norm": 0.0, "optim": "adafactor", "lr_scheduler_type": "linear"},
-        {"num_train_epochs": 2, "max_steps": -1, "gradient_accumulation_steps": 4, "logging_steps": 3},
+        pytest.param(
+            {"num_train_epochs": 2, "max_steps": -1, "gradient_accumulation_steps": 4, "logging_steps": 3},
+            marks=pytest.mark.slow,
+        ),
         pytest.param(
             {"optim": "sgd", "optim_args": "momentum=0.9", "dataloader_drop_last": True,
              "per_device_train_batch_size": 5}, marks=pytest.mark.slow,
@@ -144,6 +147,7 @@ def test_the_numbers_of_stretto_to_the_bit(method, tmp_path):
     assert all(map(torch.equal, model.state_dict().values(), ours.model.state_dict().values()))
 
 
+@pytest.mark.slow
 def test_replicas_divide_each_minibatch(tmp_path):
     theirs, _ = both("llama", tmp_path)
     ours = StrettoTrainer(
@@ -153,6 +157,7 @@ def test_replicas_divide_each_minibatch(tmp_path):
     assert_close(theirs, trained(ours))
 
 
+@pytest.mark.slow
 def test_bf16_is_autocast(tmp_path):
     theirs, ours = both("llama", tmp_path, bf16=True)
     for one, other in zip(history(theirs), history(ours), strict=True):
@@ -258,6 +263,7 @@ def test_replicas_of_other_kinds(sync, tmp_path):
     assert losses[1] == pytest.approx(losses[0], rel=1e-6 if sync == "fully-shard" else 0.1)
 
 
+@pytest.mark.slow
 def test_a_stage_without_adapters_has_no_optimizer(tmp_path):
     models = [build("lora", layers=[1]) for _ in range(2)]
     data = {"train_dataset": Examples("lora")}

@@ -35,6 +35,7 @@ def together(tmp_path_factory):
     return folder, launch(2, "on_processes:train_all", folder, extra=PATH, timeout=200)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RUNS)
 def test_processes_equal_emulation_to_the_bit(name, alone, together):
     one, (first, second) = alone[1][name], (told[0][name] for told in together[1])
@@ -123,6 +124,7 @@ def test_without_a_whole_checkpoint_nothing_is_resumed(tmp_path):
         trainer_of("1f1b", tmp_path).train(resume_from_checkpoint=True)
 
 
+@pytest.mark.slow
 def test_weights_alone_can_be_resumed_too(tmp_path):
     first = trainer_of("1f1b", tmp_path, save_only_model=True, max_steps=4)
     first.train()

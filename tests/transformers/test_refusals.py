@@ -125,6 +125,7 @@ def test_an_output_layer_of_zeros_hides_no_loss():
         own_loss(tagger, {"input_ids": ids}, {"labels": ids % 2}, shifts=False, takes_count=False)
 
 
+@pytest.mark.slow
 def test_a_loss_that_does_not_divide_by_the_count(tmp_path):
     def mean(outputs, labels, num_items_in_batch=None):
         return (outputs.logits - labels).abs().mean()
@@ -167,6 +168,7 @@ def test_schedulers_of_a_whole_optimizer(tmp_path):
         StrettoTrainer(model, arguments(tmp_path), train_dataset=Examples("llama"), stages=2, **given)
 
 
+@pytest.mark.slow
 def test_without_the_packages_the_pip_line_is_told():
     code = (
         "import importlib.util as util, sys\n"
@@ -236,6 +238,7 @@ def test_what_is_no_tensor_of_examples():
         tensors_of({"input_ids": torch.ones(2, 3), "longest": torch.tensor(3)})
 
 
+@pytest.mark.slow
 def test_ragged_batches_train_as_in_transformers(tmp_path):
     """Each batch has a length of its own, as dynamic padding gives; a left-padding tokenizer would pad on the left."""
     data = [dict(Examples("llama")[index]) for index in range(16)]
