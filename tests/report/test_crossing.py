@@ -1,6 +1,7 @@
 """Where a run crosses a cut-off: interpolated between evaluations, linearly in the metric and in the costs."""
 
 from dataclasses import replace
+from functools import cache
 
 import pytest
 from hypothesis import given
@@ -58,14 +59,19 @@ def test_the_json_keeps_the_evaluation_and_says_where_it_crossed():
     assert (data["step"], data["crossed_at"], data["serial_flops"], data["failed_later"]) == (2, 1.5, 1.5, False)
 
 
-def test_the_page_says_how_it_is_interpolated(page):
-    assert "Where a run reaches a cut-off is interpolated" in page
-    assert "costs are interpolated linearly between evaluations" in page
-
-
 FALLEN = run([2.0, 0.5], method="greedy", status="diverged", diverged_at=3, costs=[(0.5, 0.5), (1.0, 1.0)])
 RISEN = replace(run([2.0, 0.5, 2.5], method="pb", costs=[(0.2, 0.2), (0.4, 0.4), (0.6, 0.6)]))
 STUDY = (run([2.0, 0.5, 0.4]), FALLEN, RISEN)
+
+
+@cache
+def page():
+    return render(make_page(STUDY))
+
+
+def test_the_page_says_how_it_is_interpolated():
+    assert "Where a run reaches a cut-off is interpolated" in page()
+    assert "costs are interpolated linearly between evaluations" in page()
 
 
 def test_a_winner_that_failed_later_is_marked():
@@ -74,7 +80,7 @@ def test_a_winner_that_failed_later_is_marked():
     assert lost(found) == "Fastest run failed later: greedy (diverged later), pb (ended no better than it began)"
     assert lost(panel(STUDY[:1], TRAIN_LOSS, 1.0)) == ""
     assert [each["failed_later"] for each in found.to_json()["points"]] == [False, True, True]
-    text = render(make_page(STUDY))
+    text = page()
     assert '<small class="bad">diverged later</small>' in text.split('<section id="speedup">')[1]
     assert "Fastest run failed later: greedy (diverged later)" in text
 

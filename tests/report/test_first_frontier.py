@@ -3,10 +3,24 @@
 import re
 from xml.etree import ElementTree
 
+import pytest
+
 from stretto.report import build
 from stretto.report.first_frontier import PNG, SVG, first_panel, picture_spec, pictures
 
 from .synthetic import make_page, make_records, run
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """A page of a run of each method, with its pictures beside it; no test changes them."""
+    few = make_records(rates=(0.1,), batches=(32,), seeds=(0,))
+    return build(make_page(few), tmp_path_factory.mktemp("first") / "report.html")
+
+
+@pytest.fixture(scope="module")
+def page(built):
+    return built.read_text(encoding="utf-8")
 
 
 def test_it_is_the_hardest_cutoff_that_most_methods_reach(records):
@@ -43,15 +57,12 @@ def test_the_picture_has_a_title_a_legend_and_every_run(records):
     assert len(rows) == len(first_panel(records).arrivals)
 
 
-def test_files_stand_beside_the_page_and_are_linked(tmp_path):
-    few = make_records(rates=(0.1,), batches=(32,), seeds=(0,))
-    path = build(make_page(few), tmp_path / "report.html")
-    svg, png = (tmp_path / SVG).read_text(encoding="utf-8"), (tmp_path / PNG).read_bytes()
+def test_files_stand_beside_the_page_and_are_linked(built, page):
+    svg, png = built.with_name(SVG).read_text(encoding="utf-8"), built.with_name(PNG).read_bytes()
     assert ElementTree.fromstring(svg).tag.endswith("svg")
     assert png.startswith(b"\x89PNG")
-    text = path.read_text(encoding="utf-8")
-    assert '<a href="frontier.svg">' in text
-    assert '<a href="frontier.png">' in text
+    assert '<a href="frontier.svg">' in page
+    assert '<a href="frontier.png">' in page
 
 
 def test_without_a_frontier_there_is_no_picture(tmp_path):

@@ -3,6 +3,7 @@
 import json
 import re
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,11 @@ RUNS = (
     own([0.1, 0.5, 0.9], [8.0, 4.0, 1.0], method="backprop"),
     own([0.1, 0.3, 0.6], [8.0, 5.0, 3.0], method="greedy"),
 )
+
+
+@cache
+def page():
+    return render(make_page(RUNS))
 
 
 def test_they_come_after_the_others_with_their_direction():
@@ -80,7 +86,7 @@ def test_the_json_has_their_frontier():
 
 
 def test_the_page_and_the_terminal_show_them():
-    text = render(make_page(RUNS))
+    text = page()
     for part in ("<h3>f1</h3>", "A metric of yours: more is better.", "<h3>mae</h3>", "<th>test f1</th>", "f1 ≥ 0.9",
                  "<td>0.900</td><td>0.888</td>", '<button type="button">val. mae</button>'):  # fmt: skip
         assert part in text, part
@@ -126,7 +132,7 @@ def test_they_have_tuning_charts():
     assert [each["method"] for each in parts[1]["charts"]] == ["backprop", "greedy"]
     places = [each["place"] for part in parts for each in part["charts"]]
     assert sorted(specs.to_json()["charts"]) == sorted(places)
-    text = render(make_page(RUNS)).split('<section id="tuning">')[1].split("</section>")[0]
+    text = page().split('<section id="tuning">')[1].split("</section>")[0]
     assert "<h3>f1 (more is better)</h3>" in text
     plain = render(make_page([run(LOSSES)])).split('<section id="tuning">')[1].split("</section>")[0]
     assert "<h3>" not in plain

@@ -5,6 +5,7 @@ import json
 import pytest
 
 import stretto
+from pairwise import slow_where
 from stretto.report.html import render
 from stretto.report.prediction import MEAN_TIMES, RunPrediction, compare_with_prediction, predicted_chart
 from stretto.report.turns import mean_durations
@@ -43,7 +44,7 @@ def row(each, name):
     return next(row for row in each.rows if row.name == name)
 
 
-@pytest.mark.parametrize("name", ["1f1b", "pb", "zb-h1"])
+@pytest.mark.parametrize("name", slow_where("1f1b".__eq__, ["1f1b", "pb", "zb-h1"]))
 def test_what_was_predicted_with_the_right_times_is_what_was_measured(name):
     found, schedule, rules = run(name, LATENCY)
     network = Network(Link(LATENCY))
@@ -140,7 +141,7 @@ def test_nothing_recorded_is_not_compared():
     assert compare("pb", [Recording(w) for w in range(4)], schedule, rules, prediction) is None
 
 
-def test_the_chart_and_the_page(page):
+def test_the_chart_and_the_page():
     found, schedule, rules = run("pb", LATENCY)
     each = compare("pb", found, schedule, rules, RunPrediction(source="nothing at all", durations=cost))
     rows = rows_of(predicted_chart(each))
@@ -148,7 +149,7 @@ def test_the_chart_and_the_page(page):
     told = [row["value"] for row in rows if row["what"] == "predicted"]
     assert told == pytest.approx([each.seconds * 1e3] * 2, rel=1e-4)
     assert '"title": "a step, ms"' in json.dumps(predicted_chart(each).to_dict())
-    compared = render(make_page((), predicted=(each,)))
+    compared, plain = render(make_page((), predicted=(each,))), render(make_page(()))
     for part in ("<h2>Predicted and measured</h2>", "nothing at all", "of it communication", 'id="predicted-0"'):
         assert part in compared
-    assert "<h2>Predicted and measured</h2>" not in page
+    assert "<h2>Predicted and measured</h2>" not in plain

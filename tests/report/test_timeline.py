@@ -5,6 +5,7 @@ import json
 import pytest
 
 import stretto
+from pairwise import in_turn, slow_where
 from stretto.report.html import render
 from stretto.report.timeline import timeline_chart
 from stretto.report.turns import Band, Bar, timelines, window
@@ -13,9 +14,11 @@ from stretto.simulate import period, simulate
 from stretto.simulate.timeline_recordings import recordings
 from stretto.tracing import Recording
 
-from .synthetic import make_page, make_records, recorded
+from .synthetic import make_page, recorded
+from .synthetic import run as made
 from .test_charts import rows_of
 
+METHODS = ("1f1b", "gpipe", "pb", "pipedream", "overlapping", "zb-h1")
 COST = {"F": 1_000_000, "B": 2_000_000, "I": 1_000_000, "W": 1_000_000, "U": 100_000, "C": 1_000_000, "R": 0}
 
 
@@ -32,7 +35,7 @@ def run(name, turns=60, latency=0, durations=cost):
     return found, schedule, rules
 
 
-@pytest.mark.parametrize("name", ["1f1b", "gpipe", "pb", "pipedream", "overlapping", "zb-h1"])
+@pytest.mark.parametrize("name", slow_where(("gpipe", "pipedream", "overlapping").__contains__, METHODS))
 def test_workers_that_only_do_what_the_simulation_does_look_like_it(name):
     found, schedule, rules = run(name)
     each = timelines(recorded("run", name, found, schedule, rules))
@@ -47,7 +50,7 @@ def test_workers_that_only_do_what_the_simulation_does_look_like_it(name):
         assert (who, start, end) == (other, pytest.approx(at, abs=1e-9), pytest.approx(until, abs=1e-9))
 
 
-@pytest.mark.parametrize("name", ["1f1b", "pipedream", "backprop"])
+@pytest.mark.parametrize("name", slow_where("pipedream".__eq__, ["1f1b", "pipedream", "backprop"]))
 def test_what_the_measured_turns_take_longer_is_communication(name):
     latency = 3_000_000
     found, schedule, rules = run(name, latency=latency)
@@ -80,8 +83,7 @@ def test_bars_are_cut_off_at_both_ends_and_what_is_no_action_is_left_out():
     assert window([recording], 5, 45).busy == pytest.approx(20 / 40)
 
 
-@pytest.mark.parametrize("name", ["pb", "gpipe", "pipedream", "greedy"])
-@pytest.mark.parametrize("turns", [1, 3])
+@pytest.mark.parametrize(("name", "turns"), in_turn(["pb", "gpipe", "pipedream", "greedy"], [1, 3], rounds=2, slow=1))
 def test_a_run_without_a_steady_state_is_compared_with_as_many_simulated_turns(name, turns):
     found, schedule, rules = run(name, turns=turns)
     each = timelines(recorded("run", name, found, schedule, rules))
@@ -147,8 +149,7 @@ def test_the_page_shows_traced_runs_and_says_what_was_emulated():
     for recording in found:
         recording.process = 1
     emulated = timelines(recorded("emulated", "pb", found, schedule, rules))
-    few = make_records(("backprop",), rates=(0.1,), batches=(32,), seeds=(0,))
-    page = render(make_page(few, timelines=(real,)))
+    page = render(make_page((made([2.0, 1.0]),), timelines=(real,)))
     assert "<h2>Timelines</h2>" in page
     assert 'id="timeline-0-measured"' in page
     assert 'id="timeline-0-simulated"' in page

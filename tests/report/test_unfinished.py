@@ -7,9 +7,9 @@ import pytest
 from stretto.report.html import render
 from stretto.report.study_progress import StudyProgress, time_told
 
-from .synthetic import make_page, make_records
+from .synthetic import make_page, run
 
-RECORDS = make_records(("greedy",), rates=(0.1,), batches=(32,), seeds=range(8), steps=200)
+RECORDS = tuple(run([2.0, 1.0], method="greedy", seed=seed) for seed in range(8))
 
 
 def test_a_page_that_is_complete_says_nothing_of_it():

@@ -9,7 +9,7 @@ import altair as alt
 from stretto.report import units
 from stretto.report.chart_store import ChartSpecs
 from stretto.report.cost_axis import log_axis
-from stretto.report.encodings import color, dash, data, shape
+from stretto.report.encodings import Layer, color, dash, data, shape
 from stretto.report.metric import Metric
 from stretto.report.palette import Style
 from stretto.report.panel import Arrival, Panel
@@ -106,13 +106,13 @@ def clock_chart(by_goal: Mapping[str, Sequence[ClockTime]], styles: Mapping[str,
         return None
     x = alt.X("seconds:Q", **log_axis([row["seconds"] for row in rows], "seconds of training, by the clock"))
     y = alt.Y("goal:N", sort=list(by_goal), title=None, axis=alt.Axis(labelLimit=220, grid=True))
-    base = alt.Chart(data(rows)).encode(x=x, y=y, color=color(styles))
+    base = Layer(data(rows)).encode(x=x, y=y, color=color(styles))
     line = base.mark_line(strokeWidth=1.6, opacity=0.7).encode(
-        detail="method:N", order=alt.Order("place:O"), strokeDash=dash(styles)
+        detail=alt.Detail("method:N"), order=alt.Order("place:O"), strokeDash=dash(styles)
     )
     hints = [alt.Tooltip(f"{name}:N") for name in ("method", "goal", "time", "step", "options", "seed")]
     dots = base.mark_point(filled=True, size=90, opacity=1).encode(shape=shape(styles), tooltip=hints)
-    return alt.LayerChart(layer=[line, dots]).properties(width="container", height=ROW_HEIGHT * len(by_goal))
+    return alt.LayerChart(layer=[line, dots], width="container", height=ROW_HEIGHT * len(by_goal))
 
 
 def clock_rows(by_goal: Mapping[str, Sequence[ClockTime]]) -> list[dict[str, Any]]:

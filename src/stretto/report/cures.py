@@ -11,7 +11,7 @@ import altair as alt
 from stretto.report import units
 from stretto.report.chart_store import ChartSpecs
 from stretto.report.cost_axis import log_axis, stage_axis
-from stretto.report.encodings import color, dash, data, shape
+from stretto.report.encodings import Layer, color, dash, data, shape
 from stretto.report.observed import ObservedMethod, observed_methods
 from stretto.report.page import Page
 from stretto.report.palette import NEUTRAL, Style
@@ -118,7 +118,7 @@ def prediction_chart(observed: Sequence[ObservedMethod], styles: Mapping[str, St
     if not predicted:
         return None
     y = alt.Y("value:Q", **log_axis([row["value"] for row in rows], "error at the end"))
-    base = alt.Chart(data(rows)).encode(x=stage_axis(_num_stages(observed)), y=y, color=color(styles))
+    base = Layer(data(rows)).encode(x=stage_axis(_num_stages(observed)), y=y, color=color(styles))
     hints = _hints(("method", "stage", "text"))
     predicted_part, current_part = (
         base.transform_filter(f"datum.what == '{what}'") for what in ("predicted", "current")
@@ -129,13 +129,13 @@ def prediction_chart(observed: Sequence[ObservedMethod], styles: Mapping[str, St
         predicted_part.mark_line(strokeWidth=2),
         predicted_part.mark_point(filled=True, size=62, opacity=1).encode(shape=shape(styles), tooltip=hints),
     ]
-    return alt.LayerChart(layer=layers).properties(width="container", height=HEIGHT)
+    return alt.LayerChart(layer=layers, width="container", height=HEIGHT)
 
 
 def gain_chart(observed: Sequence[ObservedMethod], styles: Mapping[str, Style]) -> alt.LayerChart | None:
     """The error with prediction / the error without; below 1 prediction helps."""
     rows = [row for entry in observed for row in _by_stage(entry.method, entry.gain)]
-    even = alt.Chart(data([{"value": 1}])).mark_rule(strokeDash=[4, 4], color=NEUTRAL).encode(y="value:Q")
+    even = Layer(data([{"value": 1}])).mark_rule(strokeDash=[4, 4], color=NEUTRAL).encode(y=alt.Y("value:Q"))
     x, hints = stage_axis(_num_stages(observed)), ("method", "stage", "text")
     return _logarithmic(rows, x, "error / error without prediction", styles, hints, beneath=[even], include=[1])
 
@@ -174,12 +174,12 @@ def _lines(
     hints: Sequence[alt.Tooltip],
     beneath: Sequence[alt.Chart] = (),
 ) -> alt.LayerChart:
-    base = alt.Chart(data(rows)).encode(x=x, y=y, color=color(styles))
+    base = Layer(data(rows)).encode(x=x, y=y, color=color(styles))
     crowded = len({row["stage"] for row in rows if "stage" in row}) > MOST_SYMBOLS
     line = base.mark_line(strokeWidth=2).encode(strokeDash=dash(styles))
     dots = base.mark_point(filled=True, size=62, opacity=0 if crowded else 1)
     layers = [*beneath, line, dots.encode(shape=shape(styles), tooltip=list(hints))]
-    return alt.LayerChart(layer=layers).properties(width="container", height=HEIGHT)
+    return alt.LayerChart(layer=layers, width="container", height=HEIGHT)
 
 
 def _hints(fields: Sequence[str]) -> list[alt.Tooltip]:
@@ -208,10 +208,10 @@ def memory_chart(
         "kind:N", scale=alt.Scale(domain=list(MEMORY_COLORS), range=list(MEMORY_COLORS.values())), legend=legend
     )
     hints = [alt.Tooltip("method:N"), alt.Tooltip("kind:N"), alt.Tooltip("text:N", title="held")]
-    bars = alt.Chart(data(rows)).mark_bar(height={"band": 0.72}).encode(
+    bars = Layer(data(rows)).mark_bar(height={"band": 0.72}).encode(
         x=x, y=y, color=shade, order=alt.Order("rank:Q"), tooltip=hints
     )  # fmt: skip
-    return alt.LayerChart(layer=[bars]).properties(width="container", height=BAR_HEIGHT * len(order) + MARGIN)
+    return alt.LayerChart(layer=[bars], width="container", height=BAR_HEIGHT * len(order) + MARGIN)
 
 
 def memory_rows(

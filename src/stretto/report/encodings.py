@@ -1,7 +1,7 @@
 """Encodings that all charts share: color, symbol and dash by method; and their rows as inline data."""
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Self
 
 import altair as alt
 
@@ -32,6 +32,14 @@ def dash(styles: Mapping[str, Style]) -> alt.StrokeDash:
     """A method is shown by the dashes of its line, as in the legend."""
     scale = alt.Scale(domain=list(styles), range=[list(style.dash) for style in styles.values()])
     return alt.StrokeDash("method:N", scale=scale, legend=None)
+
+
+class Layer(alt.Chart):
+    """A chart whose copies share its rows and channels: altair copies all of them, several times a layer."""
+
+    def copy(self, deep: bool | Iterable[Any] = True, ignore: list[str] | None = None) -> Self:
+        """Of its own are the chart and what `deep` lists: nobody changes what is shared."""
+        return super().copy(deep=False if deep is True else deep, ignore=ignore)
 
 
 def data(rows: Iterable[Mapping[str, Any]]) -> alt.InlineData:

@@ -8,7 +8,7 @@ import altair as alt
 from stretto.report import units
 from stretto.report.chart_store import ChartSpecs
 from stretto.report.cost_axis import log_axis
-from stretto.report.encodings import color, data, shape, state, stroke
+from stretto.report.encodings import Layer, color, data, shape, state, stroke
 from stretto.report.metric import Metric
 from stretto.report.palette import Style
 from stretto.report.panel import Arrival, Panel
@@ -81,19 +81,20 @@ def frontier_chart(
     x = alt.X("x:Q", **log_axis([row["x"] for row in rows], f"serial compute, {x_unit[1]}"))
     y = alt.Y("y:Q", **log_axis([row["y"] for row in rows], f"total compute, {y_unit[1]}"))
     hints = [alt.Tooltip(f"{field}:N", title=title) for field, title in TOOLTIP if rows[0][field] is not None]
-    base = alt.Chart(data(rows)).encode(x=x, y=y, color=color(styles, legend))
+    base = Layer(data(rows)).encode(x=x, y=y, color=color(styles, legend))
     strong = base.transform_filter("datum.frontier")
     faint = base.transform_filter("!datum.frontier").mark_point(filled=True, size=34, opacity=0.28)
     line = strong.mark_line(interpolate="step-after", strokeWidth=2, opacity=0.85).encode(
-        detail="method:N", order=alt.Order("x:Q")
+        detail=alt.Detail("method:N"), order=alt.Order("x:Q")
     )
-    whole = alt.condition("datum.state == 'finished'", alt.value(1), alt.value(0))  # hollow: it failed later
+    finished = {"test": "datum.state == 'finished'", "value": 1}
+    whole = alt.FillOpacityValue(0, condition=finished)  # hollow: it failed later
     dots = strong.mark_point(filled=True, size=90, strokeWidth=1.8, opacity=1).encode(
         fillOpacity=whole, stroke=stroke(styles)
     )
     marked = shape(styles, legend)
     layers = [faint.encode(shape=marked, tooltip=hints), line, dots.encode(shape=marked, tooltip=hints)]
-    return alt.LayerChart(layer=layers).properties(width="container", height=height)
+    return alt.LayerChart(layer=layers, width="container", height=height)
 
 
 def frontier_rows(arrivals: Sequence[Arrival]) -> list[dict[str, Any]]:

@@ -4,11 +4,14 @@ import json
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stretto.files.whole_files import replacing, write_whole
 from stretto.options.extras import require
 from stretto.report.page import Page
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 
 def build(page: Page, path: str | Path) -> Path:
@@ -45,19 +48,29 @@ def render(page: Page) -> str:
 def fill(template: str, shown: dict[str, Any]) -> str:
     """Render a template of this folder. `shown` are its variables, of which `specs` holds the charts and their data."""
     require("report", "a page with charts")
-    import jinja2
     from markupsafe import Markup
 
-    environment = jinja2.Environment(
+    specs = shown.pop("specs")
+    return (
+        _templates()
+        .get_template(template)
+        .render(
+            **shown,
+            charts=Markup(_script_json(specs)),
+            bundle=Markup(_bundle() if specs["charts"] else ""),
+        )
+    )
+
+
+@cache
+def _templates() -> "Environment":
+    """The templates of this folder, each compiled once."""
+    import jinja2
+
+    return jinja2.Environment(
         loader=jinja2.FunctionLoader(lambda name: files("stretto.report").joinpath(name).read_text(encoding="utf-8")),
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
-    specs = shown.pop("specs")
-    return environment.get_template(template).render(
-        **shown,
-        charts=Markup(_script_json(specs)),
-        bundle=Markup(_bundle() if specs["charts"] else ""),
-    )
 
 
 def _script_json(data: Any) -> str:

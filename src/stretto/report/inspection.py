@@ -13,7 +13,7 @@ import altair as alt
 from stretto.report import units
 from stretto.report.chart_store import ChartSpecs
 from stretto.report.cost_axis import loss_axis, stage_axis
-from stretto.report.encodings import data
+from stretto.report.encodings import Layer, data
 from stretto.report.filter_pictures import picture
 from stretto.report.html import fill, write
 from stretto.report.palette import NEUTRAL, styles
@@ -149,7 +149,7 @@ def cosine_chart(measurements: Sequence[Measurement]) -> alt.LayerChart | None:
         return None
     low = min(0.0, *(row["value"] for row in rows))
     y = alt.Y("value:Q", title="cosine to backprop's gradient", scale=alt.Scale(domain=[low, 1.0], nice=True))
-    same = alt.Chart(data([{"value": 1.0}])).mark_rule(strokeDash=[4, 4], color=NEUTRAL).encode(y="value:Q")
+    same = Layer(data([{"value": 1.0}])).mark_rule(strokeDash=[4, 4], color=NEUTRAL).encode(y=alt.Y("value:Q"))
     return lines(rows, y, same)
 
 
@@ -171,10 +171,10 @@ def probe_chart(measurements: Sequence[Measurement]) -> alt.LayerChart | None:
     scale = alt.Scale(zero=False, nice=True, domainMin=max(0.0, low - 0.05))
     y = alt.Y("value:Q", title="accuracy of a linear probe", scale=scale, axis=alt.Axis(format=".0%"))
     color = alt.Color("step:O", title="step", scale=alt.Scale(scheme="viridis", reverse=True))
-    base = alt.Chart(data(rows)).encode(
+    base = Layer(data(rows)).encode(
         x=stage_axis(1 + max(row["stage"] for row in rows)), y=y, color=color, tooltip=hints()
     )
-    width = alt.condition(f"datum.step == {last}", alt.value(2.6), alt.value(1.4))
+    width = alt.StrokeWidthValue(1.4, condition={"test": f"datum.step == {last}", "value": 2.6})
     drawn = base.mark_line().encode(strokeWidth=width)
     return layered(drawn, base.mark_point(filled=True, size=52, opacity=1))
 
@@ -195,8 +195,8 @@ def lines(rows: Rows, y: alt.Y, *beneath: alt.Chart) -> alt.LayerChart:
     steps = sorted({row["step"] for row in rows})
     x = alt.X("step:Q", title="step", axis=alt.Axis(values=steps, format="d"), scale=alt.Scale(nice=False, padding=10))
     color = alt.Color(f"stage:{'O' if few else 'Q'}", title="stage", scale=alt.Scale(scheme="viridis"))
-    base = alt.Chart(data(rows)).encode(x=x, y=y, color=color, tooltip=hints())
-    drawn = base.mark_line(strokeWidth=2).encode(detail="stage:O")
+    base = Layer(data(rows)).encode(x=x, y=y, color=color, tooltip=hints())
+    drawn = base.mark_line(strokeWidth=2).encode(detail=alt.Detail("stage:O"))
     return layered(*beneath, drawn, base.mark_point(filled=True, size=52, opacity=1))
 
 
@@ -207,4 +207,4 @@ def hints() -> list[alt.Tooltip]:
 
 def layered(*layers: alt.Chart) -> alt.LayerChart:
     """Charts on top of one another, as wide as the page gives them room."""
-    return alt.LayerChart(layer=list(layers)).properties(width="container", height=HEIGHT)
+    return alt.LayerChart(layer=list(layers), width="container", height=HEIGHT)

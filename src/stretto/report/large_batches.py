@@ -12,7 +12,7 @@ from stretto.analysis.batch_tradeoff import Tradeoff, fit, positive_weights
 from stretto.report import units
 from stretto.report.chart_store import ChartSpecs
 from stretto.report.cost_axis import LABELS, log_axis
-from stretto.report.encodings import color, data, shape
+from stretto.report.encodings import Layer, color, data, shape
 from stretto.report.metric import TRAIN_LOSS, Metric
 from stretto.report.palette import NEUTRAL, Style
 from stretto.report.panel import crossing, panels
@@ -267,7 +267,7 @@ def noise_chart(measured: Sequence[BatchRuns], styles: Mapping[str, Style]) -> a
         return None
     ends = [min(entry.batch for entry in measured), max(entry.batch for entry in measured)]
     y = alt.Y("value:Q", **log_axis([*(row["value"] for row in rows), *ends], "noise scale, examples"))
-    equal = alt.Chart(data([{"batch": end, "value": end} for end in ends])).mark_line(
+    equal = Layer(data([{"batch": end, "value": end} for end in ends])).mark_line(
         strokeDash=[4, 4], color=NEUTRAL, strokeWidth=1
     )
     return _strong_and_dotted(rows, batch_axis(measured), y, styles, ("a quarter in", "at the end"), equal)
@@ -295,8 +295,8 @@ def tradeoff_chart(
     x = alt.X("steps:Q", **log_axis([row["steps"] for row in both], "steps"))
     y = alt.Y("value:Q", **log_axis([row["value"] for row in both], "examples"))
     chart = _layers(rows, fitted, x, y, styles)
-    names = alt.Chart(data(rows)).mark_text(dx=8, dy=-9, fontSize=11).encode(x=x, y=y, text="size:N")
-    return alt.LayerChart(layer=[*chart.layer, names]).properties(width="container", height=HEIGHT)
+    names = Layer(data(rows)).mark_text(dx=8, dy=-9, fontSize=11).encode(x=x, y=y, text=alt.Text("size:N"))
+    return alt.LayerChart(layer=[*chart.layer, names], width="container", height=HEIGHT)
 
 
 def batch_axis(measured: Sequence[BatchRuns]) -> alt.X:
@@ -328,21 +328,20 @@ def _strong_and_dotted(
 ) -> alt.LayerChart:
     """Lines through two groups of rows: the first strong, the second dotted."""
     first, second = ([row for row in rows if row["what"] == group] for group in groups)
-    faint = alt.Chart(data(second)).encode(x=x, y=y, color=color(styles))
+    faint = Layer(data(second)).encode(x=x, y=y, color=color(styles))
     dotted = faint.mark_line(strokeWidth=1.4, strokeDash=[2, 4], opacity=0.8)
     hollow = faint.mark_point(filled=False, size=46, opacity=0.8).encode(shape=shape(styles), tooltip=_hints())
     strong = _layers(first, first, x, y, styles)
     drawn = [layer.encode(x=x, y=y) for layer in beneath]
-    return alt.LayerChart(layer=[*drawn, dotted, hollow, *strong.layer]).properties(width="container", height=HEIGHT)
+    return alt.LayerChart(layer=[*drawn, dotted, hollow, *strong.layer], width="container", height=HEIGHT)
 
 
 def _layers(rows: Rows, line: Rows, x: alt.X, y: alt.Y, styles: Mapping[str, Style]) -> alt.LayerChart:
-    drawn = alt.Chart(data(line)).encode(x=x, y=y, color=color(styles)).mark_line(strokeWidth=2)
-    dots = alt.Chart(data(rows)).encode(x=x, y=y, color=color(styles), shape=shape(styles), tooltip=_hints())
+    drawn = Layer(data(line)).encode(x=x, y=y, color=color(styles)).mark_line(strokeWidth=2)
+    dots = Layer(data(rows)).encode(x=x, y=y, color=color(styles), shape=shape(styles), tooltip=_hints())
     ordered = drawn.encode(order=alt.Order("batch:Q"))
-    return alt.LayerChart(layer=[ordered, dots.mark_point(filled=True, size=62, opacity=1)]).properties(
-        width="container", height=HEIGHT
-    )
+    layers = [ordered, dots.mark_point(filled=True, size=62, opacity=1)]
+    return alt.LayerChart(layer=layers, width="container", height=HEIGHT)
 
 
 def _hints() -> list[alt.Tooltip]:

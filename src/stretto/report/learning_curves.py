@@ -9,7 +9,7 @@ import altair as alt
 from stretto.report import units
 from stretto.report.chart_store import ChartSpecs
 from stretto.report.cost_axis import LABELS, loss_axis
-from stretto.report.encodings import color, dash, data
+from stretto.report.encodings import Layer, color, dash, data
 from stretto.report.metric import Metric, own_metrics
 from stretto.report.palette import Style
 from stretto.report.record import Point, Record
@@ -62,7 +62,7 @@ def curve_charts(
                 x = alt.X(
                     f"{field}:Q", title=title, axis=alt.Axis(tickCount=5, labelExpr=SHORT), scale=alt.Scale(nice=False)
                 )
-                base = alt.Chart(source).encode(x=x, y=y, color=color(styles))
+                base = Layer(source).encode(x=x, y=y, color=color(styles))
                 charts[f"{loss}-{field}"] = _chart(base, dash(styles), height, hints)
     return charts
 
@@ -80,11 +80,11 @@ def _chart(base: alt.Chart, dashes: alt.StrokeDash, height: int, shown: Mapping[
     hints += [alt.Tooltip(f"{name}:Q", title=title, format=LABELS) for name, title in shown.items()]
     dots = base.transform_filter("datum.run == 'mean'").mark_point(size=60, filled=True, opacity=0)
     layers = (
-        seeds.encode(detail="run:N", order=order),
+        seeds.encode(detail=alt.Detail("run:N"), order=order),
         mean.encode(order=order, strokeDash=dashes),
         dots.encode(tooltip=hints),
     )
-    return alt.LayerChart(layer=layers).properties(width="container", height=height)
+    return alt.LayerChart(layer=layers, width="container", height=height)
 
 
 def curve_rows(summaries: Sequence[MethodSummary], own: Sequence[Metric] = ()) -> list[dict[str, Any]]:

@@ -328,7 +328,7 @@ def predicted_chart(run: PredictedRun) -> "alt.LayerChart":
     """Seconds of each step against the step; the prediction is a horizontal line."""
     import altair as alt
 
-    from stretto.report.encodings import data
+    from stretto.report.encodings import Layer, data
 
     steps = list(run.steps.items())[:: max(1, len(run.steps) // MOST_POINTS)]
     typical = sorted(seconds for _, seconds in steps)[len(steps) // 2]
@@ -355,8 +355,7 @@ def predicted_chart(run: PredictedRun) -> "alt.LayerChart":
     colors = alt.Scale(domain=["measured", "predicted"], range=[MEASURED, PREDICTED])
     color = alt.Color("what:N", scale=colors, legend=legend)
     hints = [alt.Tooltip("step:Q"), alt.Tooltip("took:N"), alt.Tooltip("error:N", title="predicted is off by")]
-    dots = alt.Chart(data(points)).mark_point(filled=True, size=22, opacity=0.65)
-    line = alt.Chart(data(ends)).mark_line(strokeWidth=2)
-    return alt.LayerChart(
-        layer=[dots.encode(x=x, y=y, color=color, tooltip=hints), line.encode(x=x, y=y, color=color)]
-    ).properties(width="container", height=HEIGHT)
+    dots = Layer(data(points)).mark_point(filled=True, size=22, opacity=0.65)
+    line = Layer(data(ends)).mark_line(strokeWidth=2)
+    layers = [dots.encode(x=x, y=y, color=color, tooltip=hints), line.encode(x=x, y=y, color=color)]
+    return alt.LayerChart(layer=layers, width="container", height=HEIGHT)

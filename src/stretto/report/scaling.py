@@ -10,7 +10,7 @@ import altair as alt
 from stretto.report import units
 from stretto.report.chart_store import ChartSpecs
 from stretto.report.cost_axis import log_axis
-from stretto.report.encodings import data
+from stretto.report.encodings import Layer, data
 from stretto.report.html import fill, write
 from stretto.report.palette import COLORS, NEUTRAL, SHAPES, Style
 
@@ -131,7 +131,7 @@ def throughput_chart(rows: Sequence[ScaledPlan], styles: Mapping[str, Style]) ->
     ideal = [{"at": end, "value": speed * end} for end in ends]
     values = [*(row.throughput or 0.0 for row in rows), *(end["value"] for end in ideal)]
     y = alt.Y("value:Q", **log_axis(values, "examples a second"))
-    perfect = alt.Chart(data(ideal)).mark_line(strokeDash=[2, 4], color=NEUTRAL, strokeWidth=1.4).encode(x=x, y=y)
+    perfect = Layer(data(ideal)).mark_line(strokeDash=[2, 4], color=NEUTRAL, strokeWidth=1.4).encode(x=x, y=y)
     return lines([(row.workers, row.throughput, row) for row in rows], x, y, styles, perfect)
 
 
@@ -196,12 +196,11 @@ def lines(
     told = ["way", "plan", "used", "batch", "step", "speed"]
     told += ["goodput"] if any(row.goodput is not None for _, _, row in points) else []
     hints = [alt.Tooltip(f"{name}:N") for name in told]
-    chart = alt.Chart(data(rows)).encode(x=x, y=y, color=color)
+    chart = Layer(data(rows)).encode(x=x, y=y, color=color)
     dots = chart.mark_point(filled=True, size=60, opacity=1)
-    return alt.LayerChart(
-        layer=[
-            *beneath,
-            chart.mark_line(strokeWidth=2),
-            dots.encode(shape=alt.Shape("way:N", scale=shapes, legend=None), tooltip=hints),
-        ]
-    ).properties(width="container", height=HEIGHT)
+    layers = [
+        *beneath,
+        chart.mark_line(strokeWidth=2),
+        dots.encode(shape=alt.Shape("way:N", scale=shapes, legend=None), tooltip=hints),
+    ]
+    return alt.LayerChart(layer=layers, width="container", height=HEIGHT)

@@ -8,7 +8,7 @@ import altair as alt
 
 from stretto.report import units
 from stretto.report.chart_store import ChartSpecs
-from stretto.report.encodings import data
+from stretto.report.encodings import Layer, data
 from stretto.report.turns import WAIT, Band, Bar, Timelines, TurnWindow
 from stretto.schedule.action import KINDS
 from stretto.schedule.draw import COLORS
@@ -123,14 +123,16 @@ def timeline_chart(
     hints = [alt.Tooltip("name:N", title="what"), alt.Tooltip("kind:N"), alt.Tooltip("took:N"), alt.Tooltip("worker:N")]
     if inside:
         hints.append(alt.Tooltip("inside:N"))
-    chart = alt.Chart(data(rows))
+    chart = Layer(data(rows))
     spans = chart.mark_bar(height={"band": 0.8}).encode(
-        x=x, x2="to:Q", y=y, color=alt.Color("kind:N", scale=colors, legend=legend), tooltip=hints
+        x=x, x2=alt.X2("to:Q"), y=y, color=alt.Color("kind:N", scale=colors, legend=legend), tooltip=hints
     )
-    names = chart.mark_text(fontSize=10, color="white").encode(x="middle:Q", y=y, text="label:N", tooltip=hints)
+    names = chart.mark_text(fontSize=10, color="white").encode(
+        x=alt.X("middle:Q"), y=y, text=alt.Text("label:N"), tooltip=hints
+    )
     shades, labels = band_layers(bands, scale, seconds) if bands else ([], [])
     layers = [*shades, spans, names, *labels]
-    return alt.LayerChart(layer=layers).properties(width="container", height=ROW_HEIGHT * len(order) + MARGIN)
+    return alt.LayerChart(layer=layers, width="container", height=ROW_HEIGHT * len(order) + MARGIN)
 
 
 def kind_and_stage(bar: Bar) -> tuple[str, int]:
@@ -153,9 +155,11 @@ def band_layers(bands: Sequence[Band], scale: float, seconds: float) -> tuple[li
         }
         for band in bands
     ]
-    chart = alt.Chart(data(rows))
+    chart = Layer(data(rows))
     hints = [alt.Tooltip("phase:N"), alt.Tooltip("took:N")]
     shade = alt.Color("phase:N", scale=alt.Scale(domain=list(SHADES), range=list(SHADES.values())), legend=None)
-    shades = chart.mark_rect(opacity=0.16).encode(x="from:Q", x2="to:Q", fill=shade, tooltip=hints)
-    labels = chart.mark_text(fontSize=11).encode(x="middle:Q", y="worker:N", text="label:N", tooltip=hints)
+    shades = chart.mark_rect(opacity=0.16).encode(x=alt.X("from:Q"), x2=alt.X2("to:Q"), fill=shade, tooltip=hints)
+    labels = chart.mark_text(fontSize=11).encode(
+        x=alt.X("middle:Q"), y=alt.Y("worker:N"), text=alt.Text("label:N"), tooltip=hints
+    )
     return [shades], [labels]

@@ -10,7 +10,7 @@ import altair as alt
 from stretto.report import units
 from stretto.report.chart_store import ChartSpecs
 from stretto.report.cost_axis import LABELS, linear_ticks, log_axis, log_domain, log_ticks
-from stretto.report.encodings import data, state
+from stretto.report.encodings import Layer, data, state
 from stretto.report.metric import VALIDATION_ACCURACY, Metric, own_metrics
 from stretto.report.palette import Style
 from stretto.report.record import Record, methods
@@ -63,9 +63,7 @@ def tuning_charts(
     values = [row["value"] for row in rows if row["value"] is not None]
     y = alt.Y("value:Q", **_y_axis(values, metric))
     return {
-        method: _chart([row for row in rows if row["method"] == method], batches, x, y, styles[method]).properties(
-            width="container", height=height
-        )
+        method: _chart([row for row in rows if row["method"] == method], batches, x, y, styles[method], height)
         for method in methods(tuple(records))
         if any(row["method"] == method for row in rows)
     }
@@ -113,18 +111,21 @@ def _y_axis(values: Sequence[float], metric: Metric) -> dict[str, Any]:
     return {"scale": scale, "axis": axis, "title": metric.label}
 
 
-def _chart(rows: list[dict[str, Any]], batches: Sequence[int], x: alt.X, y: alt.Y, style: Style) -> alt.LayerChart:
+def _chart(
+    rows: list[dict[str, Any]], batches: Sequence[int], x: alt.X, y: alt.Y, style: Style, height: int
+) -> alt.LayerChart:
     layers: list[alt.Chart] = []
     hints = [alt.Tooltip(f"{field}:N") for field in ("method", "options", "seed", "result", "state")]
     domain = [_name(batch) for batch in batches]
     legend = alt.Legend(orient="bottom", title=None, direction="horizontal") if len(batches) > 1 else None
     shape = alt.Shape("size:N", scale=alt.Scale(domain=domain, range=list(SHAPES[: len(batches)])), legend=legend)
+    at_top = alt.YValue(CROSS_ROW)  # type: ignore[no-untyped-call]
     for index, batch in enumerate(batches):
         shown = [_shown(row) for row in rows if row["batch"] == batch]
         offset = 5 * (index - (len(batches) - 1) / 2)
-        base = alt.Chart(data(shown)).encode(x=x)
+        base = Layer(data(shown)).encode(x=x)
         valued = base.transform_filter("isValid(datum.value)").encode(y=y)
-        mean = alt.Chart(data(_means(shown))).mark_line(
+        mean = Layer(data(_means(shown))).mark_line(
             strokeWidth=1.8, color=style.color, strokeDash=DASHES[index % len(DASHES)], xOffset=offset, opacity=0.8
         )
         points = valued.mark_point(filled=True, size=46, opacity=0.75, color=style.color, xOffset=offset)
@@ -132,13 +133,13 @@ def _chart(rows: list[dict[str, Any]], batches: Sequence[int], x: alt.X, y: alt.
             text="✕", fontSize=13, fontWeight="bold", color=style.color, xOffset=offset
         )
         layers += [mean.encode(x=x, y=y), points.encode(shape=shape, tooltip=hints)]
-        layers.append(crosses.encode(y=alt.value(CROSS_ROW), tooltip=hints))
+        layers.append(crosses.encode(y=at_top, tooltip=hints))
     failed = [row["state"] for row in rows if row["value"] is None]
     if failed:
         word = "diverged" if all(state.startswith("diverged") for state in failed) else "failed"
-        label = alt.Chart(data([{}])).mark_text(text=word, align="right", baseline="middle", fontSize=11.5)
-        layers.append(label.encode(x=alt.value(-6), y=alt.value(CROSS_ROW)))
-    return alt.LayerChart(layer=layers)
+        label = Layer(data([{}])).mark_text(text=word, align="right", baseline="middle", fontSize=11.5)
+        layers.append(label.encode(x=alt.value(-6), y=at_top))
+    return alt.LayerChart(layer=layers, width="container", height=height)
 
 
 def _name(batch: int) -> str:
