@@ -4,6 +4,7 @@ import ast
 import importlib.util
 import inspect
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -92,7 +93,7 @@ def with_neighbours(file: Path) -> set[Path]:
     reached, waiting = {file}, [file]
     while waiting:
         path = waiting.pop()
-        for name in imported_names(path):
+        for name in imported_names(path.read_bytes()):
             candidates = (file.parent.joinpath(*name.split(".")), path.parent.joinpath(*name.split(".")))
             for stem in candidates:
                 for found in (stem.with_suffix(".py"), stem / "__init__.py"):
@@ -102,10 +103,15 @@ def with_neighbours(file: Path) -> set[Path]:
     return reached
 
 
-def imported_names(file: Path) -> Iterator[str]:
-    """The modules that a file imports, by name; `from a import b` may import a.b."""
+@lru_cache
+def imported_names(source: bytes) -> tuple[str, ...]:
+    """The modules that Python code imports, by name; `from a import b` may import a.b."""
+    return tuple(_imported_names(source))
+
+
+def _imported_names(source: bytes) -> Iterator[str]:
     try:
-        tree = ast.parse(file.read_bytes())
+        tree = ast.parse(source)
     except SyntaxError:
         return  # the import itself tells
     for node in ast.walk(tree):

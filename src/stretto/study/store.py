@@ -8,6 +8,7 @@ import shutil
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TextIO
@@ -239,5 +240,11 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 def versions() -> dict[str, str]:
     """The versions of packages and Python, and the kind of machine."""
-    packages = {name: version(name) for name in ("stretto", "torch", "numpy")}
+    packages = {name: _version(name) for name in ("stretto", "torch", "numpy")}
     return {**packages, "python": platform.python_version(), "machine": f"{platform.system()} {platform.machine()}"}
+
+
+@cache
+def _version(package: str) -> str:
+    """Read from its files once: a study asks with each run."""
+    return version(package)
