@@ -16,7 +16,7 @@ from stretto.processes.fork_server import NEEDED
 
 ROOT = Path(stretto.__file__).parent
 GROUPS = {
-    "ground": "errors options mesh optimizers files processes trackers",
+    "ground": "errors interrupts options mesh optimizers files processes trackers",
     "what is done": "schedule methods",
     "one stage's work": "collectives nn data losses heads optim weights parallel replicas tracing stage",
     "interpreters": "simulate checkpoint emulate runtime trainer",
@@ -133,6 +133,7 @@ def test_what_the_command_line_opens_first_is_little():
         "cli",
         "errors",
         "files",
+        "interrupts",
         "mesh",
         "optimizers",
         "options",

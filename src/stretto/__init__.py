@@ -11,17 +11,34 @@
     trainer.flush()
 """
 
-from typing import TYPE_CHECKING, Any
+import _signal  # `signal` makes enums for milliseconds
+import os
+import sys
 
-from stretto.errors import ScheduleError, StrettoError, UsageError
 
+def _is_command() -> bool:
+    """Whether this process is a command: `python -m stretto`, or the script `stretto` beside its Python."""
+    if sys.argv[:1] == ["-m"]:  # as it is while Python looks for the module
+        return sys.orig_argv[-len(sys.argv)] in ("stretto", "-mstretto")
+    script = os.path.join(os.path.dirname(sys.executable), "stretto")  # noqa: PTH118, PTH120 - pathlib takes milliseconds
+    return sys.argv[:1] != [] and os.path.realpath(sys.argv[0]) == script
+
+
+if _is_command() and _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
+    # Until stretto.interrupts takes it, Ctrl-C ends the process as SIGTERM does, without a traceback.
+    _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
+
+TYPE_CHECKING = False  # `typing` takes milliseconds, too
 if TYPE_CHECKING:
+    from typing import Any
+
     from stretto import collectives, losses, optim, parallel, trackers
     from stretto.analysis.gradient_cosine import alignment
     from stretto.analysis.linear_probes import probes
     from stretto.analysis.noise_scale import noise_scale
     from stretto.analysis.sharpness import sharpness
     from stretto.analysis.stable_rate import stable_rate
+    from stretto.errors import ScheduleError, StrettoError, UsageError
     from stretto.heads import LocalLoss
     from stretto.losses.value import mean
     from stretto.mesh import Mesh
@@ -84,8 +101,11 @@ _HOMES = {
     "Mesh": "stretto.mesh",
     "Method": "stretto.methods",
     "ParameterServer": "stretto.replicas",
+    "ScheduleError": "stretto.errors",
     "ShardOptimizer": "stretto.replicas",
+    "StrettoError": "stretto.errors",
     "Trainer": "stretto.trainer.trainer",
+    "UsageError": "stretto.errors",
     "alignment": "stretto.analysis.gradient_cosine",
     "compare": "stretto.study.python_calls",
     "group_norm": "stretto.nn.group_norm",
@@ -102,6 +122,7 @@ _HOMES = {
 }
 _PARTS = (
     "collectives",
+    "errors",
     "heads",
     "losses",
     "methods",
@@ -111,7 +132,7 @@ _PARTS = (
 )  # modules that are asked for by their own name
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> "Any":
     """Import what is asked for when it is asked for: `stretto --help` must not wait for torch."""
     if name not in _HOMES and name not in _PARTS:
         raise AttributeError(f"module 'stretto' has no attribute {name!r}")

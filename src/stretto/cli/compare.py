@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
+from stretto import interrupts
 from stretto.cli.output import Output, print_json, print_settings
 from stretto.cli.progress_bar import progress
 from stretto.cli.study_file import study_file
@@ -93,8 +94,10 @@ def compare(
     sweeps = sweeps_of(config, chosen, output.out, selection)
     if output.dry_run:
         return show_settings(sweeps, output)
-    if jobs != 1 or any(swept.workers is not None for swept in chosen.values()):
-        fork_server.prepare()
+    with interrupts.ending_at_once():
+        if jobs != 1 or any(swept.workers is not None for swept in chosen.values()):
+            fork_server.prepare()
+        from stretto.study import report_page  # noqa: F401 - imports torch, and all that follows needs
     outcomes = {
         name: run(sweep, output, jobs, storage, timeout, operations=trace_operations) for name, sweep in sweeps.items()
     }

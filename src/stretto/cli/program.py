@@ -8,7 +8,6 @@ import contextlib
 import errno
 import os
 import shlex
-import signal
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +17,7 @@ from typing import Any, NoReturn
 
 from cyclopts import App, CycloptsError
 
-from stretto import __version__
+from stretto import __version__, interrupts
 from stretto.cli.calibrate import calibrate
 from stretto.cli.compare import compare
 from stretto.cli.doctor import doctor
@@ -42,7 +41,7 @@ NEEDED = {  # the extras that options need
     "scale": "report",
 }
 NO_PATH = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ELOOP)  # what no file can be called, or is
-OK, FAILED, MISTAKE, INTERRUPTED = 0, 1, 2, 130
+OK, FAILED, MISTAKE, INTERRUPTED = 0, 1, 2, interrupts.STATUS
 
 app = App(
     name="stretto",
@@ -56,12 +55,13 @@ for verb in (compare, train, show, simulate, plan, calibrate, report, inspect, d
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; return its exit status."""
-    if arguments is None:
-        take_signals()
     words = list(sys.argv[1:] if arguments is None else arguments)
+    if arguments is None:
+        interrupts.take(words)
     try:
-        status: Any = call(words)
-        flush()
+        with interrupts.raising():
+            status: Any = call(words)
+            flush()
     except (CycloptsError, StrettoError) as error:
         code = MISTAKE if isinstance(error, CycloptsError | UsageError) else FAILED
         printed = getattr(error, "said_by", None) is not None  # by another process of this job
@@ -77,8 +77,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         return complain("a path holds a zero character, which no file's name can: leave it out", MISTAKE)
     except KeyboardInterrupt as interrupt:
-        study = "; finished runs are kept, the same command makes the others" if "compare" in words[:1] else ""
-        return complain(f"{interrupt}" or f"interrupted{study}", INTERRUPTED)
+        interrupts.answered(said=True)
+        return complain(f"{interrupt}" or interrupts.meaning(words), INTERRUPTED)
     return status if isinstance(status, int) else OK
 
 
@@ -95,25 +95,6 @@ def run_and_exit() -> NoReturn:
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(status)
-
-
-class Interrupted(KeyboardInterrupt):
-    """Ctrl-C or SIGTERM.
-
-    A plain KeyboardInterrupt that has passed through an `exec` of a string (dataclasses have such ones while modules
-    are imported) makes `python -m stretto` end by SIGINT, even if it was caught: the exit status would not be 130.
-    """
-
-
-def take_signals() -> None:
-    """Let SIGTERM end the command as Ctrl-C does, so that no process stays behind."""
-
-    def interrupt(*_: object) -> None:
-        raise Interrupted
-
-    signal.signal(signal.SIGTERM, interrupt)
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, interrupt)
 
 
 def call(words: list[str]) -> Any:
@@ -178,6 +159,7 @@ def settings_of(words: list[str], part: str) -> CompareSettings:
 
 def complain(message: str, status: int) -> int:
     """Print an error on stderr; return the exit status."""
+    interrupts.answered(said=True)
     with contextlib.suppress(OSError):
         flush()
     print(f"stretto: {message}", file=sys.stderr)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
+from stretto import interrupts
 from stretto.cli.output import Output, print_json, print_settings, write_trace
 from stretto.cli.progress_bar import progress
 from stretto.errors import UsageError
@@ -121,16 +122,17 @@ def train(
     from stretto.methods.table import check_written
 
     check_written(settings.method)  # a mistyped one is told before torch is imported
-    if settings.workers is not None and not output.dry_run:
-        fork_server.prepare()
-    import torch
+    with interrupts.ending_at_once():
+        if settings.workers is not None and not output.dry_run:
+            fork_server.prepare()
+        import torch
 
-    from stretto.runtime.world import place_in_job, take_place
-    from stretto.study.first_batches import refuse_other_sizes
-    from stretto.study.first_evaluation import refuse_evaluation
-    from stretto.study.prepare import prepare, prepare_trial
-    from stretto.study.single_run import claim, default_folder
-    from stretto.study.tracked_report import track_run
+        from stretto.runtime.world import place_in_job, take_place
+        from stretto.study.first_batches import refuse_other_sizes
+        from stretto.study.first_evaluation import refuse_evaluation
+        from stretto.study.prepare import prepare, prepare_trial
+        from stretto.study.single_run import claim, default_folder
+        from stretto.study.tracked_report import track_run
 
     take_place(settings.placement)
     rank, launched = place_in_job()  # torchrun or srun may have started several
@@ -306,16 +308,18 @@ def unfinished(prepared: "Prepared", folder: Path, command: str | None) -> Itera
     from stretto.runtime.launch import WorkerFailedError
     from stretto.study.checkpoints import Checkpoints
     from stretto.study.disk_errors import FullDiskError
-    from stretto.study.store import RUN
+    from stretto.study.store import RUN, discard
 
     try:
         yield
     except (KeyboardInterrupt, WorkerFailedError, FullDiskError) as error:
-        interrupted = isinstance(error, KeyboardInterrupt)
+        interrupted = isinstance(error, KeyboardInterrupt) or interrupts.received()  # a job's signal hits workers, too
         if interrupted and (folder / RUN).is_file():
-            return  # its processes had made the last step
+            interrupts.answered(said=False)  # its processes had made the last step
+            return
         step = Checkpoints(prepared.settings, folder).last()
         if step is None and interrupted:
+            discard(folder)
             raise KeyboardInterrupt(
                 "interrupted before a checkpoint; nothing is kept, the same command begins again"
             ) from None
@@ -325,4 +329,4 @@ def unfinished(prepared: "Prepared", folder: Path, command: str | None) -> Itera
         if command is not None and " --resume" not in command:
             remedy += f": {command} --resume"
         what = "interrupted" if interrupted else str(error)
-        raise type(error)(f"{what}; {remedy}") from None
+        raise (KeyboardInterrupt if interrupted else type(error))(f"{what}; {remedy}") from None

@@ -15,8 +15,11 @@ import stat
 import tempfile
 import time
 from collections.abc import Iterator
+from functools import partial
 from multiprocessing import util
 from pathlib import Path
+
+from stretto import interrupts
 
 PREFIX = "stretto-"
 MADE = re.compile(re.escape(PREFIX) + r"[a-z0-9_]{8}")  # as tempfile writes names
@@ -27,30 +30,34 @@ UNLOCKED = 3600.0  # seconds after which a folder without a lock is taken for on
 @contextlib.contextmanager
 def scratch() -> Iterator[Path]:
     """A new folder, which is removed at the end."""
-    folder, lock = make()
+    made: tuple[Path, int] | None = None
     try:
-        yield folder
+        with interrupts.held():
+            made = make()
+        yield made[0]
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        os.close(lock)
+        if made is not None:
+            shutil.rmtree(made[0], ignore_errors=True)
+            os.close(made[1])
 
 
 def for_sockets() -> None:
     """Give multiprocessing such a folder for its sockets while this process lives, unless it has made one already."""
     config = multiprocessing.current_process()._config  # type: ignore[attr-defined]
     if "tempdir" not in config:
-        folder, lock = make()
-        config["tempdir"] = str(folder)
-        util.Finalize(
-            None, remove, args=(folder, lock, os.getpid()), exitpriority=-100
-        )  # as late as that of multiprocessing's own folder
+        with interrupts.held():
+            mine = (*make(), os.getpid())
+            config["tempdir"] = str(mine[0])
+            interrupts.before_ending(partial(remove, *mine))
+        util.Finalize(None, remove, args=mine, exitpriority=-100)  # as late as that of multiprocessing's own folder
 
 
 def remove(folder: Path, lock: int, owner: int) -> None:
     """Remove a folder, if it is this process's own."""
     if os.getpid() == owner:
         shutil.rmtree(folder, ignore_errors=True)
-        os.close(lock)
+        with contextlib.suppress(OSError):  # closed already, where an interrupt ends what was ending
+            os.close(lock)
 
 
 def make() -> tuple[Path, int]:

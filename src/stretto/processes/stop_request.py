@@ -3,7 +3,10 @@
 import signal
 import threading
 import time
+from types import FrameType
 from typing import Any, Self
+
+from stretto import interrupts
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -33,8 +36,8 @@ class StopRequest:
         for number, handler in self._former.items():
             signal.signal(number, handler)
 
-    def _receive(self, number: int, _: object) -> None:
+    def _receive(self, number: int, frame: FrameType | None) -> None:
         if self._received_at is None:
             self._received_at = time.monotonic()
-        elif time.monotonic() > self._received_at + 1:
-            raise KeyboardInterrupt
+        elif time.monotonic() > self._received_at + interrupts.ONE:
+            interrupts.interrupt(number, frame)

@@ -7,6 +7,7 @@ import math
 import os
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,8 +16,9 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, NoReturn
 
-from torch.distributed.elastic.multiprocessing import ProcessFailure, SignalException
+from torch.distributed.elastic.multiprocessing import ProcessFailure
 
+from stretto import interrupts
 from stretto.errors import StrettoError, UsageError
 from stretto.files.temporary_folders import scratch
 from stretto.processes import fork_server
@@ -26,7 +28,7 @@ from stretto.runtime.rendezvous.nodes import NodesRendezvous
 from stretto.runtime.rendezvous.one_machine import LocalRendezvous
 from stretto.runtime.rendezvous.signed_store import VARIABLE, Secret
 
-SIGNALS = ("SIGTERM", "SIGHUP", "SIGQUIT")  # those that torch takes over while workers run; Ctrl-C stays what it is
+SIGNALS = ("SIGTERM", "SIGHUP", "SIGQUIT")  # those that interrupt while workers run, as Ctrl-C does
 LOUD = ("torch.distributed.elastic", "torch.multiprocessing.spawn")  # loggers of torch's launcher
 MEET = timedelta(minutes=15)  # for all nodes to come
 SAID = "TORCHELASTIC_ERROR_FILE"  # where a worker leaves what went wrong
@@ -85,19 +87,15 @@ def launch(work: Callable[..., None], arguments: Sequence[Any], place: LaunchSet
     are passed on to the workers, and raise KeyboardInterrupt once they have ended.
     """
     handler = place.handler()
-    with scratch() as folder, silent(), handlers_kept():
-        try:
-            failures = launch_agent.run(
-                begin,
-                [{**os.environ, VARIABLE: handler.secret.text}, work, *arguments],
-                workers=place.workers // place.nodes,
-                restarts=place.restarts,
-                handler=handler,
-                signals=SIGNALS,
-                folder=folder,
-            )
-        except SignalException as error:
-            raise KeyboardInterrupt from error
+    with scratch() as folder, silent(), interrupted_by(SIGNALS):
+        failures = launch_agent.run(
+            begin,
+            [{**os.environ, VARIABLE: handler.secret.text}, work, *arguments],
+            workers=place.workers // place.nodes,
+            restarts=place.restarts,
+            handler=handler,
+            folder=folder,
+        )
         if failures:
             raise reason(*min(failures.items(), key=lambda item: item[1].timestamp))
 
@@ -150,14 +148,18 @@ def silent() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def handlers_kept() -> Iterator[None]:
-    """Give signals back to whoever had them."""
-    before = {name: signal.getsignal(getattr(signal, name)) for name in SIGNALS}
+def interrupted_by(names: Sequence[str]) -> Iterator[None]:
+    """Let those signals that nobody has taken raise KeyboardInterrupt; only a main thread may take any."""
+    here = threading.current_thread() is threading.main_thread()
+    found = [getattr(signal, name) for name in names if here and hasattr(signal, name)]
+    taken = [number for number in found if signal.getsignal(number) is signal.SIG_DFL]
     try:
+        for number in taken:
+            signal.signal(number, interrupts.interrupt)
         yield
     finally:
-        for name, handler in before.items():
-            signal.signal(getattr(signal, name), handler)
+        for number in taken:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def reason(rank: int, failure: ProcessFailure) -> WorkerFailedError:

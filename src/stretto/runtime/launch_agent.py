@@ -19,7 +19,7 @@ from torch.distributed.elastic.rendezvous import RendezvousHandler
 from stretto.processes import fork_server
 
 PERIOD = 0.1  # seconds between two looks at the workers
-SIGNALS = "TORCHELASTIC_SIGNALS_TO_HANDLE"  # where torch's agent looks for those that it takes over
+SIGNALS = "TORCHELASTIC_SIGNALS_TO_HANDLE"  # where torch's agent looks for those that it takes over: none
 
 
 class Agent(LocalElasticAgent):
@@ -86,14 +86,14 @@ def run(
     workers: int,
     restarts: int,
     handler: RendezvousHandler,
-    signals: Sequence[str],
     folder: Path,
 ) -> dict[int, ProcessFailure]:
     """Call `work` in so many processes, which are started again if one fails; return what failed in the end.
 
-    Raises torch's SignalException if one of `signals` comes meanwhile, once all workers have ended.
+    What a signal raises meanwhile ends all workers first. torch's own handlers are left out, whose exception is dropped
+    where nobody can catch it, and by torch where it catches any Exception.
     """
-    os.environ[SIGNALS] = ",".join(signals)
+    os.environ[SIGNALS] = ""
     spec = WorkerSpec(
         role="worker",
         local_world_size=workers,
