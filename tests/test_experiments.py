@@ -37,7 +37,8 @@ def test_the_study_of_large_batches_tells_batch_sizes_apart(monkeypatch, tmp_pat
     import main
 
     try:
-        tiny = replace(main.STUDIES["lamb, sqrt"], examples=256, batch_size=(16, 64), lr=(0.01,), seeds=1)
+        few = {"examples": 256, "evaluations": 4, "batch_size": (16, 64), "lr": (0.01,), "seeds": 1}
+        tiny = replace(main.STUDIES["lamb, sqrt"], model_options={"depth": 2, "width": 8}, **few)
         outcome = study.compare(study.open_study(tiny, tmp_path / "study"), jobs=1)
         found = main.figures(outcome.records)
         assert [each["batch"] for each in found["batches"]] == [16, 64]
@@ -56,7 +57,7 @@ def test_a_studys_figure_says_where_backprop_stands(monkeypatch, tmp_path):
     try:
         for width in (8, 16):
             tiny = CompareSettings(
-                model_options={"depth": 2, "width": width}, steps=30, evaluations=6, methods=("backprop", "greedy"),
+                model_options={"depth": 2, "width": width}, steps=8, evaluations=4, methods=("backprop", "greedy"),
                 lr=(0.1,), batch_size=(32,), seeds=1,
             )  # fmt: skip
             study.compare(study.open_study(tiny, tmp_path / "s" / f"{width}"), jobs=1)

@@ -35,7 +35,10 @@ def trainer_of(method, widths):
     )
 
 
-@pytest.mark.parametrize("method", ["backprop", "greedy", "chunked(chunks=2)", "overlapping"])
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("chunked(chunks=2)", "overlapping")]
+
+
+@pytest.mark.parametrize("method", ["backprop", "greedy", *SLOW])
 def test_compute_memory_and_bytes_are_those_of_formulas(imported, method):
     """FLOPs of matrices by hand: 2 x inputs x outputs forward, as much for each gradient that the method takes."""
     counted, widths = imported("harness.counted"), (5, 7, 7, 7, 3)

@@ -1,6 +1,7 @@
 """The studies of the papers: every file can be run as it stands, or says which data set it needs."""
 
 import json
+import re
 import shlex
 from pathlib import Path
 
@@ -37,9 +38,14 @@ def test_a_study_has_all_but_its_data(file, size):
                 resolve(settings)
 
 
-def test_a_study_of_several_parts_can_be_run(capsys):
+@pytest.mark.parametrize("width", [r"width = 8", pytest.param(r"\g<0>", marks=pytest.mark.slow)], ids=["8", "own"])
+def test_a_study_of_several_parts_can_be_run(tmp_path, capsys, width):
+    """With networks of 8 units, and as it is."""
+    text = (ROOT / "studies" / "local-updates-08.toml").read_text(encoding="utf-8")
+    file = tmp_path / "local-updates-08.toml"
+    file.write_text(re.sub(r"width = \d+", width, text), encoding="utf-8")
     words = ["--methods", "greedy", "--dry-run", "--json"]
-    assert main(["compare", str(ROOT / "studies" / "local-updates-08.toml"), *words]) == 0
+    assert main(["compare", str(file), *words]) == 0
     assert len(json.loads(capsys.readouterr().out)["parts"]) == 4
 
 

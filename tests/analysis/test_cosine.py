@@ -10,6 +10,7 @@ from torch.nn.functional import cross_entropy
 
 import stretto
 from laws.networks import NETWORKS, state
+from pairwise import in_turn
 from stretto.analysis.gradient_cosine import alignment
 from stretto.errors import UsageError
 
@@ -66,8 +67,7 @@ def by_hand(stages, heads, method, loss, batches):
     return cosines, [own[head][1] if head in own else None for head in range(4)]
 
 
-@pytest.mark.parametrize("method", TRAINED_BY)
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize(("name", "method"), in_turn([*NETWORKS], [*TRAINED_BY], rounds=len(TRAINED_BY), slow=3))
 def test_cosines_are_those_of_plain_gradients(name, method):
     trainer, batches = made(name, method)
     loss = NETWORKS[name].loss

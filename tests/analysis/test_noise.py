@@ -37,6 +37,7 @@ def test_it_is_the_sample_covariance():
     assert found.square == pytest.approx(mean @ mean - trace / 40, rel=1e-12)
 
 
+@pytest.mark.slow
 def test_it_is_unbiased():
     """x ~ N(mu, diag(1, 4, 9)) at |w - mu| = 2: trace 14, square 4, averaged over many small measurements."""
     draw = torch.Generator().manual_seed(1)

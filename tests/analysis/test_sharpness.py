@@ -79,10 +79,15 @@ def test_a_loss_that_does_not_bend():
     assert (found.value, found.converged) == (0.0, True)
 
 
-@pytest.mark.parametrize("name", ["mlp", "cnn", "transformer"])
-def test_the_built_in_networks_can_be_differentiated_twice(name):
-    dataset = data.load("pydoc" if name == "transformer" else "digits")
-    built = models.build(name, dataset, seed=0, depth=2)
+SLOW = [pytest.param(name, {}, marks=pytest.mark.slow) for name in ("mlp", "cnn", "transformer")]
+
+
+@pytest.mark.parametrize(
+    ("name", "options"), [("mlp", {"width": 16}), ("cnn", {"width": 4}), ("transformer", {"width": 8}), *SLOW]
+)
+def test_the_built_in_networks_can_be_differentiated_twice(name, options):
+    dataset = data.load("pydoc") if name == "transformer" else data.load("digits")
+    built = models.build(name, dataset, seed=0, depth=2, **options)
     found = sharpness(nn.Sequential(*built.layers), built.loss, [(dataset.train.x[:4], dataset.train.y[:4])])
     assert found.value > 0
 

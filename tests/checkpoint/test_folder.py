@@ -15,6 +15,7 @@ import torch.testing._internal.distributed.fake_pg
 from hypothesis import given, settings
 
 from checkpoint.states import assert_same, states
+from pairwise import in_turn
 from stretto import checkpoint
 from stretto.checkpoint import Manifest, begin, discard, finish, read_manifest, read_stage, verify, write, write_stage
 from stretto.errors import UsageError
@@ -50,8 +51,10 @@ def names(folder):
 
 # -- what comes back --------------------------------------------------------------------------------------------------
 
+SOME = settings(max_examples=settings().max_examples // 2)  # of those of other laws: each writes a folder
 
-@settings(max_examples=25)
+
+@SOME
 @given(states)
 def test_a_stage_comes_back_from_disk(tmp_path_factory, state):
     path = tmp_path_factory.getbasetemp() / "run"
@@ -183,7 +186,7 @@ def test_replicas_write_in_any_order(order, tmp_path):
         assert_same(read_stage(tmp_path / "run", 0, number), state)
 
 
-@settings(max_examples=25)
+@SOME
 @given(states, states)
 def test_any_two_replicas_come_back(tmp_path_factory, one, other):
     path = tmp_path_factory.getbasetemp() / "run"
@@ -249,14 +252,15 @@ def test_damage_to_any_file_is_named(spoil, tmp_path):
                 assert_same(read_stage(path, index), state(1))
 
 
-def test_no_bit_of_a_file_can_change_unnoticed(tmp_path):
+@pytest.mark.parametrize("flips", [25, pytest.param(100, marks=pytest.mark.slow)])
+def test_no_bit_of_a_file_can_change_unnoticed(flips, tmp_path):
     """In the manifest, changes that mean nothing (1e-05 and 1E-05) may pass."""
     save(tmp_path / "run")
     draw = random.Random(2)
     wanted = read_manifest(tmp_path / "run")
     for file in files(tmp_path / "run"):
         content = file.read_bytes()
-        for _ in range(100):
+        for _ in range(flips):
             flipped = bytearray(content)
             flipped[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
             file.write_bytes(flipped)
@@ -349,7 +353,7 @@ class Stop(BaseException):
     """As a signal's handler raises it."""
 
 
-CALLS = [(os, "fsync"), (os, "mkdir"), (os, "rename"), (os, "open")]
+CALLS = ["mkdir", "fsync", "rename", "open"]
 
 
 def failing(call, at, error):
@@ -365,16 +369,18 @@ def failing(call, at, error):
     return patched, left
 
 
-@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt(), Stop()])
-@pytest.mark.parametrize("call", CALLS, ids=lambda call: call[1])
+ERRORS = {"full": OSError(errno.ENOSPC, "No space left on device"), "ctrl-c": KeyboardInterrupt(), "stop": Stop()}
+
+
+@pytest.mark.parametrize(("call", "error"), in_turn(CALLS, list(ERRORS), rounds=3, slow=2))
 def test_an_error_in_any_call_keeps_the_former(call, error, tmp_path, monkeypatch):
     """Patched calls: the first fails, then the second, until no call is left to fail."""
-    path = tmp_path / "run"
+    path, error = tmp_path / "run", ERRORS[error]
     for at in range(100):
         save(path, 1)
-        patched, left = failing(getattr(*call), at, error)
+        patched, left = failing(getattr(os, call), at, error)
         with monkeypatch.context() as patch:
-            patch.setattr(*call, patched)
+            patch.setattr(os, call, patched)
             stopped = stops(path, type(error))
         assert names(tmp_path) == ["run"]
         assert entered(path) in ((2,) if stopped is None else (1, 2))  # a folder that is there need not be made

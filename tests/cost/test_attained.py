@@ -3,6 +3,7 @@
 import itertools
 import math
 from dataclasses import replace
+from functools import cache
 from statistics import NormalDist
 
 import pytest
@@ -62,20 +63,21 @@ def test_products_and_kernels_never_take_less_time_for_more_work():
             sizes = [(*fixed[:place], size, *fixed[place:]) for size in grid]
             seconds = [product_seconds(1, *each, SPEEDS) for each in sizes]
             assert seconds == sorted(seconds)
-    times = [layer_seconds(ROWS[0], "F", Machine(A100, "bfloat16"), examples) for examples in (0.5, 1, 2, 3, 8, 64, 65)]
+    times = [
+        layer_seconds(small_layers()[0], "F", Machine(A100, "bfloat16"), examples)
+        for examples in (0.5, 1, 2, 3, 8, 64, 65)
+    ]
     assert times == sorted(times)
 
 
-def layers():
+@cache
+def small_layers():
     """A block's linear layers and what is between them, small."""
     import torch
     from torch import nn
 
     wide = nn.Sequential(nn.LayerNorm(96), nn.Linear(96, 384), nn.GELU(), nn.Linear(384, 96))
     return layer_costs([wide, nn.Linear(96, 96)], torch.randn(4, 96)).layers
-
-
-ROWS = layers()
 
 
 def test_a_layer_of_a_large_model_by_hand():
@@ -126,25 +128,25 @@ def test_products_as_they_were_measured_on_an_a100(rows, columns, inner, teraflo
     sizes = ProductSizes(*(Affine(size) for size in (1.0, rows, columns, inner)))
     moved = 2 * (rows * inner + inner * columns + rows * columns)
     work = Work("linear", 1, Affine(flops), Affine(moved), (Kernels(1, Affine(flops), Affine(moved), sizes),))
-    row = replace(ROWS[0], forward=(work,))
+    row = replace(small_layers()[0], forward=(work,))
     device = replace(A100, attained=replace(A100.attained, per_launch=0.0))
     assert flops / layer_seconds(row, "F", Machine(device, "float16"), 1) / 1e12 == pytest.approx(teraflops, rel=0.1)
 
 
 def test_a_small_layer_takes_as_long_as_its_host_starts_kernels():
-    forward, backward = (sum(k.count for w in ROWS[0].works(kind) for k in w.kernels) for kind in "FB")
+    forward, backward = (sum(k.count for w in small_layers()[0].works(kind) for k in w.kernels) for kind in "FB")
     machine = Machine(A100, "float32")
-    assert layer_seconds(ROWS[0], "F", machine, 4) == pytest.approx(forward * 21e-6)
-    assert layer_seconds(ROWS[0], "B", machine, 4) == pytest.approx(backward * 21e-6 + 6 * 19e-6)
-    assert layer_times(ModelCosts(ROWS[:1], "float32"), machine, 4)[0].update == pytest.approx(6 * 7e-6)
+    assert layer_seconds(small_layers()[0], "F", machine, 4) == pytest.approx(forward * 21e-6)
+    assert layer_seconds(small_layers()[0], "B", machine, 4) == pytest.approx(backward * 21e-6 + 6 * 19e-6)
+    assert layer_times(ModelCosts(small_layers()[:1], "float32"), machine, 4)[0].update == pytest.approx(6 * 7e-6)
     free = Machine(replace(A100, attained=A100.attained.without_host()), "float32")
-    assert layer_seconds(ROWS[0], "F", free, 4) < forward * 7e-6
+    assert layer_seconds(small_layers()[0], "F", free, 4) < forward * 7e-6
 
 
 def test_sorts_of_operators_have_launches_of_their_own_and_updates_those_of_others_unless_said():
     kernels = (Kernels(3, Affine(), Affine()),)
     works = tuple(Work(sort, 3, Affine(), Affine(), kernels) for sort in ("convolution", "elementwise"))
-    row = replace(ROWS[0], forward=works, measured=None)
+    row = replace(small_layers()[0], forward=works, measured=None)
     slow = replace(A100.attained, per_kernel=0.0)
     assert layer_seconds(row, "F", Machine(replace(A100, attained=slow), "float32"), 1) == pytest.approx(3 * 105e-6)
     plain = replace(slow, per_update=None)
@@ -157,7 +159,7 @@ def test_sorts_of_operators_have_launches_of_their_own_and_updates_those_of_othe
 def test_without_what_is_attained_it_is_the_roofline_and_so_it_is_with_shares_of_one():
     plain = replace(A100, attained=None)
     work = Work("elementwise", 3, Affine(), Affine(0, 3e6), (Kernels(3, Affine(), Affine(0, 1e6)),))
-    row = replace(ROWS[0], forward=(work,), measured=None)
+    row = replace(small_layers()[0], forward=(work,), measured=None)
     roofline = layer_seconds(row, "F", Machine(plain, "float32"), 8)
     assert roofline == pytest.approx(24e6 / 2.039e12)
     assert layer_seconds(row, "F", Machine(replace(A100, attained=Attained()), "float32"), 8) == pytest.approx(roofline)
@@ -169,7 +171,7 @@ def test_without_what_is_attained_it_is_the_roofline_and_so_it_is_with_shares_of
 def test_dropout_takes_as_long_as_its_random_numbers():
     def seconds(drawn):
         kernels = (Kernels(1, Affine(), Affine(0, 5e6), None, Affine(0, drawn)),)
-        row = replace(ROWS[0], forward=(Work("elementwise", 1, Affine(), Affine(0, 5e6), kernels),))
+        row = replace(small_layers()[0], forward=(Work("elementwise", 1, Affine(), Affine(0, 5e6), kernels),))
         return layer_seconds(row, "F", Machine(A100, "float32"), 100)
 
     assert seconds(0) == seconds(1e3) == pytest.approx(5e8 / (2.039e12 * 0.81) + 1.4e-6)
@@ -177,7 +179,7 @@ def test_dropout_takes_as_long_as_its_random_numbers():
 
 
 def seconds_of(work, device, dtype):
-    return layer_seconds(replace(ROWS[0], forward=(work,)), "F", Machine(device, dtype), 1)
+    return layer_seconds(replace(small_layers()[0], forward=(work,)), "F", Machine(device, dtype), 1)
 
 
 def test_shares_of_a_dtype_and_of_early_attention():
@@ -283,7 +285,7 @@ def test_figures_on_chips_are_read_back_and_checked():
 def test_transposes_take_time_on_tensor_cores_and_none_without():
     def seconds(dtype, transposed):
         kernels = (Kernels(2, Affine(0, 1e9), Affine(0, 5e6), None, Affine(), Affine(0, transposed), 3),)
-        row = replace(ROWS[0], forward=(Work("convolution", 2, Affine(0, 2e9), Affine(0, 1e7), kernels),))
+        row = replace(small_layers()[0], forward=(Work("convolution", 2, Affine(0, 2e9), Affine(0, 1e7), kernels),))
         return layer_seconds(row, "F", Machine(A100, dtype), 100)
 
     assert seconds("float32", 1e6) == seconds("float32", 0)
@@ -291,7 +293,7 @@ def test_transposes_take_time_on_tensor_cores_and_none_without():
         longer = seconds(dtype, 1e6) - seconds(dtype, 0)
         assert longer == pytest.approx(2 * 1e8 / (2.039e12 * 0.66))
     channels_last = (Kernels(2, Affine(0, 1e9), Affine(0, 5e6)),)
-    row = replace(ROWS[0], forward=(Work("convolution", 2, Affine(0, 2e9), Affine(0, 1e7), channels_last),))
+    row = replace(small_layers()[0], forward=(Work("convolution", 2, Affine(0, 2e9), Affine(0, 1e7), channels_last),))
     least = layer_seconds(row, "F", Machine(A100, "tfloat32"), 100)
     assert seconds("tfloat32", 0) == pytest.approx(least + 2 * 3 * 1.4e-6)
     assert seconds("float16-autocast", 0) == seconds("float16", 0)

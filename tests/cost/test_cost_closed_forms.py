@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 
+from pairwise import in_turn, slow_where
 from stretto import UsageError, data, models
 from stretto.measure import measure
 from stretto.models.transformer import CausalAttention
@@ -23,7 +24,7 @@ NETWORKS = {
 }
 
 
-@pytest.fixture(scope="module", params=NETWORKS)
+@pytest.fixture(scope="module")
 def network(request):
     name, options, size = NETWORKS[request.param]
     dataset = data.load(name, **options)
@@ -88,7 +89,14 @@ SERIAL = {
 }
 
 
-@pytest.mark.parametrize("method", SERIAL)
+def each_on_a_network(methods):
+    """Methods and networks, each method once in a quick test."""
+    return pytest.mark.parametrize(
+        ("method", "network"), in_turn(methods, list(NETWORKS), rounds=3, slow=2), indirect=["network"]
+    )
+
+
+@each_on_a_network(list(SERIAL))
 def test_paper_accounting_gives_the_closed_forms(network, method):
     trainer = trainer_of(network, method)
     dataset = network[0]
@@ -113,7 +121,7 @@ def test_equal_stages_wait_a_third_of_the_time_without_delay():
     assert costs[0].total == costs[1].total
 
 
-@pytest.mark.parametrize("method", ["backprop", "greedy", "overlapping", "chunked(chunks=2)"])
+@each_on_a_network(["backprop", "greedy", "overlapping", "chunked(chunks=2)"])
 def test_batch_size_moves_neither_total_per_example_nor_serial(network, method):
     dataset = network[0]
     small, large = (
@@ -165,7 +173,13 @@ def test_attention_on_the_cpu_counts_as_torch_says():
     assert flops["B", 0] == layer + 5 * product
 
 
-@pytest.mark.parametrize("method", ["backprop", "greedy", "overlapping(delay=1)", "chunked(chunks=2)"])
+@pytest.mark.parametrize(
+    "method",
+    slow_where(
+        lambda method: method != "overlapping(delay=1)",
+        ["backprop", "greedy", "overlapping(delay=1)", "chunked(chunks=2)"],
+    ),
+)
 def test_counting_leaves_no_trace(method):
     dataset = data.load("digits")
     x, y = dataset.train.x[:16], dataset.train.y[:16]

@@ -1,6 +1,7 @@
 """What a step is forecast to take: by hand, from round figures; and the memory that torch's allocator really gave."""
 
 from dataclasses import replace
+from functools import cache
 
 import pytest
 import torch
@@ -24,6 +25,7 @@ F, B, W, U, A = 2.0, 4.0, 3.0, 1.0, 0.5  # seconds of a layer, whatever the exam
 WIDTH, MEGA = 64, 1e6
 
 
+@cache
 def costs(number=4):
     rows = layer_costs([nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(number)], torch.zeros(2, WIDTH)).layers
     lines = [Affine(x) for x in (F, B, B - W, W)]
@@ -120,6 +122,12 @@ def test_stages_that_send_no_gradient_compute_none():
 VOCABULARY = 24
 
 
+@cache
+def language_costs():
+    model = LanguageModel()
+    return layer_costs([model.embedding, model.block, model.readout], torch.zeros(2, 4, dtype=torch.long))
+
+
 class LanguageModel(nn.Module):
     """An embedding that is the unembedding too, and something between them."""
 
@@ -131,8 +139,7 @@ class LanguageModel(nn.Module):
 
 
 def test_tied_weights_travel_to_the_stage_that_borrows_them_and_their_gradients_back():
-    model = LanguageModel()
-    table = layer_costs([model.embedding, model.block, model.readout], torch.zeros(2, 4, dtype=torch.long))
+    table = language_costs()
     assert ModelCosts.of(table.to_dict()) == table
     size = 4 * VOCABULARY * WIDTH
     assert tied_bytes(table, (0, 1, 3)) == {(0, 1): size}
@@ -150,9 +157,8 @@ def test_tied_weights_travel_to_the_stage_that_borrows_them_and_their_gradients_
 
 
 def test_weights_that_layers_of_one_stage_share_are_kept_once():
-    model = LanguageModel()
-    table = layer_costs([model.embedding, model.block, model.readout], torch.zeros(2, 4, dtype=torch.long))
-    numbers, size = sum(p.numel() for p in model.parameters()), 4 * VOCABULARY * WIDTH
+    table = language_costs()
+    numbers, size = sum(p.numel() for p in LanguageModel().parameters()), 4 * VOCABULARY * WIDTH
     (stage,) = table.stages((0, 3))
     assert (stage.parameter_bytes, stage.gradient_bytes) == (4 * numbers, 4 * numbers)
     assert sum(stage.parameter_bytes for stage in table.stages((0, 1, 3))) == 4 * numbers + size
@@ -180,7 +186,7 @@ class Several(nn.Module):
 SLOW = pytest.mark.slow
 KEPT = [
     *((name, "sgd") for name in ("backprop", "pb", "pipedream")),
-    ("pipedream(rotate=True)", "adamw"),
+    pytest.param("pipedream(rotate=True)", "adamw", marks=SLOW),
     pytest.param("gpipe(microbatches=4)", "sgd", marks=SLOW),
     pytest.param("pb", "muon", marks=SLOW),
     pytest.param("pb-lwpw", "adam", marks=SLOW),
@@ -206,15 +212,22 @@ def test_what_predictions_keep_beside_pb_is_what_torch_s_allocator_gave(name):
     assert told == pytest.approx(measured, rel=0.01)
 
 
+@cache
+def several_costs():
+    x = torch.randn(2, 96)
+    return layer_costs([Several(96) for _ in range(4)], x, loss=mse_loss, target=x)
+
+
 def told_bytes(name, optimizer):
     """The predicted peak bytes of two stages on one worker."""
-    x, made = torch.randn(64, 96), method(name)
+    made = method(name)
     schedule, rules = made.plan(2, 1)
-    table = layer_costs([Several(96) for _ in range(4)], x[:2], loss=mse_loss, target=x[:2])
-    (told,) = peak_bytes(made, schedule, rules, table, (0, 2, 5), 64 / schedule.per_turn, optimizer=optimizer)
+    share = 64 / schedule.per_turn
+    (told,) = peak_bytes(made, schedule, rules, several_costs(), (0, 2, 5), share, optimizer=optimizer)
     return told
 
 
+@cache
 def measured_bytes(name, optimizer):
     """The same, of training."""
     x, momentum = torch.randn(64, 96), 0.9 if optimizer == "sgd" else None
@@ -254,8 +267,7 @@ def test_stages_of_one_worker_get_shared_weights_in_one_message():
 
 
 def test_message_buffers_hold_shared_weights():
-    model = LanguageModel()
-    table = layer_costs([model.embedding, model.block, model.readout], torch.zeros(2, 4, dtype=torch.long))
+    table = language_costs()
     told = [
         forecast(each, (0, 1, 3), cluster(), "backprop", 8, workers=2).bytes
         for each in (table, replace(table, ties=(), read_rows=()))

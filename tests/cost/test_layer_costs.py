@@ -1,12 +1,14 @@
 """Costs of layers: counted by hand from shapes, alike on fake and on real tensors, and those of published networks."""
 
 import json
+from functools import cache
 
 import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+from pairwise import slow_where
 from stretto import UsageError
 from stretto.cost import Affine, ModelCosts
 from stretto.measure import faking, layer_costs
@@ -43,12 +45,18 @@ def without_data():
 
 
 NETWORKS = {"mlp": mlp, "images": images, "tokens": tokens, "without data": without_data}
-CHOSEN = [*list(NETWORKS)[:3], pytest.param("without data", marks=pytest.mark.slow)]
+
+
+@cache
+def counted_network(name):
+    """Its layers, its input and its costs; nobody changes them."""
+    layers, x = NETWORKS[name]()
+    return layers, x, layer_costs(layers, x)
 
 
 def test_a_multi_layer_perceptron_by_hand():
-    layers, x = mlp()
-    first, relu, last = layer_costs(layers, x).layers
+    *_, costs = counted_network("mlp")
+    first, relu, last = costs.layers
     assert (first.activation, relu.activation, last.activation) == (
         Affine(0, 5 * ITEM), Affine(0, 7 * ITEM), Affine(0, 7 * ITEM)
     )  # fmt: skip
@@ -58,14 +66,14 @@ def test_a_multi_layer_perceptron_by_hand():
     forward = Affine(0, 2 * 7 * 3)
     assert [last.flops(kind) for kind in "FBIW"] == [forward, forward + forward, forward, forward]
     assert [first.flops(kind).each for kind in "FBIW"] == [70, 70, 0, 70]  # its input needs no gradient
-    whole = layer_costs(layers, x).whole
+    whole = costs.whole
     assert whole.activation == Affine(0, (5 + 7) * ITEM)  # the ReLU's output, which the last layer takes, once
     assert whole.held == Affine(0, (5 + 7 + 3) * ITEM)
 
 
 def test_convolution_normalisation_and_relu_by_hand():
-    layers, x = images()
-    first = layer_costs(layers, x).layers[0]
+    *_, costs = counted_network("images")
+    first = costs.layers[0]
     image = 8 * 8
     assert first.activation == Affine(2 * 4 * ITEM, (3 + 4 + 4) * image * ITEM)  # mean and deviation of 4 channels
     assert first.flops() == Affine(0, 2 * 4 * 3 * 9 * image)
@@ -73,38 +81,37 @@ def test_convolution_normalisation_and_relu_by_hand():
 
 def test_a_block_of_a_transformer_by_hand():
     d, h, T = 16, 2, 8
-    block = layer_costs([Block(d, h, 2)], torch.randn(3, T, d)).layers[0]
+    block = counted_network("tokens")[2].layers[1]
     # input, norm, query, key, value, attention, sum, norm, and twice four times as much; means and deviations; log sums
     assert block.activation == Affine(0, (16 * d * T + 4 * T + h * T) * ITEM)
     assert block.flops() == Affine(0, 24 * T * d * d + 4 * T * T * d)
     assert block.parameters == 12 * d * d + 13 * d
 
 
-@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("network", slow_where(lambda network: network in ("tokens", "without data"), NETWORKS))
 def test_fake_tensors_cost_what_real_ones_do(network):
-    layers, x = NETWORKS[network]()
-    fake, real = (layer_costs(layers, x, fake=each) for each in (True, False))
-    assert fake == real
+    layers, x, fake = counted_network(network)
+    assert fake == layer_costs(layers, x, fake=False)
 
 
-@pytest.mark.parametrize("network", CHOSEN)
+@pytest.mark.parametrize("network", slow_where(lambda network: network in ("tokens", "without data"), NETWORKS))
 def test_stages_cost_what_their_layers_do_together(network):
-    layers, x = NETWORKS[network]()
+    layers, x, apart = counted_network(network)
     bounds = [0, 2, len(layers)]
     joined = [nn.Sequential(*layers[a:b]) for a, b in ((0, 2), (2, len(layers)))]
-    for merged, counted in zip(layer_costs(layers, x).stages(bounds), layer_costs(joined, x).layers, strict=True):
+    for merged, counted in zip(apart.stages(bounds), layer_costs(joined, x).layers, strict=True):
         for kind in "FBIW":
             assert merged.flops(kind) == counted.flops(kind), kind
         for key in ("activation", "shared", "held", "input", "output", "parameters", "gradient_bytes"):
             assert getattr(merged, key) == getattr(counted, key), key
 
 
-@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("network", slow_where(lambda network: network == "without data", NETWORKS))
 def test_forward_flops_are_those_of_the_counter_of_torch(network):
-    layers, x = NETWORKS[network]()
+    layers, x, costs = counted_network(network)
     with counting() as counter:
         nn.Sequential(*layers)(x)
-    assert layer_costs(layers, x).whole.flops().at(len(x)) == counter.get_total_flops()
+    assert costs.whole.flops().at(len(x)) == counter.get_total_flops()
 
 
 def test_layers_that_are_alike_are_counted_once_and_told_apart_where_they_differ():
@@ -117,6 +124,25 @@ def test_layers_that_are_alike_are_counted_once_and_told_apart_where_they_differ
     assert (second.backward, second.activation) == (third.backward, third.activation)
     assert first.backward != second.backward
     assert fourth.flops("W").each < third.flops("W").each
+
+
+class Passing(nn.Module):
+    """Hands on one of its inputs as it is."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x, kept):
+        """[N, 8], [N, 3] -> the same shapes."""
+        return self.linear(x), kept
+
+
+def test_layers_that_are_alike_and_hand_on_an_input_cost_what_real_ones_do():
+    layers, x = [Passing() for _ in range(3)], (torch.randn(4, 8), torch.randn(4, 3))
+    costs = layer_costs(layers, x)
+    assert costs == layer_costs(layers, x, fake=False)
+    assert [layer.output for layer in costs.layers] == [Affine(0, (8 + 3) * ITEM)] * 3
 
 
 def test_nothing_is_changed():
@@ -177,6 +203,7 @@ def counted(name, examples):
     return layer_costs(layers, x, loss=network.loss, target=y), x
 
 
+@pytest.mark.slow
 def test_alexnet_keeps_782_mb_at_batch_128_as_the_lecture_counts():
     """It counts the input and every layer's output, the first two ReLUs apart: 782 MB in single precision.
 
@@ -234,13 +261,13 @@ def test_every_published_network_is_made_of_layers():
         assert callable(network.loss)
 
 
-@pytest.mark.parametrize("network", CHOSEN)
+@pytest.mark.parametrize("network", slow_where(lambda network: network == "without data", NETWORKS))
 def test_what_a_stage_holds_is_what_torch_s_allocator_gives_out(network):
-    layers, x = NETWORKS[network]()
+    layers, x, costs = counted_network(network)
     model = nn.Sequential(*layers)
     model(x)
     with torch.autograd.profiler.profile(profile_memory=True) as profile:
         output = model(x)  # and its graph, which keeps what a backward needs
     given = sum(event.self_cpu_memory_usage for event in profile.key_averages())
     assert output.requires_grad
-    assert layer_costs(layers, x).whole.held.at(len(x)) == given + x.nbytes
+    assert costs.whole.held.at(len(x)) == given + x.nbytes

@@ -1,7 +1,7 @@
 """What Muon and SOAP keep and compute on paper: their state as torch holds it, their products as torch counts them."""
 
 from dataclasses import replace
-from functools import reduce
+from functools import cache, reduce
 
 import pytest
 import torch
@@ -26,6 +26,11 @@ def model():
     return nn.Sequential(nn.Linear(12, 20), nn.Tanh(), nn.Linear(20, 8, bias=False), nn.LayerNorm(8), nn.Linear(8, 4))
 
 
+@cache
+def costs_of_model():
+    return layer_costs(list(model()), torch.randn(2, 12))
+
+
 def step_of(name, net):
     make = {"muon": lambda: muon(net.parameters(), labels=labels_of(net)), "soap": lambda: SOAP(net.parameters())}
     optimizer = make[name]()
@@ -43,7 +48,7 @@ def numbers_of(optimizer):
 @pytest.mark.parametrize("name", ["muon", "soap"])
 def test_state_and_products_are_torchs(name):
     net = model()
-    costs = layer_costs(list(net), torch.randn(2, 12))
+    costs = costs_of_model()
     row = OPTIMIZERS[name]
     assert sum(layer.state_bytes(row) for layer in costs.layers) == 4 * numbers_of(step_of(name, net))
     optimizer = step_of(name, net)  # SOAP's first gradient moves nothing
@@ -74,7 +79,7 @@ def test_a_rotation_keeps_and_computes_what_its_equations_say(name):
     refreshes = sum(2 * 2 * side**3 + 2 * side * n * m for n, m, sides in turned for side in sides)  # L U, U'^T U; S
     factors = sum(8 / 3 * side**3 for _, _, sides in turned for side in sides)
 
-    costs = layer_costs(list(net), torch.randn(2, 12))
+    costs = costs_of_model()
     cure = StepCure(interval=3, two_sided=two_sided)
     step, again = (
         [work for layer in costs.layers for work in rotation_works(cure, layer, Stepping("adamw"))[kind]]
@@ -108,7 +113,7 @@ def test_a_shared_matrix_is_turned_once():
 
 
 def test_rows_add_up_and_go_through_json():
-    costs = layer_costs(list(model()), torch.randn(2, 12))
+    costs = costs_of_model()
     first, second = (MatrixWork.of(*shape, hidden=True) for shape in ((20, 12), (8, 20)))
     assert [layer.matrices for layer in costs.layers[:3:2]] == [first, second]
     assert costs.layers[0].then(costs.layers[1]).then(costs.layers[2]).matrices == first + second
@@ -150,7 +155,7 @@ def test_bases_go_by_the_rate_of_products_where_there_is_one():
 
 
 def test_tensor_axes_are_left_out():
-    costs = layer_costs(list(model()), torch.randn(2, 12))
+    costs = costs_of_model()
     given = {"costs": costs, "cluster": find_cluster("8-a100"), "workers": 8, "batch_sizes": (64,)}
     assert tensors_of(Problem(**given, optimizer="muon")) == (1,)
     assert len(tensors_of(Problem(**given, optimizer="lion"))) > 1

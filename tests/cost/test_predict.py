@@ -1,5 +1,7 @@
 """Times of stages from costs and clusters, worked out by hand; the lecture's formulas for communication."""
 
+from functools import cache
+
 import pytest
 import torch
 from torch import nn
@@ -35,6 +37,7 @@ def cluster(workers=4, nodes=1, **device):
     return Cluster(name="c", groups=(group,), devices={"d": made}, links={"near": LINK})
 
 
+@cache
 def wide(width=64, number=4):
     return layer_costs([nn.Linear(width, width, bias=False) for _ in range(number)], torch.randn(2, width))
 

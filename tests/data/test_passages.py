@@ -1,5 +1,6 @@
 """Measures how much of validation and test text stands in another split: with the cleaning, and naively without."""
 
+import functools
 import re
 import sys
 
@@ -15,9 +16,12 @@ def even(text):
     return " ".join(text.split())
 
 
+windows = functools.cache(passages.windows)
+
+
 def shared(part, whole, width=WIDTH):
     """The share of the windows of `part` that occur anywhere in `whole`, white space made even in both."""
-    known, own = passages.windows(whole, width), even(part)
+    known, own = windows(whole, width), even(part)
     starts = range(len(own) - width + 1)
     return sum(own[i : i + width] in known for i in starts) / len(starts)
 
@@ -53,7 +57,7 @@ def test_next_to_no_window_stands_in_two_splits(clean, part, whole):
     assert shared(clean[part], clean[whole], width=30) < 0.02
 
 
-@pytest.mark.parametrize("part", ["validation", "test"])
+@pytest.mark.parametrize("part", ["validation", pytest.param("test", marks=pytest.mark.slow)])
 def test_the_measure_finds_the_leak_of_the_naive_split(naive, part):
     assert shared(naive[part], naive["train"]) > 0.2
 

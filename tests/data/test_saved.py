@@ -2,7 +2,6 @@
 
 import sys
 
-import datasets
 import pytest
 from PIL import Image
 
@@ -14,19 +13,23 @@ COLORS = [(250, 0, 0), (0, 250, 0)]
 
 
 @pytest.fixture(autouse=True)
-def silent():
+def datasets():
+    import datasets
+
     datasets.disable_progress_bars()
+    return datasets
 
 
-def write(folder, features, rows):
+def write(datasets, folder, features, rows):
     parts = {split: datasets.Dataset.from_dict(rows(size), features=features) for split, size in SIZES.items()}
     datasets.DatasetDict(parts).save_to_disk(str(folder))
     return str(folder)
 
 
-def test_pictures_with_labels(tmp_path):
+def test_pictures_with_labels(datasets, tmp_path):
     features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["red", "green"])})
     path = write(
+        datasets,
         tmp_path / "pictures",
         features,
         lambda size: {
@@ -42,9 +45,9 @@ def test_pictures_with_labels(tmp_path):
 
 
 @pytest.fixture
-def text(tmp_path):
+def text(datasets, tmp_path):
     features = datasets.Features({"text": datasets.Value("string")})
-    return write(tmp_path / "text", features, lambda size: {"text": ["the cat sat on the mat"] * size})
+    return write(datasets, tmp_path / "text", features, lambda size: {"text": ["the cat sat on the mat"] * size})
 
 
 def test_text(text):
@@ -59,10 +62,10 @@ def test_text(text):
         load("saved", path=text, tokenizer="mine.json")
 
 
-def test_translations(tmp_path):
+def test_translations(datasets, tmp_path):
     features = datasets.Features({"translation": datasets.Translation(["en", "de"])})
     pair = {"en": "the cat sat", "de": "die Katze sa\u00df hier"}
-    path = write(tmp_path / "pairs", features, lambda size: {"translation": [pair] * size})
+    path = write(datasets, tmp_path / "pairs", features, lambda size: {"translation": [pair] * size})
     data = load("saved", path=path)
     assert data.task == "translation"
     assert data.train.x.shape == (8, 2, 5)
@@ -72,7 +75,7 @@ def test_translations(tmp_path):
     assert cut.train.x.shape == (8, 2, 3)
 
 
-def test_what_is_missing_is_said_with_how_to_write_it(text, tmp_path, monkeypatch):
+def test_what_is_missing_is_said_with_how_to_write_it(datasets, text, tmp_path, monkeypatch):
     with pytest.raises(UsageError, match=r"none is not there; datasets.DatasetDict\(.*save_to_disk\(FOLDER\)"):
         load("saved", path=str(tmp_path / "none"))
     (tmp_path / "empty").mkdir()
@@ -81,7 +84,8 @@ def test_what_is_missing_is_said_with_how_to_write_it(text, tmp_path, monkeypatc
     datasets.load_from_disk(text)["train"].save_to_disk(str(tmp_path / "one"))
     with pytest.raises(UsageError, match="one lacks train, validation, test"):
         load("saved", path=str(tmp_path / "one"))
-    write(tmp_path / "numbers", datasets.Features({"n": datasets.Value("int64")}), lambda size: {"n": [0] * size})
+    features = datasets.Features({"n": datasets.Value("int64")})
+    write(datasets, tmp_path / "numbers", features, lambda size: {"n": [0] * size})
     with pytest.raises(UsageError, match="has the columns n; it needs an Image and a ClassLabel, a Translation"):
         load("saved", path=str(tmp_path / "numbers"))
     monkeypatch.setitem(sys.modules, "datasets", None)

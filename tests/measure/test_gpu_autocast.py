@@ -88,15 +88,10 @@ def test_bytes_of_a_linear_layer_by_hand():
 
 
 def test_types_of_what_is_handed_on():
-    def handed_on(*layers, dtype=torch.bfloat16):
-        bytes_ = layer_costs(layers, torch.randn(2, 4, 8), autocast=dtype).layers[-1].output.at(1)
-        return bytes_ / (4 * 8)
-
-    linear = nn.Linear(8, 8)
-    assert handed_on(linear) == handed_on(linear, nn.GELU()) == 2
-    assert handed_on(linear, nn.LayerNorm(8)) == handed_on(linear, nn.Softmax(-1)) == 4
-    assert handed_on(linear, nn.LayerNorm(8), linear) == 2
-    assert handed_on(linear, nn.Softplus()) == 4
+    after = {nn.GELU(): 2, nn.LayerNorm(8): 4, nn.Softmax(-1): 4, nn.Softplus(): 4}
+    chain = [(layer, item) for module, item in after.items() for layer, item in ((nn.Linear(8, 8), 2), (module, item))]
+    costs = layer_costs([layer for layer, _ in chain], torch.randn(2, 4, 8), autocast=torch.bfloat16)
+    assert [row.output.at(1) / (4 * 8) for row in costs.layers] == [item for _, item in chain]
 
 
 @pytest.mark.parametrize("module", [nn.LayerNorm(8), nn.GELU(), nn.BatchNorm1d(8), nn.Softmax(-1), nn.LogSoftmax(-1)])
@@ -131,16 +126,23 @@ def test_norms_promotions_and_refusals():
     assert y.sum().dtype == torch.bfloat16
 
 
-@pytest.mark.parametrize("kind", ["selective", "full"])
-def test_what_is_recomputed_is_cast_again(kind):
-    class Core(nn.Module):
-        recompute_selectively = True
+class Core(nn.Module):
+    recompute_selectively = True
 
-        def forward(self, x):
-            return (x @ x.transpose(1, 2)).softmax(-1) @ x
+    def forward(self, x):
+        return (x @ x.transpose(1, 2)).softmax(-1) @ x
 
+
+@pytest.fixture(scope="module")
+def attention():
+    """A layer with a part that may be recomputed, an input, and what it costs without."""
     layer, x = nn.Sequential(nn.Linear(8, 8), Core(), nn.Linear(8, 8)), torch.randn(2, 5, 8)
-    plain = layer_costs([nn.Identity(), layer], x, autocast=torch.float16).layers[1]
+    return layer, x, layer_costs([nn.Identity(), layer], x, autocast=torch.float16).layers[1]
+
+
+@pytest.mark.parametrize("kind", ["selective", pytest.param("full", marks=pytest.mark.slow)])
+def test_what_is_recomputed_is_cast_again(attention, kind):
+    layer, x, plain = attention
     again = layer_costs([nn.Identity(), layer], x, autocast=torch.float16, recompute=kind).layers[1]
     part = plain if kind == "full" else layer_costs([layer[0], layer[1]], x, autocast=torch.float16).layers[1]
     assert again.forward == plain.forward

@@ -1,6 +1,7 @@
 """Kernels of operators: sizes of products by hand, FLOPs that add up, batch norms read twice, transposed images."""
 
 import copy
+from functools import cache
 
 import pytest
 import torch
@@ -19,14 +20,20 @@ def sizes(work, examples):
 
 
 def works(module, x, kind):
+    return {work.operator: work for work in row_above_another(module, x).works(kind)}
+
+
+@cache
+def row_above_another(module, x):
+    """All kinds of work at once, of a layer whose input needs a gradient."""
     first = nn.Conv2d(x.shape[1], x.shape[1], 1) if x.dim() == 4 else nn.Identity()
-    return {work.operator: work for work in layer_costs([first, module], x).layers[1].works(kind)}
+    return layer_costs([first, module], x).layers[1]
 
 
 def test_products_of_a_linear_layer():
     module, x = nn.Linear(6, 10), torch.randn(4, 5, 6)
     assert sizes(works(module, x, "F")["linear"], 7) == [(1, 7 * 5, 10, 6)]
-    weight = layer_costs([module], x).layers[0].works("B")[1]
+    weight = row_alone(module, x).works("B")[1]
     assert weight.operator == "linear"
     assert sizes(weight, 7) in ([(1, 10, 6, 7 * 5)], [(1, 6, 10, 7 * 5)])
 
@@ -48,42 +55,44 @@ def test_an_images_gradient_multiplies_each_position_of_a_window():
 
 def test_a_bias_of_a_convolution_is_added_and_summed_by_kernels_of_its_own():
     x, out = torch.randn(2, 4, 6, 6), 3 * 8 * 36 * 4
+    biased, bare = (nn.Conv2d(4, 8, 3, padding=1, bias=bias) for bias in (True, False))
     for kind, moved in (("F", 2 * out + 8 * 4), ("B", out)):
-        kernels = works(nn.Conv2d(4, 8, 3, padding=1), x, kind)["convolution"].kernels
+        kernels = works(biased, x, kind)["convolution"].kernels
         assert [k.bytes.at(3) for k in kernels if k.product is None] == [moved]
-        alone = works(nn.Conv2d(4, 8, 3, padding=1, bias=False), x, kind)["convolution"].kernels
+        alone = works(bare, x, kind)["convolution"].kernels
         assert all(kernel.product for kernel in alone)
 
 
 def test_kernels_add_up_to_their_operators():
     module = nn.Sequential(nn.Conv2d(4, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 10))
+    x = torch.randn(2, 4, 8, 8)
     for kind in "FBIW":
-        for operator, work in works(module, torch.randn(2, 4, 8, 8), kind).items():
+        for operator, work in works(module, x, kind).items():
             assert sum(k.count * k.flops.at(5) for k in work.kernels) == work.flops.at(5)
             if operator not in ("batch-norm", "convolution"):
                 assert sum(k.count * k.bytes.at(5) for k in work.kernels) == work.bytes.at(5)
 
 
 def test_a_batch_norm_reads_its_images_twice():
-    image = 2 * 4 * 8 * 8 * 4
+    image, norm, x = 2 * 4 * 8 * 8 * 4, nn.BatchNorm2d(4), torch.randn(2, 4, 8, 8)
     for kind, images in (("F", 3), ("B", 5)):
-        work = works(nn.BatchNorm2d(4), torch.randn(2, 4, 8, 8), kind)["batch-norm"]
+        work = works(norm, x, kind)["batch-norm"]
         kernel = work.kernels[0].bytes.at(2)
         assert images * image <= kernel < images * image + 500
 
 
 def test_a_batch_norm_of_contiguous_images_has_a_block_of_threads_a_channel():
-    x = torch.randn(2, 4, 8, 8)
+    norm, x = nn.BatchNorm2d(4), torch.randn(2, 4, 8, 8)
     for kind, accesses in (("F", 3), ("B", 5)):
-        (kernel,) = works(nn.BatchNorm2d(4), x, kind)["batch-norm"].kernels
+        (kernel,) = works(norm, x, kind)["batch-norm"].kernels
         assert (kernel.blocks, kernel.numbers.at(3)) == (4, accesses * 3 * 4 * 64)
     last = layer_costs([nn.BatchNorm2d(4)], x.contiguous(memory_format=LAST)).layers[0].works("F")
     assert [(k.blocks, k.numbers.at(3)) for work in last for k in work.kernels if k.numbers.at(3)] == []
 
 
 def test_a_max_pool_compares_each_number_of_each_window():
-    x = torch.randn(2, 4, 8, 8)
-    forward, backward = (works(nn.MaxPool2d(3, 2, padding=1), x, kind)["pooling"].kernels[0] for kind in "FB")
+    pool, x = nn.MaxPool2d(3, 2, padding=1), torch.randn(2, 4, 8, 8)
+    forward, backward = (works(pool, x, kind)["pooling"].kernels[0] for kind in "FB")
     assert (forward.numbers.at(5), forward.blocks) == (5 * 4 * 16 * 9, 0)
     assert backward.numbers.at(5) == pytest.approx(3.5 * 5 * 4 * 16 * 9)  # of a forward, as in a profile
     last = layer_costs([nn.MaxPool2d(3, 2)], x.contiguous(memory_format=LAST)).layers[0].works("F")[0]
@@ -91,20 +100,20 @@ def test_a_max_pool_compares_each_number_of_each_window():
 
 
 def test_the_backward_of_a_layer_norm_has_a_kernel_for_its_input_and_one_for_its_weights():
-    tokens = 2 * 500 * 64 * 4
+    tokens, x = 2 * 500 * 64 * 4, torch.randn(2, 500, 64)
+    layers = nn.Sequential(nn.Linear(64, 64), nn.LayerNorm(64))
     for kind, passes in (("B", [3, 2]), ("I", [3]), ("F", [2])):
-        work = works(nn.Sequential(nn.Linear(64, 64), nn.LayerNorm(64)), torch.randn(2, 500, 64), kind)["layer-norm"]
+        work = works(layers, x, kind)["layer-norm"]
         assert [round(kernel.bytes.at(2) / tokens) for kernel in work.kernels] == passes
         assert sum(kernel.count for kernel in work.kernels) == len(passes)
 
 
 def test_kernels_that_are_slower_than_a_copy_are_named():
     """Norms, bias gradients and GELU by erf; not GELU by tanh, nor the sum of a whole tensor."""
-    x = torch.randn(2, 30, 8)
+    x, norm, linear, gelu, tanh = torch.randn(2, 30, 8), nn.LayerNorm(8), nn.Linear(8, 4), nn.GELU(), nn.GELU("tanh")
     for module, kind, wanted in (
-        (nn.LayerNorm(8), "F", {"layer-norm"}), (nn.LayerNorm(8), "B", {"layer-norm"}), (nn.Linear(8, 4), "F", {""}),
-        (nn.Linear(8, 4), "B", {"", "sum"}), (nn.GELU(), "F", {"gelu"}), (nn.GELU(), "B", {"gelu"}),
-        (nn.GELU("tanh"), "F", {""}), (nn.GELU("tanh"), "B", {""}), (Mean(), "F", {""}),
+        (norm, "F", {"layer-norm"}), (norm, "B", {"layer-norm"}), (linear, "F", {""}), (linear, "B", {"", "sum"}),
+        (gelu, "F", {"gelu"}), (gelu, "B", {"gelu"}), (tanh, "F", {""}), (tanh, "B", {""}), (Mean(), "F", {""}),
     ):  # fmt: skip
         assert {kernel.kind for work in works(module, x, kind).values() for kernel in work.kernels} == wanted
 
@@ -119,16 +128,22 @@ def test_dropout_draws_a_number_for_each_of_its_own():
         def forward(self, x):
             return torch.native_dropout(x, 0.1, True)[0]
 
-    (work,) = works(Dropout(), torch.randn(2, 30), "F").values()
+    dropout, x = Dropout(), torch.randn(2, 30)
+    (work,) = works(dropout, x, "F").values()
     assert [kernel.random.at(5) for kernel in work.kernels] == [5 * 30]
-    (work,) = works(Dropout(), torch.randn(2, 30), "B").values()
+    (work,) = works(dropout, x, "B").values()
     assert [kernel.random.at(5) for kernel in work.kernels] == [0]
 
 
 def transposes(module, x, kind):
     """Bytes and number of the transposes of each product, on 3 examples."""
-    (work,) = (work for work in layer_costs([module], x).layers[0].works(kind) if work.operator == "convolution")
+    (work,) = (work for work in row_alone(module, x).works(kind) if work.operator == "convolution")
     return [(k.transposed.at(3), k.transposes) for k in work.kernels if k.product]
+
+
+@cache
+def row_alone(module, x):
+    return layer_costs([module], x).layers[0]
 
 
 def test_a_convolution_of_contiguous_images_transposes_two_operands_and_its_result():
@@ -144,10 +159,10 @@ def test_a_convolution_of_contiguous_images_transposes_two_operands_and_its_resu
 def test_nothing_is_transposed_with_channels_last_nor_what_has_both_formats_nor_depthwise():
     x = torch.randn(2, 8, 10, 10)
     module = nn.Sequential(nn.Conv2d(8, 12, 3), nn.BatchNorm2d(12), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(12, 4, 1))
-    last = copy.deepcopy(module).to(memory_format=LAST)
+    last, x_last = copy.deepcopy(module).to(memory_format=LAST), x.contiguous(memory_format=LAST)
     for kind in "FB":
         assert sum(many for _, many in transposes(module, x, kind)) > 0
-        assert transposes(last, x.contiguous(memory_format=LAST), kind) == [(0, 0)] * len(transposes(module, x, kind))
+        assert transposes(last, x_last, kind) == [(0, 0)] * len(transposes(module, x, kind))
     assert transposes(last[0], x, "F") == [(2 * 3 * 8 * 100 * 4, 1)]  # torch itself makes the images channels last
     assert transposes(nn.Conv2d(1, 1, 3), x[:, :1].clone(), "F") == [(0, 0)]
     assert transposes(nn.Conv2d(8, 8, 3, groups=8), x, "F") == [(0, 0)]
@@ -172,7 +187,8 @@ def test_transposes_of_a_resnet_as_counted_from_the_shapes_of_its_convolutions()
 
     network, bytes_ = planned_network("resnet", {"depth": 18, "side": 64}), []
     with torch.device("meta"):
-        layers, x = network.layers()[:5], network.example(2)
+        layers, x = network.layers(), network.example(2)
+    layers = [layers[0], layers[3]]  # every size of a kernel and stride
 
     def add(conv, inputs, output):
         x, w, y = inputs[0].numel(), conv.weight.numel() * (conv.kernel_size != (1, 1)), output.numel()

@@ -223,9 +223,10 @@ def test_batch_norms_keep_minibatches_whole():
 
 @pytest.mark.parametrize("word", ["async", "local"])
 @pytest.mark.parametrize("whole", [False, True])
-def test_whatever_it_stands_for_can_be_had_on_so_many_stages(word, whole):
+@pytest.mark.parametrize("counts", [(1, 2, 3, 6), pytest.param((4, 7, 8, 12, 32), marks=pytest.mark.slow)], ids=str)
+def test_whatever_it_stands_for_can_be_had_on_so_many_stages(word, whole, counts):
     for optimizer in ("adamw", "muon", "nadam", "sgd", "plain-sgd", "lamb"):
-        for stages in (1, 2, 3, 4, 6, 7, 8, 12, 32):
+        for stages in counts:
             pieces = stretto.advised(word, optimizer, stages, whole=whole).plan(stages)[0].per_turn
             assert pieces == 1 or not whole
 

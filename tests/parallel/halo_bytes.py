@@ -50,6 +50,10 @@ NETWORKS = {
         nn.Sequential(nn.MaxPool2d(3, 1, 1), nn.Conv2d(6, 2, 3, padding=2, dilation=2)),
     ],
 }  # fmt: skip
+FEW = (
+    "3 x 5", "same, even", "stride 3, kernel 7", "dilation (3, 1)", "groups", "transposed", "pool, ceil",
+    "average of all", "adaptive", "several",
+)  # fmt: skip
 GRIDS = {(2, 1): "height", (1, 2): "width"}
 SHARES = {1 / 32: [*GRIDS], 1.0: [(2, 1)]}  # at 1.0 halos are added afterwards wherever they can be
 SHAPE = (3, 2, 13, 11)
@@ -139,7 +143,7 @@ def cut_both_ways(layers, mesh):
     return stretto.parallel.spatial(stretto.parallel.tensor(nn.Sequential(*layers), mesh, parameters="local"), mesh)
 
 
-def sent():
+def sent(names):
     """{(network, grid, halos afterwards): (bytes of the forward, bytes of the backward) that this process sends}."""
     dist.init_process_group("gloo", timeout=timedelta(seconds=100))
     meshes = {grid: init_device_mesh("cpu", (2,), mesh_dim_names=(axis,)) for grid, axis in GRIDS.items()}
@@ -152,10 +156,10 @@ def sent():
     Transit.__init__ = counting
     for share, grids in SHARES.items():
         convolution.MAX_TOUCHED_SHARE = share
-        for name, build in NETWORKS.items():
+        for name in names:
             for grid in grids:
                 mesh = meshes[grid]
-                module = stretto.parallel.spatial(nn.Sequential(*build()), mesh)
+                module = stretto.parallel.spatial(nn.Sequential(*NETWORKS[name]()), mesh)
                 slab = stretto.parallel.scatter(torch.randn(SHAPE), mesh)
                 counted.clear()
                 output = module(slab)

@@ -167,15 +167,15 @@ BLOCKS = {  # known transformer blocks, and their input: a length of 5 divides b
 }
 
 
-def everything(share):
+def everything(processes, share):
     """Every module on 2 processes and on 3 or 4; whatever else wants four processes. Two pairs share out the work.
 
-    Of the modules one in `share`.
+    Of the cases one in `share`; on two processes without what wants more of them.
     """
-    world = begin(4, names=("tensor",))
+    world = begin(processes, names=("tensor",))
     pairs = mesh_of(2)
     for size, kind, some in ((2, "dtensor", list(ALL)), (3, "local", list(ALL)[::2]), (4, "local", list(ALL)[1::2])):
-        mesh = pairs if size == 2 else mesh_of(size)
+        mesh = pairs if size == 2 else mesh_of(size) if size <= processes else None
         chosen = [] if mesh is None else turns(mesh, some[::share])
         for name, (make, given, least) in ((each, ALL[each]) for each in chosen):
             try:
@@ -191,11 +191,12 @@ def everything(share):
             except Exception as error:
                 raise AssertionError(f"{name} on {size} processes, {kind}, parts of the sequence") from error
     planned(world)
-    for kind in ("dtensor", "local"):
-        trained(pairs, kind)
-    methods = product(("pb-lwp-sc", "pipedream", "1f1b"), (False, True))
-    training = [partial(emulated, method=method, sequence=sequence) for method, sequence in methods][::share]
-    for each in (*turns(pairs, training), *turns(pairs, [masks, kept, parts_of_masks, parts_pass])):
+    for kind in ("dtensor", "local")[::share]:
+        trained(pairs, kind, share)
+    methods = product(("pb-lwp-sc", "pipedream", "1f1b"), (True, False))
+    training = [partial(emulated, method=method, sequence=sequence) for method, sequence in methods]
+    others = [*(partial(each, share=share) for each in (masks, kept, parts_of_masks)), parts_pass]
+    for each in (*turns(pairs, training[::share]), *turns(pairs, others)):
         each(pairs)
     end()
 
@@ -216,22 +217,23 @@ def planned(mesh):
     assert check(made(table), tokens(9), mesh, plan={"0": "vocabulary"}, parameters="local") == 3
 
 
-def trained(mesh, kind):
-    """Replicas of two processes each: some steps of AdamW and of momentum on half a batch, gradients averaged."""
-    replica, right = mesh.get_local_rank("data"), made(own)
+def trained(mesh, kind, share):
+    """Replicas of two processes each: some steps of AdamW and of momentum on a part of a batch, gradients averaged."""
+    replica, rows, right = mesh.get_local_rank("data"), 4 // mesh.size(0), made(own)
     module = stretto.parallel.tensor(copy.deepcopy(right), mesh, parameters=kind)
     torch.manual_seed(4)
     x, y = torch.randint(12, (3, 4, 6)), torch.randint(12, (3, 4, 6))
-    for make in (partial(torch.optim.AdamW, lr=0.01), partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.1)):
+    optimizers = partial(torch.optim.AdamW, lr=0.01), partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.1)
+    for make in optimizers[::share]:
         single, parallel = make(right.parameters()), make(module.parameters())
         for step in range(3):
             nn.functional.cross_entropy(right(x[step]).flatten(0, 1), y[step].flatten()).backward()
-            half = slice(2 * replica, 2 * replica + 2)
-            nn.functional.cross_entropy(module(x[step, half]).flatten(0, 1), y[step, half].flatten()).backward()
+            part = slice(rows * replica, rows * (replica + 1))
+            nn.functional.cross_entropy(module(x[step, part]).flatten(0, 1), y[step, part].flatten()).backward()
             for each in module.parameters():
                 gradient = each.grad.to_local() if isinstance(each.grad, DTensor) else each.grad
                 dist.all_reduce(gradient, group=mesh.get_group("data"))
-                gradient /= 2
+                gradient /= mesh.size(0)
             same(module, right)
             for optimizer in (single, parallel):
                 optimizer.step()
@@ -268,7 +270,7 @@ def emulated(mesh, method, *, sequence=False):
     same(mine, right)
 
 
-def masks(mesh):
+def masks(mesh, share):
     """Dropout: alike where activations are whole, the generators alike afterwards, heads and slices apart."""
     group = mesh.get_group("tensor")
     torch.manual_seed(8)
@@ -276,7 +278,7 @@ def masks(mesh):
         (partial(GPT2, 12, 20, 5, 0.3), tokens(12)), (partial(BertLayer, 20, 5, 0.3), sequence(20)),
         (lambda: nn.TransformerEncoderLayer(20, 5, 21, 0.3), sequence(20)),
         (lambda: nn.Sequential(nn.Linear(20, 21), nn.Dropout(0.3), nn.Linear(21, 20), nn.Dropout(0.3)), sequence(20)),
-    ):  # fmt: skip
+    )[::share]:  # fmt: skip
         module = stretto.parallel.tensor(made(make), mesh)
         torch.manual_seed(9)
         given = alike(given.double() if given.is_floating_point() else given, group)
@@ -298,7 +300,7 @@ def masks(mesh):
     assert torch.equal(before, torch.get_rng_state())
 
 
-def parts_of_masks(mesh):
+def parts_of_masks(mesh, share):
     """Dropout on parts of the sequence: again the same from the same seed, other masks on each process, and whoever
     has no part leaves the generators alike.
     """
@@ -306,7 +308,7 @@ def parts_of_masks(mesh):
     for make in (
         lambda: nn.TransformerEncoderLayer(20, 5, 21, 0.3, batch_first=True), partial(GPT2Block, 20, 5, 0.3),
         partial(BertLayer, 20, 5, 0.3), partial(ViTLayer, 20, 5, 0.3),
-    ):  # fmt: skip
+    )[::share]:  # fmt: skip
         module = stretto.parallel.tensor(made(make), mesh, sequence=True)
         for length in (6, 1):
             given = alike(torch.ones(2, length, 20, dtype=torch.float64), group)
@@ -341,12 +343,12 @@ def parts_pass(mesh):
         assert seen == [*([own, own, 5] if run else []), 5, 5, 5]
 
 
-def kept(mesh):
+def kept(mesh, share):
     """What a graph keeps for the backward, parameters aside, is exactly a process's share of one device's."""
     for make, width in (
         (encoder, 12), (partial(Block, 16, 4, 2), 16), (partial(GPT2Block, 16, 4), 16), (partial(BertLayer, 16, 4), 16),
         (partial(LlamaDecoderLayer, 16, 8, 4, 24), 16), (partial(ViTLayer, 16, 4), 16),
-    ):  # fmt: skip
+    )[::share]:  # fmt: skip
         x = sequence(width, 6).requires_grad_()
         tensor = partial(stretto.parallel.tensor, mesh=mesh, parameters="local")
         whole, part = (saved(tensor(made(make), sequence=each), x) for each in (False, True))

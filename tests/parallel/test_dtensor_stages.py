@@ -6,6 +6,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import distribute_module
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import stretto
 from stretto.trainer.backend import in_one_process
@@ -13,7 +14,7 @@ from stretto.trainer.backend import in_one_process
 
 @pytest.fixture
 def mesh():
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=1)
     yield init_device_mesh("cpu", (1,), mesh_dim_names=("tensor",))
     dist.destroy_process_group()
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from parallel.halo_bytes import CHANNELS, EVEN, GRIDS, LARGE, NETWORKS, SHAPE, SHARES, large
+from parallel.halo_bytes import CHANNELS, EVEN, FEW, GRIDS, LARGE, NETWORKS, SHAPE, SHARES, large
 from runtime.processes import launch
 from stretto.measure import layer_costs
 from stretto.measure.tensor_costs import tensor_costs
@@ -11,12 +11,13 @@ from stretto.plan.halos import halo_bytes
 from stretto.plan.split_layer_costs import by_space
 
 
+@pytest.mark.parametrize("names", [FEW, pytest.param(list(NETWORKS), marks=pytest.mark.slow)], ids=["few", "all"])
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
-def test_plans_count_the_bytes_that_two_processes_send():
-    counted = launch(2, "parallel.halo_bytes:sent")
+def test_plans_count_the_bytes_that_two_processes_send(names):
+    counted = launch(2, "parallel.halo_bytes:sent", names)
     wrong, something = {}, 0
-    for name, build in NETWORKS.items():
-        layers = layer_costs(build(), torch.randn(SHAPE)).layers
+    for name in names:
+        layers = layer_costs(NETWORKS[name](), torch.randn(SHAPE)).layers
         for grid in GRIDS:
             told = [[0.0, 0.0], [0.0, 0.0]]
             for layer in layers:
@@ -29,7 +30,7 @@ def test_plans_count_the_bytes_that_two_processes_send():
                 if told != real:
                     wrong[name, grid, share] = told, real
     assert not wrong, "\n".join(f"{key}: told {told}, sent {real}" for key, (told, real) in wrong.items())
-    assert something > len(NETWORKS)
+    assert something > len(names)
 
 
 @pytest.mark.slow

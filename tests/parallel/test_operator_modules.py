@@ -5,9 +5,9 @@ import pytest
 from runtime.processes import launch
 
 
-@pytest.mark.parametrize("share", [pytest.param(1, marks=pytest.mark.slow), 3])
-def test_modules_equal_one_device(share):
-    launch(4, "parallel.operator_scripts:everything", share)
+@pytest.mark.parametrize(("processes", "share"), [(2, 6), pytest.param(4, 1, marks=pytest.mark.slow)])
+def test_modules_equal_one_device(processes, share):
+    launch(processes, "parallel.operator_scripts:everything", processes, share)
 
 
 def test_refusals_name_the_numbers_the_layer_and_the_remedy():

@@ -213,22 +213,22 @@ def _an_optimizer_without_state(monkeypatch):
 
 
 def seeds(quick, every):
-    """Seeds of random problems; those from `quick` on are slow tests."""
-    return slow_where(lambda seed: seed >= quick, range(every))
+    """Seeds of random problems, of which those in `quick` are quick: small ones that differ in what counts."""
+    return slow_where(lambda seed: seed not in quick, range(every))
 
 
-@pytest.mark.parametrize("seed", seeds(12, 64))
+@pytest.mark.parametrize("seed", seeds((1, 2, 4, 6, 10), 64))
 def test_the_best_of_all(seed):
     compare(draw(seed))
 
 
-@pytest.mark.parametrize("seed", seeds(5, 8))
+@pytest.mark.parametrize("seed", seeds((0, 2, 3), 8))
 @pytest.mark.parametrize("method", ["zb-h2", "zb-v", "dualpipe-v", "looped-bfs", "chunked", "overlapping(delay=0)"])
 def test_the_best_of_one_method(method, seed):
     compare(draw(1000 + seed, workers=3 if method == "chunked" else 2, layers=5), (method,))
 
 
-@pytest.mark.parametrize("seed", seeds(3, 8))
+@pytest.mark.parametrize("seed", seeds((0, 1), 8))
 @pytest.mark.parametrize(
     "method", ["greedy", "chunked", "overlapping", "overlapping(delay=0)", "gpipe", "zb-v", "pipedream"]
 )
@@ -247,20 +247,20 @@ def test_the_best_of_a_method_where_the_first_and_the_last_layer_share_weights(m
     compare(tied, (method,), empty=True)
 
 
-@pytest.mark.parametrize("seed", seeds(12, 24))
+@pytest.mark.parametrize("seed", seeds((0, 2, 5, 6, 7, 8, 10), 24))
 def test_the_best_with_images_that_may_be_cut(seed):
     """Mostly only plans that cut them count, since they are rarely the best of all."""
     n = images(draw(2000 + seed, workers=(4, 4, 2)[seed % 3]), seed)
     compare(n if seed % 4 == 3 else n | {"limits": {"spaces": sorted({CUT[seed % 4], CUT[seed // 4 % 4]})}}, empty=True)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", seeds((0, 1, 3, 4, 5, 6, 7), 12))
 def test_the_best_with_weights_and_images_cut_at_once(seed):
     n = images(draw(4000 + seed, workers=(4, 4, 8)[seed % 3]), seed)
     compare(n | {"limits": {"tensors": [2], "spaces": [CUT[seed % 2]]}}, empty=True)
 
 
-@pytest.mark.parametrize("seed", seeds(12, 24))
+@pytest.mark.parametrize("seed", seeds((0, 2, 4, 11), 24))
 def test_the_best_with_an_optimizer_that_has_state(seed, monkeypatch):
     """Of two numbers for each weight, which replicas may share out."""
     from stretto import optimizers
@@ -282,7 +282,7 @@ def limited(n, seed):
     return n | {"limits": {key: dice.sample(lists[key], dice.randint(1, len(lists[key]))) for key in chosen}}
 
 
-@pytest.mark.parametrize("seed", seeds(7, 28))
+@pytest.mark.parametrize("seed", seeds((0, 1, 3, 4, 5, 6), 28))
 def test_the_best_within_limits(seed):
     n = draw(3000 + seed, workers=(2, 3, 4, 4)[seed % 4])
     compare(limited(images(n, seed) if seed % 3 else n, seed), empty=True)
@@ -301,7 +301,7 @@ def unequal(seed):
     return n
 
 
-@pytest.mark.parametrize("seed", seeds(3, 16))
+@pytest.mark.parametrize("seed", seeds((8, 13), 16))
 def test_the_best_on_unequal_workers(seed):
     """Every cut on all workers that there are, in every order."""
     n = unequal(seed)
@@ -327,7 +327,7 @@ def with_devices(n, seed):
 STEADY = ("backprop", "gpipe", "1f1b", "zb-h1", "zb-v", "interleaved", "looped-bfs", "pipedream-2bw", "pb", "greedy")
 
 
-@pytest.mark.parametrize("seed", seeds(3, 12))
+@pytest.mark.parametrize("seed", seeds((3, 8), 12))
 @pytest.mark.parametrize("goal", ["money", "energy"])
 def test_the_cheapest_of_all(goal, seed):
     """Every cut on every number of workers, of which one is often the best; a third of them are unequal."""
@@ -346,7 +346,7 @@ def test_the_cheapest_of_all(goal, seed):
     assert plan.formula == pytest.approx(float(step(n, way_of(c), plan.bounds)), rel=1e-12)
 
 
-@pytest.mark.parametrize("seed", seeds(2, 6))
+@pytest.mark.parametrize("seed", seeds((2,), 6))
 def test_no_cut_takes_less_time_or_energy_than_its_bounds(seed):
     """Of every method, those whose stages wait in every turn included."""
     n = with_devices(images(draw(6000 + seed, workers=(2, 4)[seed % 2], layers=3), seed), seed)
@@ -364,7 +364,7 @@ def test_no_cut_takes_less_time_or_energy_than_its_bounds(seed):
             assert values.of_group(group_of(c), communicating=communicating) * c.batch <= float(min(used))
 
 
-@pytest.mark.parametrize("seed", seeds(5, 8))
+@pytest.mark.parametrize("seed", seeds((2,), 8))
 def test_the_least_memory_of_all(seed):
     """Of every method and cut; and no bound on the way to it is above what a candidate needs."""
     n = draw(8000 + seed, workers=(2, 4)[seed % 2], layers=(3, 4)[seed // 4])
@@ -382,10 +382,13 @@ def test_the_least_memory_of_all(seed):
     assert not all_of or max(found.best.bytes) == min(all_of) <= least
 
 
-def test_what_is_left_out_for_its_memory_has_no_cut_that_fits():
+@pytest.mark.parametrize(
+    ("some", "least"), [(range(8), 100), pytest.param(range(8, 40), 300, marks=pytest.mark.slow)], ids=["few", "others"]
+)
+def test_what_is_left_out_for_its_memory_has_no_cut_that_fits(some, least):
     """Kinds of recomputation, and candidates: some are left out in most problems, and never one that fits."""
     left_out = 0
-    for seed in range(40):
+    for seed in some:
         n = draw(7000 + seed, workers=(2, 4)[seed % 2], layers=3)
         prices, layers = Prices(problem(n)), len(n["layers"])
         bounds = Bounds(prices)
@@ -401,7 +404,7 @@ def test_what_is_left_out_for_its_memory_has_no_cut_that_fits():
             cuts = [(0, *inner, layers) for inner in combinations(range(1, layers), c.stages - 1)]
             assert all(step(n, way_of(c), cut) is None for cut in cuts)
             left_out += 1
-    assert left_out > 400
+    assert left_out > least
 
 
 def group_of(c):

@@ -1,12 +1,15 @@
 """Layers to stages: against every partition there is, and as large as it gets."""
 
 import itertools
-import time
+import sys
 
 import numpy as np
 import pytest
 
+from pairwise import slow_where
 from stretto.plan.partition import WaitForm, WaitTables, partition, partition_waiting
+
+SEEDS = slow_where(lambda seed: seed > 9, range(60))
 
 
 def tables(stages, layers, rng, holes=0.1):
@@ -45,7 +48,7 @@ def assert_best(found, stages, layers, value):
 
 
 @pytest.mark.parametrize("filled", [False, True])
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_the_best_of_all_partitions(seed, filled):
     rng, stages, layers = some(seed)
     load, fill = tables(stages, layers, rng)
@@ -66,7 +69,7 @@ def longest(bounds, load, before, after, waits, onward):
 
 
 @pytest.mark.parametrize("onward", [False, True])
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_the_best_of_all_partitions_whose_stages_wait(seed, onward):
     rng, stages, layers = some(seed)
     load, before = tables(stages, layers, rng)
@@ -89,7 +92,7 @@ def longest_of_earlier_turns(bounds, load, own, awaited, transits, delay):
 
 
 @pytest.mark.parametrize("delay", [1, 3])
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", slow_where(lambda seed: seed > 4, range(20)))
 def test_the_best_of_all_partitions_whose_stages_wait_for_what_is_turns_ago(seed, delay):
     rng, stages, layers = some(seed)
     load, own = tables(stages, layers, rng)
@@ -112,20 +115,36 @@ def test_more_stages_than_layers():
     assert partition_waiting(none, [WaitTables(*none)] * 3, WaitForm([False] * 3, onward=True)) is None
 
 
+def counted(call, *given):
+    """What a call returns, and how many functions of Python and of C it has called: its work, on any machine."""
+    calls = 0
+
+    def count(_frame, event, _argument):
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        return call(*given), calls
+    finally:
+        sys.setprofile(before)
+
+
 @pytest.mark.parametrize("filled", [False, True])
-def test_a_hundred_layers_on_64_devices_within_a_second(filled):
+def test_a_hundred_layers_on_64_devices_in_little_work(filled):
+    """Of 10^27 partitions."""
     load, fill = tables(64, 100, np.random.default_rng(0), holes=0)
-    begin = time.process_time()
-    found = partition(load, fill if filled else None)
-    assert time.process_time() - begin < 1
+    found, calls = counted(partition, load, fill if filled else None)
+    assert calls < 50_000
     assert found is not None
     assert len(found.bounds) == 65
 
 
-def test_stages_that_wait_within_a_second():
+def test_stages_that_wait_in_little_work():
     load, before = tables(64, 100, np.random.default_rng(0), holes=0)
-    begin = time.process_time()
     stages = list(map(WaitTables, before, load, load))
-    found = partition_waiting(load, stages, WaitForm([s % 4 != 3 for s in range(64)], onward=True))
-    assert time.process_time() - begin < 1
+    form = WaitForm([s % 4 != 3 for s in range(64)], onward=True)
+    found, calls = counted(partition_waiting, load, stages, form)
+    assert calls < 50_000
     assert found is not None

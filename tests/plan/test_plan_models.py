@@ -1,5 +1,7 @@
 """What plans are made of, read off networks."""
 
+from functools import cache
+
 import pytest
 import torch
 from test_refine import linear_problem
@@ -13,33 +15,39 @@ from stretto.plan import search
 from stretto.study.model_costs import costed
 
 
-def test_layers_that_pass_on_several_tensors_have_costs_and_heads():
+@pytest.mark.parametrize("depth", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_layers_that_pass_on_several_tensors_have_costs_and_heads(depth):
     data = {"limit": 100, "examples": 100}
-    found = costed("encoder-decoder", {"depth": 2, "width": 16}, "number-words", data, "auto")
-    assert len(found.layers) == 4
-    assert len(found.heads["auto"].rows) == 4
-    assert all(row.forward for row in found.costs.layers[:4])
-    assert found.sides == (0, 0, 0, 0)
+    found = costed("encoder-decoder", {"depth": depth, "width": 16}, "number-words", data, "auto")
+    assert len(found.layers) == 2 * depth
+    assert len(found.heads["auto"].rows) == 2 * depth
+    assert all(row.forward for row in found.costs.layers[: 2 * depth])
+    assert found.sides == (0,) * 2 * depth
 
 
-@pytest.mark.parametrize(
-    ("head", "said"),
-    [
-        ("pooled", "goes [N, C, ...] -> [N, K]"),
-        ("mlp", "unknown head 'mlp'"),
-        ("solo", "goes [N, T, d] -> [N, T, V]"),
-        ("segprop(layers=9)", "has 2 layers between its first layer and its output layer"),
-    ],
-)
-def test_why_a_head_has_no_price(head, said):
-    found = costed("mlp", {"depth": 3, "width": 8}, "digits", {}, "sgd", heads=("auto", head))
-    assert {*found.heads} == {"auto"}
-    assert said in found.no_heads[head]
+REASONS = {
+    "pooled": "goes [N, C, ...] -> [N, K]",
+    "mlp": "unknown head 'mlp'",
+    "solo": "goes [N, T, d] -> [N, T, V]",
+    "segprop(layers=9)": "has 2 layers between its first layer and its output layer",
+}
 
 
-def test_a_named_head_has_its_own_price():
-    found = costed("mlp", {"depth": 3, "width": 8}, "digits", {}, "sgd", heads=("auto", "two-layer(width=100)"))
-    auto, wide = (costs.rows[1] for costs in found.heads.values())
+@pytest.fixture(scope="module")
+def mlp():
+    return costed(
+        "mlp", {"depth": 3, "width": 8}, "digits", {}, "sgd", heads=("auto", "two-layer(width=100)", *REASONS)
+    )
+
+
+@pytest.mark.parametrize(("head", "said"), REASONS.items())
+def test_why_a_head_has_no_price(mlp, head, said):
+    assert {*mlp.heads} == {"auto", "two-layer(width=100)"}
+    assert said in mlp.no_heads[head]
+
+
+def test_a_named_head_has_its_own_price(mlp):
+    auto, wide = (costs.rows[1] for costs in mlp.heads.values())
     assert auto.parameters == 8 * 10 + 10
     assert wide.parameters > 100 * 10
     methods = {"methods": ("greedy", "greedy(head=wide)"), "named_heads": {"wide": HeadCosts(rows=(wide,) * 7)}}
@@ -49,10 +57,16 @@ def test_a_named_head_has_its_own_price():
     assert told["greedy(head=wide)"] != told["greedy"]
 
 
-def test_a_single_piece_and_a_model_without_data_say_why_they_have_no_heads(tmp_path):
-    (tmp_path / "own.py").write_text(OWN)
-    found = costed(f"{tmp_path / 'own.py'}:build", {}, None, {}, "sgd", heads=("auto",))
-    assert "add --data path/to/file.py:function" in found.no_heads["auto"]
+@pytest.fixture(scope="module")
+def own(tmp_path_factory):
+    """What a chain with so many skips costs."""
+    file = tmp_path_factory.mktemp("own") / "own.py"
+    file.write_text(OWN)
+    return cache(lambda skips: costed(f"{file}:build", {"skips": skips}, None, {}, "sgd", heads=("auto",)))
+
+
+def test_a_single_piece_and_a_model_without_data_say_why_they_have_no_heads(own):
+    assert "add --data path/to/file.py:function" in own(0).no_heads["auto"]
 
 
 class Branching(nn.Module):
@@ -77,23 +91,41 @@ def branching():
     return Branching(), torch.ones(4, 3, dtype=torch.long)
 
 
-def test_messages_between_stages_have_every_tensor_that_passes():
-    """The outputs of real stages, cut behind every piece, are what is priced there."""
-    found = costed(f"{__file__}:branching", {}, None, {}, "sgd")
-    model, x = branching()
-    end, several = found.positions[-1], 0
-    for cut in range(1, len(found.layers)):
-        lower, upper = stretto.split(model, [0, found.positions[cut], end], example=x)
-        passed = as_tuple(lower(x))
-        sent = sum(tensor.numel() * tensor.element_size() for tensor in passed)
-        assert found.costs.layers[cut - 1].output.at(len(x)) == found.costs.layers[cut].input.at(len(x)) == sent
-        assert found.passed([0, cut, len(found.layers)]) == [
-            {"tensors": len(passed), "bytes_per_example": sent / len(x)}
-        ]
-        several += len(passed) > 2
-        torch.testing.assert_close(upper(*passed), model(x))
+@pytest.fixture(scope="module")
+def branched():
+    """What is priced of it, the network itself and its input."""
+    return costed(f"{__file__}:branching", {}, None, {}, "sgd"), *branching()
+
+
+def test_messages_between_stages_have_every_tensor_that_passes(branched):
+    """The outputs of real stages, one for every piece, are what is priced between them."""
+    found, model, x = branched
+    stages, given, several = stretto.split(model, [*found.positions], example=x), (x,), 0
+    for cut, stage in enumerate(stages[:-1], 1):
+        given = as_tuple(stage(*given))
+        assert_priced(found, cut, given, x)
+        several += len(given) > 2
+    torch.testing.assert_close(stages[-1](*given), model(x))
     assert several
     assert found.passed([0, len(found.layers)]) == []
+
+
+@pytest.mark.slow
+def test_messages_between_two_stages_have_every_tensor_that_passes(branched):
+    """However they are cut: behind every piece."""
+    found, model, x = branched
+    for cut in range(1, len(found.layers)):
+        lower, upper = stretto.split(model, [0, found.positions[cut], found.positions[-1]], example=x)
+        passed = as_tuple(lower(x))
+        assert_priced(found, cut, passed, x)
+        torch.testing.assert_close(upper(*passed), model(x))
+
+
+def assert_priced(found, cut, passed, x):
+    """The tensors that pass behind a piece are those of the table of costs."""
+    sent = sum(tensor.numel() * tensor.element_size() for tensor in passed)
+    assert found.costs.layers[cut - 1].output.at(len(x)) == found.costs.layers[cut].input.at(len(x)) == sent
+    assert found.passed([0, cut, len(found.layers)]) == [{"tensors": len(passed), "bytes_per_example": sent / len(x)}]
 
 
 def test_a_plan_says_where_a_model_is_no_chain():
@@ -104,10 +136,9 @@ def test_a_plan_says_where_a_model_is_no_chain():
     assert words.startswith("1 tensor of 32 B an example, 3 tensors of 96 B an example: branches pass through")
 
 
-@pytest.mark.parametrize("skips", [0, 1, 2])
-def test_a_chain_passes_one_tensor_and_each_skip_one_more(tmp_path, skips):
-    (tmp_path / "own.py").write_text(OWN)
-    found = costed(f"{tmp_path / 'own.py'}:build", {"skips": skips}, None, {}, "sgd")
+@pytest.mark.parametrize("skips", [0, pytest.param(1, marks=pytest.mark.slow), 2])
+def test_a_chain_passes_one_tensor_and_each_skip_one_more(own, skips):
+    found = own(skips)
     assert found.tensors[2] == 1 + skips
     assert found.costs.layers[2].output.each == (1 + skips) * 8 * 4
 

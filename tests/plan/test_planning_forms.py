@@ -3,9 +3,10 @@
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from pairwise import in_turn, slow_where
 from stretto.mesh import Mesh
 from stretto.methods import method
 from stretto.plan import Candidate
@@ -32,9 +33,11 @@ def candidate(name, pipeline, microbatches):
     return Candidate(pipeline, Mesh(), 64, name, microbatches if planning.cut else 1, losses=losses)
 
 
-@pytest.mark.parametrize(("pipeline", "microbatches"), SHAPES)
-@pytest.mark.parametrize("name", [name for name in catalogue() if planned(name).suits(2)])
-def test_versions_delays_and_micro_batches_held(name, pipeline, microbatches):
+@pytest.mark.parametrize(
+    ("name", "shape"), in_turn([name for name in catalogue() if planned(name).suits(2)], SHAPES, rounds=6, slow=4)
+)
+def test_versions_delays_and_micro_batches_held(name, shape):
+    pipeline, microbatches = shape
     c = candidate(name, pipeline, microbatches)
     chosen = method(str(c))
     schedule, rules = chosen.plan(c.stages, c.pipeline)
@@ -111,7 +114,7 @@ def durations(stages):
     return duration
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", slow_where(bool, range(4)))
 @pytest.mark.parametrize(
     ("name", "per_worker"),
     [(name, 0) for name in ("1f1b", "gpipe", "zb-h1", "zb-v", "interleaved", "looped-bfs")] + [(m, 3) for m in MANY],
@@ -145,7 +148,7 @@ def test_one_stage_that_differs_counts_as_a_part_of_its_worker(name, per_worker,
     assert max(loads) > 1.04 * found or last < 1
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", slow_where(bool, range(4)))
 @pytest.mark.parametrize(("pipeline", "microbatches"), [(2, 4), (3, 6), (4, 9)])
 def test_zb_h2_is_priced_from_step_to_step(pipeline, microbatches, seed):
     """The first worker begins the next step before the last one has ended this one."""
@@ -163,7 +166,7 @@ def test_zb_h2_is_priced_from_step_to_step(pipeline, microbatches, seed):
     assert told == period(*method(str(c)).plan(pipeline, pipeline), durations(stages), latency=1.0)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", slow_where(bool, range(6)))
 @pytest.mark.parametrize(("pipeline", "microbatches"), [(1, 2), (2, 4), (3, 6), (4, 9)])
 @pytest.mark.parametrize("latency", [0.0, 0.5])
 def test_dualpipe_v_is_priced_to_a_forward_and_a_transit(pipeline, microbatches, latency, seed):
@@ -190,7 +193,7 @@ def test_short_messages_between_equal_stages(name):
     assert told == simulate(schedule, rules, 1, durations(stages), latency=1.0).makespan
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", slow_where(lambda seed: seed > 2, range(8)))
 @pytest.mark.parametrize("name", ["chunked", "overlapping(delay=0)"])
 def test_stages_that_wait_take_what_the_schedule_takes_whatever_they_cost(name, seed):
     dice = random.Random(seed)
@@ -208,7 +211,6 @@ def test_stages_that_wait_take_what_the_schedule_takes_whatever_they_cost(name, 
 
 
 @given(data=st.data(), pipeline=st.integers(2, 6), delay=st.integers(1, 3), latency=st.sampled_from([0, 1, 3, 8]))
-@settings(max_examples=60, deadline=None)
 def test_predicted_gradients_take_what_the_schedule_takes_whatever_stages_cost(data, pipeline, delay, latency):
     """Messages of any latency, and of L what is learned from earlier turns."""
     c = candidate(f"synthetic-gradients(delay={delay})", pipeline, 1)

@@ -48,10 +48,11 @@ def words(count, seed=0):
 def counted(layers):
     x, y, counting = words(2), words(2, 1), LayerCounting()
     costs = layer_costs(layers, x, loss=token_loss, target=y, counting=counting)
-    return costs, UncutModel(layers, outputs(layers, x), (x,), y, token_loss, merged(costs.layers), counting)
+    model = UncutModel(layers, outputs(layers, x), (x,), y, token_loss, merged(costs.layers), counting)
+    return costs, {head: costs_of_head(head, model)[0] for head in (planned(name).head for name in NAMES)}
 
 
-@pytest.fixture(scope="module", params=[True, False], ids=["tied", "untied"])
+@pytest.fixture(scope="module", params=[True, pytest.param(False, marks=pytest.mark.slow)], ids=["tied", "untied"])
 def uncut(request):
     return counted(language_model(tied=request.param))
 
@@ -65,11 +66,11 @@ def cluster(latency=1e-6):
 
 
 def problem_of(uncut, name, on=None, **others):
-    costs, model = uncut
+    costs, heads = uncut
     head = planned(name).head
     settings = {
         "workers": 4, "batch_sizes": (BATCH,), "optimizer": "adam", "methods": (name,), "trained": True,
-        "named_heads": {head: costs_of_head(head, model)[0]},
+        "named_heads": {head: heads[head]},
     }  # fmt: skip
     return Problem(costs=costs, cluster=on or cluster(), **settings | others)
 
@@ -106,8 +107,8 @@ def test_the_best_of_all_cuts(uncut):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_cut_has_the_modules_of_a_trainer(uncut, name):
-    costs, model = uncut
-    ends, found = (0, 2, 4, 6), costs_of_head(planned(name).head, model)[0]
+    costs, heads = uncut
+    ends, found = (0, 2, 4, 6), heads[planned(name).head]
     stages = [nn.Sequential(*language_model(tied=bool(costs.ties))[a:b]) for a, b in pairwise(ends)]
     trainer = stretto.Trainer(stages, token_loss, partial(torch.optim.Adam, lr=0.01), name, example=words(BATCH))
     behind = laid_out(found, trainer.method.reach(3), costs, ends)

@@ -142,9 +142,10 @@ def test_layouts_and_buckets_are_the_programs(model):
 
 def test_gathered_logits_are_those_of_all_classes():
     """Of 4 processes each gathers 16 bits a logit of 128 tokens and words; gates apart are summed apart."""
+    sizes = SIZES | {"depth": 1, "gated": True}
     usual, gathered = (
-        costed("decoder", SIZES | options, None, {}, "adam", format=TensorFormat("bfloat16"), heads=(), sharing=(T,))
-        for options in ({"gated": True}, {"gated": True, "loss": "gathered", "gates": "apart"})
+        costed("decoder", sizes | options, None, {}, "adam", format=TensorFormat("bfloat16"), heads=(), sharing=(T,))
+        for options in ({}, {"loss": "gathered", "gates": "apart"})
     )
     sent = [{work.operator: work for work in each.tensor_costs[T].layers[-1].forward_exchanges}
             for each in (usual, gathered)]  # fmt: skip

@@ -42,7 +42,7 @@ def by_way(rows, way):
 
 
 def test_links_that_take_no_time_scale_perfectly_until_the_batch_is_used_up():
-    found = by_way(scaling(problem(), [1, 4, 64, 100]), "data parallel")
+    found = by_way(scaling(problem(methods=PIPELINED), [1, 4, 64, 100]), "data parallel")
     for workers in (1, 4, 64):
         assert found[workers].efficiency == pytest.approx(1)
         assert found[workers].plan.candidate.workers == workers

@@ -11,6 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import stretto
 from laws.networks import Attention, token_loss
+from pairwise import slow_where
 from stretto.cost import Cluster, Device, Group, Link
 from stretto.cost.head_costs import HeadCosts, laid_out
 from stretto.cost.shared_weights import borrow, uses_in
@@ -66,7 +67,9 @@ def cluster(**device):
     [
         ("greedy", "language", (0, 2, 3, 5)),
         pytest.param("greedy", "segprop(layers=2)", (0, 2, 3, 5), marks=pytest.mark.slow),
-        ("chunked(chunks=2)", "segprop(layers=1)", (0, 1, 3, 4, 5)),  # of stage 0 nothing is left to step
+        pytest.param(  # of stage 0 nothing is left to step
+            "chunked(chunks=2)", "segprop(layers=1)", (0, 1, 3, 4, 5), marks=pytest.mark.slow
+        ),
         *(pytest.param("greedy", head, (0, 2, 5), marks=pytest.mark.slow) for head in HEADS),
         *(pytest.param("overlapping", head, (0, 2, 3, 5), marks=pytest.mark.slow) for head in HEADS),
     ],
@@ -154,7 +157,7 @@ def problem_of(costs, heads, **others):
     return Problem(costs=costs, cluster=cluster(), named_heads=heads, **{**settings, **others})
 
 
-@pytest.mark.parametrize("head", ["segprop(layers=1)", pytest.param("solo", marks=pytest.mark.slow), "auglocal"])
+@pytest.mark.parametrize("head", slow_where(lambda head: head == "solo", ["segprop(layers=1)", "solo", "auglocal"]))
 def test_a_plan_is_what_a_forecast_says(uncut, head):
     costs, model = uncut
     name, found = f"greedy(head={head})", costs_of_head(head, model)[0]

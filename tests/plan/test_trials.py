@@ -149,11 +149,13 @@ def test_all_methods_are_twins_on_a_single_stage():
     assert promising(plans, 2) == [plans[0], plans[2]]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def problem():
     layers, x = [nn.Linear(64, 64) for _ in range(4)], torch.zeros(2, 64)
     costs = layer_costs(layers, x, loss=mse_loss, target=x)
-    return Problem(costs=costs, cluster=parse(cluster_text(memory="1e9"), "two"), workers=2, batch_sizes=(64,))
+    cluster = parse(cluster_text(memory="1e9"), "two")
+    methods = ("backprop", "gpipe", "1f1b", "zb-h1", "pipedream", "pb")
+    return Problem(costs=costs, cluster=cluster, workers=2, batch_sizes=(64,), methods=methods)
 
 
 def test_the_single_worker_is_always_among_the_trials(problem):

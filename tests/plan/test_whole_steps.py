@@ -36,7 +36,7 @@ def test_ratios_of_several_axes_are_multiplied():
         assert correction(c, {}) == 1
 
 
-@pytest.mark.parametrize("seed", seeds(4, 12))
+@pytest.mark.parametrize("seed", seeds((1, 2), 12))
 def test_a_search_with_ratios_finds_the_best_of_all(seed):
     """Every candidate is priced without bounds, and its seconds multiplied here."""
     dice = random.Random(seed)

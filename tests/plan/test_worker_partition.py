@@ -7,6 +7,7 @@ from math import inf
 import numpy as np
 import pytest
 
+from pairwise import slow_where
 from stretto.plan import worker_partition as module
 from stretto.plan import worker_search
 from stretto.plan.counted_layers import CountedLayers
@@ -60,7 +61,7 @@ SHAPES = [(9, 2, 2), (9, 3, 2), (9, 2, 3), (9, 3, 0), (10, 4, 0), (8, 2, 0)]  # 
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", slow_where(lambda seed: seed not in (2, 3, 4), range(6)))
 def test_the_best_cut_of_all(seed, shape, monkeypatch):
     monkeypatch.setattr(module, "few_cuts", lambda layers, stages: None)
     n = drawn(seed, *shape, used=seed % 3 == 1, top=seed % 3 == 2)

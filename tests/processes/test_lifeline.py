@@ -4,12 +4,14 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 import pytest
 
 from cli.processes import alive, descendants, gone
+from pairwise import in_turn
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 
@@ -46,11 +48,11 @@ MODULES = {
 def run(tmp_path):
     for name, text in {**MODULES, "starter": STARTER}.items():
         (tmp_path / f"{name}.py").write_text(text)
-    running = []
+    running, folder = [], tempfile.TemporaryDirectory()  # whoever is killed leaves one in it
 
     def start(modules, thread):
         path = os.pathsep.join([str(tmp_path), *sys.path])
-        environment = {**os.environ, "PYTHONPATH": path}
+        environment = {**os.environ, "PYTHONPATH": path, "TMPDIR": folder.name}
         command = [sys.executable, "starter.py", modules, thread]
         running.append(subprocess.Popen(command, env=environment, cwd=tmp_path, stdout=subprocess.PIPE))
         assert running[-1].stdout.readline() == b"started\n"
@@ -64,17 +66,20 @@ def run(tmp_path):
     for process in running:
         process.kill()
         process.communicate()
+    folder.cleanup()
 
 
-@pytest.mark.parametrize("thread", ["main", "other"])
-@pytest.mark.parametrize("modules", ["endless", "helpless,endless", "json", "helpless"])
+@pytest.mark.parametrize(
+    ("modules", "thread"),
+    in_turn(["endless", "helpless,endless", "json", "helpless"], ["main", "other"], rounds=2, slow=1),
+)
 def test_all_end_with_a_killed_starter(run, modules, thread):
     """Also a server that imports: it used to look only when it was through."""
     process, children = run(modules, thread)
     assert len(children) >= 2  # the tracker of resources and the server
     process.kill()
     process.wait()
-    assert gone(children, 5), [Path(f"/proc/{pid}/cmdline").read_text() for pid in children if alive(pid)]
+    assert gone(children), [Path(f"/proc/{pid}/cmdline").read_text() for pid in children if alive(pid)]
 
 
 def test_a_stopped_one_ends_too(run):
@@ -83,11 +88,11 @@ def test_a_stopped_one_ends_too(run):
         os.kill(pid, signal.SIGSTOP)
     process.kill()
     process.wait()
-    assert gone(children, 5)
+    assert gone(children)
 
 
 def test_a_fork_ends_with_its_server(run):
     process, children = run("helpless", "other")
     os.kill(children[1], signal.SIGKILL)
-    assert gone(children[1:], 5)
+    assert gone(children[1:])
     assert process.poll() is None

@@ -10,3 +10,9 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(params=[False, pytest.param(True, marks=pytest.mark.slow)], ids=["launcher", "whole"])
+def whole(request):
+    """Whether processes that fail have nothing but each other (`processes.run`)."""
+    return request.param

@@ -116,11 +116,11 @@ def train_all(runs):
 
 
 def save_in_the_middle(network, method, mesh, folder, **options):
-    return saved_half_way(build(network, method, mesh, **options), list(batches(network, 6)), folder)
+    return saved_half_way(build(network, method, mesh, **options), list(batches(network, 4)), folder)
 
 
 def resume(network, method, mesh, folder, **options):
-    return gone_on(build(network, method, mesh, **options), list(batches(network, 6)), folder)
+    return gone_on(build(network, method, mesh, **options), list(batches(network, 4)), folder)
 
 
 def tied():

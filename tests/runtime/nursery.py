@@ -1,8 +1,7 @@
 """Processes that are forked from one that has imported torch, which takes a fresh one seconds.
 
 `python nursery.py` is the one: it has a single thread, has computed nothing, and forks a process for each line that it
-reads. Such a process runs a script, a module or code as python would, to a normal end of the interpreter. All have
-the same hash seed.
+reads. Such a process runs a script, a module or code as python would. All have the same hash seed.
 """
 
 import atexit
@@ -19,6 +18,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
 from unittest import mock
 
@@ -49,7 +49,11 @@ NEW_NETWORK = 0x40000000  # CLONE_NEWNET in <linux/sched.h>
 class Forked:
     """One of these processes, with as much of subprocess.Popen as tests use. What it says is kept in files."""
 
-    def __init__(self, command, environment, folder=".", *, session=False, network=None):
+    def __init__(self, command, environment, folder=".", *, session=False, network=None, server=True, whole=False):
+        """With a fork `server` of Python, as a fork, too; `whole` if it takes the interpreter apart when it ends.
+
+        Taking torch apart takes longer than most of what such a process does.
+        """
         assert command[0] == sys.executable, "what is forked is this python"
         self.returncode = None
         self._folder = tempfile.TemporaryDirectory()
@@ -57,7 +61,8 @@ class Forked:
         os.mkfifo(self._place / "status")
         self._status = os.open(self._place / "status", os.O_RDWR)
         request = {"words": command[1:], "environment": environment, "place": self._folder.name,
-                   "folder": str(Path(folder).absolute()), "session": session, "network": network}  # fmt: skip
+                   "folder": str(Path(folder).absolute()), "session": session, "network": network,
+                   "server": server, "whole": whole}  # fmt: skip
         costs.count("processes")
         nursery().stdin.write(json.dumps(request).encode() + b"\n")
         nursery().stdin.flush()
@@ -85,7 +90,8 @@ class Forked:
     def send_signal(self, number):
         """Nothing if it has ended."""
         if self.poll() is None:
-            os.kill(self.pid, number)
+            with contextlib.suppress(ProcessLookupError):  # it has ended, which is not told yet
+                os.kill(self.pid, number)
 
     def communicate(self, timeout=None):
         """What it said on stdout and stderr; once."""
@@ -176,7 +182,8 @@ def become(request):
     sys.path[1:1] = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path not in ("", *sys.path)]
     sys.argv = request["words"]
     with mock.patch.object(multiprocessing.util, "spawnv_passfds", forked):
-        fork_server.prepare()  # before there are threads
+        if request["server"]:
+            fork_server.prepare()  # before there are threads
     if sys.argv[0] == "-m":
         sys.path[0] = request["folder"]
         runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
@@ -195,6 +202,29 @@ def enter(name):
             raise OSError(ctypes.get_errno(), f"no way into the network {name}")
 
 
+def leave(status=0):
+    """End as python does, but for taking the interpreter and torch apart."""
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+def to_its_end(request):
+    """Be that process, and end with its status."""
+    try:
+        become(request)
+    except SystemExit as end:
+        if not (end.code is None or isinstance(end.code, int)):
+            print(end.code, file=sys.stderr)
+        leave(0 if end.code is None else end.code & 255 if isinstance(end.code, int) else 1)
+    except BaseException:  # noqa: BLE001 (python tells of any)
+        sys.excepthook(*sys.exc_info())
+        leave(1)
+    leave()
+
+
 if __name__ == "__main__":
     for name in IMPORTED:
         __import__(name)
@@ -206,4 +236,4 @@ if __name__ == "__main__":
     gc.freeze()  # a fork that ends looks at these no more
     wanted = serve()
     if wanted is not None:
-        become(wanted)
+        (become if wanted["whole"] else to_its_end)(wanted)

@@ -1,13 +1,13 @@
 """Runs a function, or a script, in several processes that see the variables a launcher would set."""
 
-import atexit
 import os
 import pickle
 import subprocess
 import sys
 import tempfile
-import threading
 from pathlib import Path
+
+from torch.distributed import TCPStore
 
 from runtime import worlds
 from runtime.nursery import Forked
@@ -37,16 +37,18 @@ def launch(number, target, *args, extra=None, timeout=120, within=None, fresh=0,
             raise AssertionError(f"{error}") from error
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "args").write_bytes(pickle.dumps(args))
-        end = "whole" if fresh or within is not None else "quick"
-        command = [sys.executable, __file__, target, folder, end]
+        command = [sys.executable, __file__, target, folder]
         processes = start(number, command, extra=extra, within=within, fresh=fresh)
         statuses, said = ended(processes, timeout)
         assert statuses == [0] * number, f"{statuses}\n" + "\n".join(text[-3000:] for text in said)
         return [pickle.loads((Path(folder) / f"result{rank}").read_bytes()) for rank in range(number)]
 
 
-def start(number, command, *, extra=None, within=None, fresh=0):
-    """The processes of one job; `within` are their network namespaces. The first `fresh` of them are no forks."""
+def start(number, command, *, extra=None, within=None, fresh=0, whole=False):
+    """The processes of one job; `within` are their network namespaces. The first `fresh` of them are no forks.
+
+    Forks take the interpreter apart at their end if that is `whole`.
+    """
     tests = Path(__file__).parents[1]
     common = {
         **os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(number),
@@ -60,8 +62,20 @@ def start(number, command, *, extra=None, within=None, fresh=0):
             pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
             started.append(subprocess.Popen(command, env=own, **pipes))
         else:
-            started.append(Forked(command, own, network=None if within is None else within[rank]))
+            network = None if within is None else within[rank]
+            started.append(Forked(command, own, network=network, server=False, whole=whole))
     return started
+
+
+def run(number, command, *, whole=False, killed=()):
+    """Exit statuses of the processes of a job that fails, and what each said on stderr; see `ended`.
+
+    They meet at a store of this process, as at a launcher's, which is there until all have ended. If they are `whole`,
+    the first of them holds it: it has to be there for a while after its error.
+    """
+    store = None if whole else TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    extra = {} if whole else {"MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    return ended(start(number, command, extra=extra, whole=whole), killed=killed)
 
 
 def ended(processes, timeout=120, killed=()):
@@ -85,15 +99,6 @@ def speakers(said, words):
     return [rank for rank, text in enumerate(said) if words in text]
 
 
-def leave():
-    """End as python does, but without taking torch apart: that takes longer than most of what processes do here."""
-    threading._shutdown()
-    atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)
-
-
 if __name__ == "__main__":
     import importlib
 
@@ -105,5 +110,3 @@ if __name__ == "__main__":
     args = pickle.loads((folder / "args").read_bytes())
     result = getattr(importlib.import_module(module), function)(*args)
     (folder / f"result{os.environ['RANK']}").write_bytes(pickle.dumps(result))
-    if sys.argv[3] == "quick":
-        leave()

@@ -97,11 +97,11 @@ def sums(count):
 
 
 def save_in_the_middle(method, mesh, folder, **options):
-    return saved_half_way(build(method, mesh, **options), batches(8), folder)
+    return saved_half_way(build(method, mesh, **options), batches(4), folder)
 
 
 def resume(method, mesh, folder, **options):
-    return gone_on(build(method, mesh, **options), batches(8), folder)
+    return gone_on(build(method, mesh, **options), batches(4), folder)
 
 
 def predicted(sync, data):

@@ -156,7 +156,7 @@ def tied(method, clip=None, data=1, **options):
     out.weight = embedding.weight
     parts = [embedding, nn.Linear(8, 8), nn.Sequential(nn.Linear(8, 8), nn.Tanh()), out]
     generator = torch.Generator().manual_seed(2)
-    words = [torch.randint(11, (6,), generator=generator) for _ in range(14)]
+    words = [torch.randint(11, (6,), generator=generator) for _ in range(10)]
     trainer = stretto.Trainer(
         [part.double() for part in parts], nn.functional.cross_entropy, OPTIMIZERS["sgd"], method, clip=clip,
         mesh=stretto.Mesh(data=data), example=words[0], **options,
@@ -272,7 +272,7 @@ def read_only(method, tied=False, **options):
     if tied:
         parts[-1][2].weight = parts[0].weight
     generator = torch.Generator().manual_seed(2)
-    words = [torch.randint(11, (3, 6), generator=generator) for _ in range(14)]
+    words = [torch.randint(11, (3, 6), generator=generator) for _ in range(10)]
 
     loss = stretto.losses.token_cross_entropy
     trainer = stretto.Trainer(parts, loss, OPTIMIZERS["sgd"], method, example=words[0], **options)

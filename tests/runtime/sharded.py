@@ -42,11 +42,11 @@ def adapt(name, mesh, sync):
     trainer = stretto.Trainer(
         replicated.stages(2), nn.functional.cross_entropy, OPTIMIZERS[name], mesh=mesh, sync=sync, clip=1.0
     )  # fmt: skip
-    for x, y in replicated.batches(4):
+    for x, y in replicated.batches(2):
         trainer.step(x, y)
     state = trainer._stages[0].state_dict()
     trainer._stages[0].load_state_dict(state, "its own")
-    for x, y in replicated.batches(4):
+    for x, y in replicated.batches(2):
         trainer.step(x, y)
     return replicated.weights_of(trainer)
 
@@ -65,7 +65,7 @@ def skipping(mesh, sync):
     calls = []
     stage = Skipping(*replicated.stages(4)).double()
     trainer = stretto.Trainer([stage], nn.functional.cross_entropy, OPTIMIZERS["adamw"], mesh=mesh, sync=sync)
-    for x, y in replicated.batches(7):
+    for x, y in replicated.batches(4):
         trainer.step(x, y)
     return replicated.weights_of(trainer)
 

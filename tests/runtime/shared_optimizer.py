@@ -66,12 +66,12 @@ def train_all(runs):
 
 def save(folder, optimizer, options):
     """The weights of a run that saved in its middle."""
-    return saved_half_way(build(optimizer, **options), replicated.batches(8, width=WIDTH), folder)
+    return saved_half_way(build(optimizer, **options), replicated.batches(4, width=WIDTH), folder)
 
 
 def resume(folder, optimizer, options):
     """The weights of a run that goes on from there."""
-    return gone_on(build(optimizer, **options), replicated.batches(8, width=WIDTH), folder)
+    return gone_on(build(optimizer, **options), replicated.batches(4, width=WIDTH), folder)
 
 
 def everything(runs, folder, kept):

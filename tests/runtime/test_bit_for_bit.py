@@ -32,6 +32,10 @@ EVEN = ("interleaved", "looped-bfs")
 RUNS = [(method, {}) for method in (*SYNCHRONOUS, *LOCAL, *ASYNCHRONOUS)] + OPTIONS
 EVERY = range(len(RUNS))
 PLACED = {2: EVERY[::2], 3: EVERY[1::2], 4: EVERY}  # of two and of three processes, some have several stages
+FEW = [RUNS.index(run) for run in (
+    ("zb-v", {}), ("overlapping(delay=1)", {}), ("synthetic-gradients", {}),
+    ("pb(predict=step, spike=True)", {"optimizer": "muon"}), ("pipedream", {"recompute": "full", "precision": "bf16"}),
+)]  # fmt: skip
 
 
 def fits(method, processes):
@@ -53,20 +57,25 @@ def test_no_run_is_left_out():
 
 
 @pytest.mark.parametrize(
-    ("processes", "jitter", "some"),
+    ("processes", "jitter", "some", "fresh"),
     [
-        (2, None, PLACED[2][::2]),
+        pytest.param(2, None, FEW, 0, id="few"),
         *(
             pytest.param(*run, marks=pytest.mark.slow)
-            for run in ((2, None, PLACED[2][1::2]), (3, 11, PLACED[3]), (4, 12, PLACED[4]))
+            for run in (
+                (2, None, PLACED[2][::2], 1),
+                (2, None, PLACED[2][1::2], 1),
+                (3, 11, PLACED[3], 0),
+                (4, 12, PLACED[4], 0),
+            )
         ),
     ],
 )
-def test_every_method(processes, jitter, some):
-    """Forks have one hash seed: of two processes, one is started afresh."""
+def test_every_method(processes, jitter, some, fresh):
+    """Forks have one hash seed: of all runs of two processes, one process is started afresh."""
     numbers = [number for number in some if fits(RUNS[number][0], processes)]
     runs = [RUNS[number] for number in numbers]
-    told = launch(processes, "runtime.scripts:train_all", runs, jitter, timeout=400, fresh=int(processes == 2))
+    told = launch(processes, "runtime.scripts:train_all", runs, jitter, timeout=400, fresh=fresh)
     for number, (method, _) in enumerate(runs):
         losses, weights, evaluated = emulated(numbers[number])
         for rank in range(processes):
@@ -77,7 +86,14 @@ def test_every_method(processes, jitter, some):
 
 
 @pytest.mark.parametrize(
-    ("method", "clip"), [("1f1b", 0.05), ("pb", None), ("greedy(head=linear)", None), ("synthetic-gradients", 1.0)]
+    ("method", "clip"),
+    [
+        ("1f1b", 0.05),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (("pb", None), ("greedy(head=linear)", None), ("synthetic-gradients", 1.0))
+        ),
+    ],
 )
 def test_tied_weights_travel(method, clip):
     told = launch(3, "runtime.scripts:tied", method, clip)

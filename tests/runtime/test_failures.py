@@ -2,20 +2,22 @@
 
 import os
 import sys
+import tempfile
 from pathlib import Path
 
+from runtime import processes
 from runtime.nursery import Forked
-from runtime.processes import ended, speakers, start
+from runtime.processes import speakers
 
 SCRIPT = Path(__file__).with_name("faulty.py")
 
 
-def run(kind, processes=3, killed=()):
-    return ended(start(processes, [sys.executable, str(SCRIPT), kind]), killed=killed)
+def run(kind, number=3, *, whole, killed=()):
+    return processes.run(number, [sys.executable, str(SCRIPT), kind], whole=whole, killed=killed)
 
 
 def test_an_error_names_worker_stage_and_action_once():
-    statuses, said = run("error")
+    statuses, said = run("error", whole=True)
     assert statuses == [1, 1, 1]
     assert speakers(said, "Traceback") == [1]
     assert "ValueError: bad luck" in said[1]
@@ -24,15 +26,15 @@ def test_an_error_names_worker_stage_and_action_once():
 
 
 def test_a_killed_worker_is_missed_once():
-    statuses, said = run("killed")
+    statuses, said = run("killed", whole=True)
     assert statuses[1] == -9
     assert statuses[0] == statuses[2] == 1
     assert len(speakers(said, "worker 1 is gone: it ended without a word")) == 1
     assert len(speakers(said, "Traceback")) == 1
 
 
-def test_a_hang_shows_who_waits_for_whom_and_ends():
-    statuses, said = run("stuck", killed=(1,))
+def test_a_hang_shows_who_waits_for_whom_and_ends(whole):
+    statuses, said = run("stuck", whole=whole, killed=(1,))
     assert statuses == [1, -9, 1]
     text = "".join(said)
     assert "stretto: worker" in text
@@ -40,35 +42,36 @@ def test_a_hang_shows_who_waits_for_whom_and_ends():
     assert "--timeout, or Trainer(timeout=), sets how long a worker waits" in text
 
 
-def test_an_error_between_two_steps_ends_all():
-    statuses, said = run("script")
+def test_an_error_between_two_steps_ends_all(whole):
+    statuses, said = run("script", whole=whole)
     assert statuses == [1, 1, 1]
     assert speakers(said, "Traceback") == [1]
     assert "my own mistake" in said[1]
 
 
-def test_a_mistake_that_all_make_is_said_once():
-    statuses, said = run("mistake")
+def test_a_mistake_that_all_make_is_said_once(whole):
+    statuses, said = run("mistake", whole=whole)
     assert statuses == [1, 1, 1]
     assert len(speakers(said, "unknown method 'pbb'")) == 1
 
 
-def test_processes_that_would_train_different_things_are_refused():
-    statuses, said = run("method")
+def test_processes_that_would_train_different_things_are_refused(whole):
+    statuses, said = run("method", whole=whole)
     assert statuses == [1, 1, 1]
     text = "".join(said)
     assert "method is '1f1b" in text
     assert "on rank 0 and 'pb' there" in text
 
 
-def test_more_processes_than_stages_are_refused():
-    statuses, said = run("fine", processes=4)
+def test_more_processes_than_stages_are_refused(whole):
+    statuses, said = run("fine", 4, whole=whole)
     assert statuses == [1, 1, 1, 1]
     assert len(speakers(said, "4 processes for 3 stages: 1 would have nothing to do")) == 1
 
 
 def test_a_mistake_of_a_spawned_script_is_its_parents_to_tell():
     """torch.multiprocessing tells of the process that ends first, and ends the others."""
-    script = Forked([sys.executable, str(SCRIPT.with_name("spawned.py"))], dict(os.environ))
-    assert script.wait(120) == 1
-    assert "ValueError: a mistake of the script" in script.communicate()[1]
+    with tempfile.TemporaryDirectory() as folder:  # torch leaves files there
+        script = Forked([sys.executable, str(SCRIPT.with_name("spawned.py"))], {**os.environ, "TMPDIR": folder})
+        assert script.wait(120) == 1
+        assert "ValueError: a mistake of the script" in script.communicate()[1]

@@ -20,6 +20,7 @@ MORE = [
     ("backprop", {**SHARE, "norm": True}), ("zb-v", {"sync": "all-reduce"}), ("dualpipe-v", SHARE),
     ("overlapping", {**SHARE, "ignored": 5}),
 ]  # fmt: skip
+FEW = RUNS[1::3]
 NEAR = [  # norms are added up in another order; gradients of micro-batches too; sums are divided by counts afterwards
     ("1f1b", {**SHARE, "ignored": 5}), ("1f1b", {**SHARE, "clip": 0.1}), ("overlapping", {**SHARE, "clip": 0.1}),
     ("1f1b", {"sync": FullyShard(reshard=True, min_block=0)}), ("zb-h1", {"sync": FullyShard(reshard=True)}),
@@ -64,12 +65,17 @@ def told(tmp_path_factory):
     """Of two replicas, each in one process; and the folder where checkpoints are."""
     folder = tmp_path_factory.mktemp("checkpoints")
     whole = replicated.save_in_the_middle("1f1b", TWO, str(folder / "emulated"), sync="fully-shard")
-    runs = [(method, TWO, each) for method, each in RUNS]
+    runs = [(method, TWO, each) for method, each in FEW]
     return launch(2, "runtime.sharded:everything", runs, str(folder)), folder, whole
 
 
 def test_two_replicas(told):
-    check_runs([each["train"] for each in told[0]], RUNS, 1)
+    check_runs([each["train"] for each in told[0]], FEW, 1)
+
+
+@pytest.mark.slow
+def test_two_replicas_and_other_methods():
+    check_runs(launch(2, "runtime.replicated:train_all", [(method, TWO, each) for method, each in RUNS]), RUNS, 1)
 
 
 def test_each_keeps_half(told):
@@ -113,7 +119,7 @@ def test_what_processes_cannot_do_is_refused(told):
 
 @pytest.mark.slow
 def test_a_killed_replica_is_missed_by_its_number():
-    started = start(2, [sys.executable, "-c", "from runtime.sharded import killed; killed()"])
+    started = start(2, [sys.executable, "-c", "from runtime.sharded import killed; killed()"], whole=True)
     try:
         said = [process.communicate(timeout=120)[1] for process in started]
     finally:

@@ -11,9 +11,10 @@ from stretto.runtime.nccl import IDENTITY, identity
 RUNS = [("1f1b", {}), ("overlapping", {}), ("pb-lwp-sc", {}), ("pipedream-2bw", {})]
 
 
-def test_they_are_those_of_emulation():
-    told = launch(2, "runtime.scripts:between_devices", "train_all", RUNS, 5)
-    for number, (method, options) in enumerate(RUNS):
+@pytest.mark.parametrize("runs", [RUNS[2:3], pytest.param(RUNS, marks=pytest.mark.slow)], ids=["one", "all"])
+def test_they_are_those_of_emulation(runs):
+    told = launch(2, "runtime.scripts:between_devices", "train_all", runs, 5)
+    for number, (method, options) in enumerate(runs):
         losses, weights, evaluated = scripts.train(method, workers=2, **options)
         assert all((each[number][0], each[number][2]) == (losses, evaluated) for each in told), method
         assert same(told[0][number][1], weights), method

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from runtime import replicated
-from runtime.processes import ended, launch, speakers, start
+from runtime import processes, replicated
+from runtime.processes import launch, speakers
 from runtime.scripts import same
 from stretto import Mesh
 
@@ -76,28 +76,28 @@ def test_a_checkpoint_goes_on_with_another_number_of_replicas(tmp_path):
 SCRIPT = Path(__file__).with_name("faulty_replicas.py")
 
 
-def run(kind, processes, sync="all-reduce"):
-    return ended(start(processes, [sys.executable, str(SCRIPT), kind, sync]))
+def run(kind, number, sync="all-reduce", *, whole):
+    return processes.run(number, [sys.executable, str(SCRIPT), kind, sync], whole=whole)
 
 
-def test_an_error_in_one_replica_ends_all_and_is_said_once():
-    statuses, said = run("error", 4)
+def test_an_error_in_one_replica_ends_all_and_is_said_once(whole):
+    statuses, said = run("error", 4, whole=whole)
     assert statuses == [1, 1, 1, 1]
     assert speakers(said, "Traceback") == [3]
     assert "ValueError: bad luck" in said[3]
     assert "in action 1F5: stage 1, micro-batch 5" in said[3]
 
 
-def test_a_killed_replica_is_missed_once_by_its_number():
-    statuses, said = run("killed", 3)
+def test_a_killed_replica_is_missed_once_by_its_number(whole):
+    statuses, said = run("killed", 3, whole=whole)
     assert sorted(statuses) == [-9, 1, 1]
     assert statuses[2] == -9
     assert len(speakers(said, "worker 2 is gone: it ended without a word")) == 1
     assert len(speakers(said, "Traceback")) == 1
 
 
-def test_axes_that_do_not_multiply_are_refused_once():
-    statuses, said = run("axes", 3)
+def test_axes_that_do_not_multiply_are_refused_once(whole):
+    statuses, said = run("axes", 3, whole=whole)
     assert statuses == [1, 1, 1]
     assert len(speakers(said, "3 processes for Mesh(data=2, tensor=1, space=(1, 1))")) == 1
     assert len(speakers(said, "start 2 or 4, or choose data from 1, 3")) == 1

@@ -56,16 +56,16 @@ def test_two_pipelines_of_two(tmp_path):
 
 @pytest.mark.slow
 def test_a_killed_replica_is_missed_once_by_its_number():
-    statuses, said = run("killed", 3, "parameter-server(staleness=4)")
+    statuses, said = run("killed", 3, "parameter-server(staleness=4)", whole=True)
     assert sorted(statuses) == [-9, 1, 1]
     assert statuses[2] == -9
     assert len(speakers(said, "worker 2 is gone: it ended without a word")) == 1
     assert len(speakers(said, "Traceback")) == 1
 
 
-def test_an_error_of_a_server_is_raised_where_it_happened():
+def test_an_error_of_a_server_is_raised_where_it_happened(whole):
     """The optimizer of one shard fails while it serves, maybe in its thread: it is said once, and all end."""
-    statuses, said = run("optimizer", 3, "parameter-server(staleness=4)")
+    statuses, said = run("optimizer", 3, "parameter-server(staleness=4)", whole=whole)
     assert statuses == [1, 1, 1]
     assert speakers(said, "ValueError: a bad step") == [1]
     assert speakers(said, "Traceback") == [1]

@@ -10,7 +10,7 @@ import torch
 
 import stretto
 from runtime import inside
-from runtime.processes import ended, launch, start
+from runtime.processes import launch, run
 from runtime.scripts import same
 from stretto import Mesh
 
@@ -27,6 +27,11 @@ EIGHT = [
     ("residual", "backprop", Mesh(data=2, tensor=2, space=(1, 2)), {"sync": "all-reduce"}),  # norms of each replica
     ("convolutions", "backprop", Mesh(tensor=2, space=(2, 2)), {}),
 ]  # fmt: skip
+FEW = [  # six steps are for others
+    ("convolutions", "1f1b", HEIGHT, {"clip": 0.1, "steps": 3}),
+    ("transformer", "pb-lwp-sc", TENSOR, {"steps": 4}),
+    ("residual", "backprop", BOTH, {"clip": 0.1, "steps": 2}),
+]
 FOUR = [
     ("convolutions", "1f1b", HEIGHT, {"clip": 0.1}),
     ("convolutions", "pb", HEIGHT, {}),
@@ -55,11 +60,11 @@ def near(told, losses, weights, *evaluated):
 @pytest.mark.parametrize(
     ("processes", "runs"),
     [
-        (4, FOUR[::3]),
-        pytest.param(4, FOUR[1::3] + FOUR[2::3], marks=pytest.mark.slow),
+        (4, FEW),
+        pytest.param(4, FOUR, marks=pytest.mark.slow),
         pytest.param(8, EIGHT, marks=pytest.mark.slow),
     ],
-    ids=["four", "four, others", "eight"],
+    ids=["few", "four", "eight"],
 )
 def test_shared_stages(processes, runs):
     """Against their emulation, and where replicas train alike against one device."""
@@ -109,6 +114,6 @@ SCRIPT = Path(__file__).with_name("faulty_inside.py")
 
 @pytest.mark.slow
 def test_a_process_that_dies_is_named():
-    statuses, said = ended(start(2, [sys.executable, str(SCRIPT)]))
+    statuses, said = run(2, [sys.executable, str(SCRIPT)], whole=True)
     assert statuses == [1, -signal.SIGKILL]
     assert "worker 1 is gone" in said[0], said[0]

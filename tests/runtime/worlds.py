@@ -86,7 +86,7 @@ class World:
                     "PYTHONPATH": os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")]),
                     "TMPDIR": self.folder.name,  # what a killed process leaves goes with its world
                 }  # fmt: skip
-                self.processes.append(Forked([sys.executable, __file__, door], environment))
+                self.processes.append(Forked([sys.executable, __file__, door], environment, server=False))
             while len(wires) < size:
                 wire = listener.accept()[0]
                 wires[receive(wire)] = wire

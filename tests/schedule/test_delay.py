@@ -5,6 +5,7 @@ import random
 import pytest
 
 from laws.random_schedules import changed, some_plan
+from pairwise import slow_where
 from stretto.errors import ScheduleError
 from stretto.schedule import Action, Delays, Schedule
 
@@ -55,7 +56,7 @@ def compare(schedule):
     return True
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", slow_where(bool, range(2)))
 def test_as_many_as_turn_by_turn(seed):
     """For schedules of the library and for changed ones, whose order may be odd."""
     rng = random.Random(seed)

@@ -75,12 +75,24 @@ def test_svg_is_to_scale():
     assert backward + 1 == pytest.approx(2 * (forward + 1), abs=0.02)
 
 
-def test_svg_of_a_long_schedule_is_cut_and_says_so():
-    svg = draw.svg(spans("greedy", 80, 150), title="greedy")
+def test_svg_of_a_long_schedule_is_cut_and_says_so(monkeypatch):
+    """With room for few workers and actions; and for as many as people can tell apart."""
+    monkeypatch.setattr(draw, "MOST_WORKERS", 8)
+    monkeypatch.setattr(draw, "MOST_ACTIONS", 16)
+    assert_cut(10, 20, "greedy (cut: 8 of 10 workers, up to 24 of ")
+
+
+@pytest.mark.slow
+def test_svg_of_a_schedule_that_is_too_long_to_be_read_is_cut_and_says_so():
+    assert_cut(80, 150, "greedy (cut: 64 of 80 workers, up to 192 of ")
+
+
+def assert_cut(stages, turns, said):
+    svg = draw.svg(spans("greedy", stages, turns), title="greedy")
     _, tags = shapes(svg)
-    assert "greedy (cut: 64 of 80 workers, up to 192 of " in svg
+    assert said in svg
     assert tags.count("g") <= draw.MOST_WORKERS * draw.MOST_ACTIONS
-    assert "(cut" not in draw.svg(spans("greedy", 64, 64))
+    assert "(cut" not in draw.svg(spans("greedy", draw.MOST_WORKERS, draw.MOST_ACTIONS // 2))
 
 
 def test_svg_of_nothing():

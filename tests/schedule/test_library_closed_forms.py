@@ -4,9 +4,10 @@ import random
 from itertools import accumulate, chain
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from pairwise import slow_where
 from stretto.methods import method
 from stretto.schedule import Action, Delays, Reach, Rules, check
 from stretto.schedule.library.dualpipe_v import dualpipe_v
@@ -70,7 +71,6 @@ def test_gpipe_with_stages_of_any_cost(seed, S, M):
 
 
 @given(W=st.integers(1, 5), v=st.integers(2, 4), rounds=st.integers(1, 4), F=COST, B=COST)
-@settings(max_examples=40)
 def test_interleaved(W, v, rounds, F, B):
     """A chunk costs F and B; idle/ideal = (W-1)/(vM); the memory is W (1 + (W-1)/(Wv)) workers' worth of stages."""
     M = rounds * W
@@ -83,7 +83,6 @@ def test_interleaved(W, v, rounds, F, B):
 
 
 @given(W=st.integers(1, 5), v=st.integers(1, 4), more=st.integers(0, 5), F=COST, B=COST)
-@settings(max_examples=40)
 def test_looped_breadth_first(W, v, more, F, B):
     M = W + more
     timeline = run(looped_bfs(v * W, W, M), 1, F, B, 0)
@@ -115,7 +114,6 @@ def test_zb_h2(S, more, F, I, W):  # noqa: E741
 
 
 @given(W=st.integers(1, 5), more=st.integers(0, 6), unit=COST)
-@settings(max_examples=40)
 def test_dualpipe_v(W, more, unit):
     """F = I = W: as long as zb-v; one activation more a worker than its memory."""
     M = 2 * W + more
@@ -151,7 +149,6 @@ def endless(S, workers, M):
 
 
 @given(seed=st.integers(0, 10**6), S=st.integers(1, 6), workers=st.integers(1, 6), M=st.integers(1, 4))
-@settings(max_examples=30)
 def test_no_bubble_once_full(seed, S, workers, M):
     """The slowest worker never waits, whatever the stages cost. Updates that come in every turn may cost, too."""
     generator = random.Random(seed)
@@ -164,7 +161,6 @@ def test_no_bubble_once_full(seed, S, workers, M):
 
 
 @given(S=st.integers(1, 8), workers=st.integers(1, 8), M=st.integers(1, 6))
-@settings(max_examples=30)
 def test_what_endless_pipelines_hold(S, workers, M):
     clock, ahead = tuple(2 * (S - 1 - s) + 1 for s in range(S)), tuple(S - s for s in range(S))
     for schedule, held in zip(endless(S, min(S, workers), M), (ahead, clock, ahead, ahead), strict=True):
@@ -273,17 +269,21 @@ def test_updates_of_a_stage_do_not_depend_on_where_it_lives(S):
 # -- complete and free of deadlock ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("workers", range(1, 6))
-def test_every_schedule_is_complete_and_free_of_deadlock(workers):
+WORKERS = slow_where(lambda workers: workers > 3, range(1, 6))
+
+
+@pytest.mark.parametrize("counts", [(1, 3, 8), pytest.param((2, 4, 7, 12), marks=pytest.mark.slow)], ids=str)
+@pytest.mark.parametrize("workers", WORKERS)
+def test_every_schedule_is_complete_and_free_of_deadlock(workers, counts):
     for S in range(workers, 9):
-        for M in (1, 2, 3, 4, 7, 8, 12):
+        for M in counts:
             for family in (gpipe, one_f_one_b, zb_h1, zb_h2, paci):
                 check(schedule := family(S, workers, M), rules(schedule))
         for schedule in (pipedream(S, workers), pipelined_backprop(S, workers), pipedream_2bw(S, workers, S + 1)):
             check(schedule, rules(schedule))
 
 
-@pytest.mark.parametrize("workers", range(1, 6))
+@pytest.mark.parametrize("workers", WORKERS)
 def test_every_schedule_of_chunks_is_complete_and_free_of_deadlock(workers):
     for M in chain(range(1, workers + 1), range(2 * workers, 5 * workers, workers)):
         for v in (1, 2, 3):

@@ -7,6 +7,7 @@ import pytest
 
 import stretto
 from laws.random_schedules import ANY, CUT, changed, planned, some_plan, with_microbatches
+from pairwise import slow_where
 from stretto.errors import ScheduleError
 from stretto.schedule import Action, Reach, Rules, Schedule
 from stretto.schedule.dataflow import Tie
@@ -30,7 +31,7 @@ def runs(schedule, rules):
     return True
 
 
-@pytest.mark.parametrize("num_stages", [*range(1, 8), *(pytest.param(n, marks=pytest.mark.slow) for n in range(8, 13))])
+@pytest.mark.parametrize("num_stages", slow_where(lambda num_stages: num_stages not in (1, 2, 3, 5), range(1, 13)))
 def test_every_schedule_of_the_library_is_proved_by_one_turn(num_stages):
     counts = sorted({1, 3, num_stages, num_stages + 5})
     options = [{}, {"reduce": True, "agreement": "A"}, {"agreement": "AM"}, {"agreement": "M"}]
@@ -54,12 +55,14 @@ def test_weights_that_are_read_now_and_then():
 # -- broken at random -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 4))])
-def test_what_one_turn_proves_runs(seed):
+@pytest.mark.parametrize(
+    ("seed", "number"), [(0, 150), *(pytest.param(seed, 600, marks=pytest.mark.slow) for seed in range(4))]
+)
+def test_what_one_turn_proves_runs(seed, number):
     """And what runs is proved, but for a few, such as those whose workers number their turns differently."""
     rng = random.Random(seed)
     verdicts = Counter()
-    while verdicts.total() < 600:
+    while verdicts.total() < number:
         schedule, rules = some_plan(rng)
         for _ in range(5):
             found = changed(rng, schedule, rules)
@@ -67,9 +70,9 @@ def test_what_one_turn_proves_runs(seed):
                 verdict = is_proved(*found), runs(*found)
                 assert verdict != (True, False), found
                 verdicts[verdict] += 1
-    assert verdicts[True, True] > 100
-    assert verdicts[False, False] > 100
-    assert verdicts[False, True] < 60
+    assert verdicts[True, True] > number / 6
+    assert verdicts[False, False] > number / 6
+    assert verdicts[False, True] < number / 10
 
 
 # -- what it does not prove -------------------------------------------------------------------------------------------

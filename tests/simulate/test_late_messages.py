@@ -4,6 +4,7 @@ from statistics import fmean
 
 import pytest
 
+from pairwise import in_turn
 from stretto.errors import UsageError
 from stretto.methods import method
 from stretto.schedule import check
@@ -55,9 +56,9 @@ def test_links_that_cannot_be():
 SHAPES = [(2, 4), (3, 8), (4, 6), (4, 16), (5, 5), (8, 24)]
 
 
-@pytest.mark.parametrize(("stages", "microbatches"), SHAPES)
-@pytest.mark.parametrize("latency", [0.0, 0.5, 2.0, 7.0])
-def test_running_ahead_is_never_slower_on_equal_stages(stages, microbatches, latency):
+@pytest.mark.parametrize(("shape", "latency"), in_turn(SHAPES, [0.0, 0.5, 2.0, 7.0], rounds=4, slow=3))
+def test_running_ahead_is_never_slower_on_equal_stages(shape, latency):
+    stages, microbatches = shape
     seconds = [
         makespan(f"1f1b(microbatches={microbatches}, ahead={ahead})", stages, Link(latency)) for ahead in range(5)
     ]
@@ -74,10 +75,11 @@ def test_running_ahead_holds_as_many_more():
         )
 
 
-def test_running_ahead_pays_where_messages_are_late_now_and_then():
-    """One in ten messages late by more than a forward and a backward: 4 stages, 16 micro-batches, mean of 20 draws."""
+@pytest.mark.parametrize("draws", [5, pytest.param(20, marks=pytest.mark.slow)])
+def test_running_ahead_pays_where_messages_are_late_now_and_then(draws):
+    """One in ten messages late by more than a forward and a backward: 4 stages, 16 micro-batches, mean of the draws."""
     means = [
-        fmean(makespan(f"1f1b(microbatches=16, ahead={ahead})", 4, JITTER, 6, seed) for seed in range(20))
+        fmean(makespan(f"1f1b(microbatches=16, ahead={ahead})", 4, JITTER, 6, seed) for seed in range(draws))
         for ahead in (0, 1, 2)
     ]
     assert means == sorted(means, reverse=True)

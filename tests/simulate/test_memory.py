@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import stretto
@@ -39,7 +39,6 @@ def changes(ledger):
 
 
 @given(seed=st.integers(0, 10**9))
-@settings(max_examples=30)
 def test_a_walk_through_all_that_happens(seed):
     """Edges come and go one by one; nothing is left at the end but what nobody takes."""
     generator = random.Random(seed)

@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import stretto
@@ -14,7 +14,6 @@ from stretto.simulate import period, simulate, unit_costs
 
 
 @given(seed=st.integers(0, 10**6), S=st.integers(1, 5), turns=st.integers(1, 6))
-@settings(max_examples=40)
 def test_every_span_starts_as_early_as_it_may(seed, S, turns):
     generator = random.Random(seed)
     backprop = Reach((*[None] * (S - 1), S - 1))

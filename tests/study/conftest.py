@@ -18,4 +18,10 @@ def here(tmp_path):
 
 @pytest.fixture(scope="session")
 def model():
-    return costed("mlp", {}, "digits", {}, "sgd", sharing=(2,))
+    return costed("mlp", {"depth": 4}, "digits", {}, "sgd", sharing=(2,))
+
+
+@pytest.fixture
+def no_pictures(monkeypatch):
+    """Nothing is drawn beside a page: it takes longer than the page, and is tested with other pages."""
+    monkeypatch.setattr("stretto.report.first_frontier.pictures", lambda page: {})

@@ -60,10 +60,13 @@ def test_on_processes_it_is_the_same(emulated, tmp_path):
     assert len(record.points) == 2
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_a_study_tells_it_beside_the_loss(tmp_path):
     settings = CompareSettings(
-        **{key: getattr(SETTINGS, key) for key in ("model", "model_options", "data", "data_options", "evaluations")},
-        methods=("backprop", "greedy"),
+        **{key: getattr(SETTINGS, key) for key in ("model", "model_options", "data")},
+        data_options={"limit": 1000, "examples": 200},
+        evaluations=1,
+        methods=("backprop",),
         steps=4,
         lr=(0.01,),
         batch_size=(8,),

@@ -15,6 +15,18 @@ SETTINGS = CompareSettings(
     seeds=1,
 )  # fmt: skip
 
+FEW = ("backprop", "1f1b", "interleaved", "gpipe", "zb-v", "nesterov", "pb", "pb-sc", "pb-lwp", "spectrain", "chunked")
+TABLES = {"three": ("backprop", "pb", "nesterov"), "few": FEW, "every": tuple(METHODS)}
+EVERY = pytest.param("every", marks=pytest.mark.slow)
+
+
+@pytest.fixture(params=["few", EVERY])
+def table(request, monkeypatch):
+    """The names of the methods that there are: some, of which any may be left out for its reason, or every one."""
+    names = TABLES[request.param]
+    monkeypatch.setattr("stretto.study.methods.METHODS", {name: METHODS[name] for name in names})
+    return names
+
 
 def chosen(**changes):
     choice = choose(replace(SETTINGS, **changes))
@@ -28,6 +40,7 @@ def test_all_is_every_method_that_runs():
     assert "built on torch.optim.NAdam; this optimizer is SGD" in left_out["nesterov"]
 
 
+@pytest.mark.usefixtures("table")
 def test_the_optimizer_decides():
     methods, left_out = chosen(optimizer="nadam")
     assert "nesterov" in methods
@@ -35,6 +48,7 @@ def test_the_optimizer_decides():
     assert all("torch.optim.SGD" in reason for reason in left_out.values())
 
 
+@pytest.mark.usefixtures("table")
 def test_stages_and_batch_size_decide():
     _, left_out = chosen(stages=3)
     assert left_out["zb-v"].startswith("zb-v wants two stages for each worker")
@@ -44,16 +58,22 @@ def test_stages_and_batch_size_decide():
     assert "pb" not in left_out
 
 
-def test_all_beside_named_methods():
+def test_all_beside_named_methods(table):
     methods, left_out = chosen(methods=("pb(spike=True)", "all", "chunked( chunks=2 )"))
     assert methods[0] == "pb(spike=True)"
     assert methods[-1] == "chunked(chunks=2)"
-    assert methods[1:-1] == tuple(name for name in METHODS if name not in left_out)
+    assert methods[1:-1] == tuple(name for name in table if name not in left_out)
     assert left_out["pb-sc"] == "the same as pb(spike=True) where stages=4"
     assert left_out["chunked"] == "the same as chunked(chunks=2) where stages=4"
 
 
-@pytest.mark.parametrize("asked", [("async", "spectrain", "all"), ("all", "async", "local", "chunked(chunks=2)")])
+@pytest.mark.parametrize(
+    "asked",
+    [
+        pytest.param(("async", "spectrain", "all"), marks=pytest.mark.slow),
+        ("all", "async", "local", "chunked(chunks=2)"),
+    ],
+)
 def test_all_beside_words_and_what_they_stand_for(asked):
     named = [str(advised(name, "sgd", 4)) for name in asked if name != "all"]
     methods, left_out = chosen(methods=asked, optimizer="sgd", momentum=0.9)
@@ -62,6 +82,7 @@ def test_all_beside_words_and_what_they_stand_for(asked):
     assert {*methods} >= {name for name in METHODS if name not in left_out}
 
 
+@pytest.mark.usefixtures("table")
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
@@ -93,11 +114,13 @@ def test_what_no_method_can_do_is_said_once():
         chosen(methods=("backprop", "1f1b", "greedy"), batch_size=(5000,))
 
 
-def test_a_study_of_all_is_found_again_and_remembers_what_was_left_out(tmp_path):
+@pytest.mark.usefixtures("no_pictures")
+@pytest.mark.parametrize("table", ["three", EVERY], indirect=True)
+def test_a_study_of_all_is_found_again_and_remembers_what_was_left_out(tmp_path, table):
     small = replace(SETTINGS, stages=2, methods=("all", "backprop"), model_options={"depth": 2, "width": 4})
     outcome = compare(open_study(small, tmp_path / "s"), jobs=1)
     assert outcome.failures == ()
-    assert {record.method for record in outcome.records} == set(METHODS) - set(outcome.left_out)
+    assert {record.method for record in outcome.records} == set(table) - set(outcome.left_out)
     assert open_study(small, tmp_path / "s").pending == []
     again = read_study(tmp_path / "s")
     assert again.left_out == outcome.left_out == outcome.to_json()["left_out"]

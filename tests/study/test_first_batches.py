@@ -1,5 +1,6 @@
 """Batches of other sizes than a traced model takes are told before the first run, from few examples."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from stretto import UsageError
 from stretto.data.dataset import forever
 from stretto.data.user_data import split_of
 
+STUDY = {"methods": ("backprop", "gpipe"), "jobs": 1, "seeds": 1}
 FEW = {"steps": 2, "batch_size": 4, "stages": 2, "quiet": True, "lr": 0.1}
 
 
@@ -55,14 +57,17 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-def test_a_longer_training_batch_is_refused_before_anything_is_written():
+@pytest.mark.parametrize(
+    "call",
+    [stretto.train, pytest.param(partial(stretto.compare, **STUDY), marks=pytest.mark.slow)],
+    ids=["train", "compare"],
+)
+def test_a_longer_training_batch_is_refused_before_anything_is_written(call):
     def data():
         return loader(Texts(24, longer=range(4, 24))), loader(Texts(8))
 
     with pytest.raises(UsageError, match=r"batch \d of train: x is \[4, 6\], .* for \[any, 5\]: pad or crop"):
-        stretto.compare(Branches, data, methods=("backprop", "gpipe"), out="study", jobs=1, seeds=1, **FEW)
-    with pytest.raises(UsageError, match=r"batch \d of train: x is \[4, 6\], .* for \[any, 5\]: pad or crop"):
-        stretto.train(Branches, data, out="run", **FEW)
+        call(Branches, data, out="out", **FEW)
     assert list(Path().iterdir()) == []
 
 
@@ -73,7 +78,7 @@ def test_a_longer_validation_batch_is_refused_and_few_items_are_read():
         return loader(training), loader(Texts(8, longer=[7]))
 
     with pytest.raises(UsageError, match=r"batch 0 of validation: x is \[8, 6\]"):
-        stretto.compare(Branches, data, methods="backprop", out="study", jobs=1, seeds=1, **FEW)
+        stretto.compare(Branches, data, out="study", **STUDY, **FEW)
     assert len(training.read) < 500
 
 

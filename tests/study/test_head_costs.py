@@ -51,7 +51,7 @@ def numbers(layers):
     return sum(sizes[layer] for layer in layers.split())
 
 
-QUICK = ("solo", "auglocal", "language")
+QUICK = ("solo", "language")
 
 
 @pytest.mark.parametrize("name", slow_where(lambda name: name not in QUICK, HEADS))

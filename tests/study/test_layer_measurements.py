@@ -1,6 +1,7 @@
 """Layers measured for a plan: which sizes, where, once for a calibration, and what a damaged file says."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -24,6 +25,11 @@ def test_sizes_are_a_minibatch_and_parts_of_it():
 def test_only_this_machine_is_measured(here, model):
     assert is_measurable(model, find_cluster(str(here)))
     assert not is_measurable(model, find_cluster("16-workstations"))
+    assert not is_measurable(replace(model, resolved=None), find_cluster(str(here)))  # as networks without data
+
+
+@pytest.mark.slow
+def test_no_network_without_data_is_measured(here):
     assert not is_measurable(costed("resnet50", {}, None, {}, "sgd", heads=()), find_cluster(str(here)))
 
 

@@ -1,7 +1,9 @@
 """The page of a study while its runs are made: written early, not too often, by one process, and no danger to it."""
 
 import multiprocessing
+import shutil
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -20,13 +22,19 @@ SETTINGS = CompareSettings(
 )  # fmt: skip
 
 
-@pytest.fixture
-def opened(tmp_path):
-    """A study of four runs, of which one is made."""
-    study = open_study(SETTINGS, tmp_path / "study")
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory):
+    """The folder of a study of four runs, of which one is made; no test changes it."""
+    study = open_study(SETTINGS, tmp_path_factory.mktemp("begun") / "study")
     with claimed(study):
         run(study.tasks[0].settings, study.tasks[0].folder)
-    return study
+    return study.out
+
+
+@pytest.fixture
+def opened(begun, tmp_path):
+    """A study of four runs, of which one is made."""
+    return read_study(shutil.copytree(begun, tmp_path / "study"))
 
 
 @pytest.fixture(scope="module")
@@ -137,9 +145,10 @@ def test_a_process_that_dies_is_told_once(opened, described):
     assert ["its process has ended" in text for text in told] == [True]
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_the_study_has_the_same_page_at_its_end(tmp_path, monkeypatch):
     monkeypatch.setattr(live_page, "BEGIN", 0.0)
-    study = open_study(SETTINGS, tmp_path / "study")
+    study = open_study(replace(SETTINGS, seeds=1), tmp_path / "study")
     pages = []
 
     class Watched(LivePage):
@@ -150,7 +159,7 @@ def test_the_study_has_the_same_page_at_its_end(tmp_path, monkeypatch):
     monkeypatch.setattr("stretto.study.comparison.LivePage", Watched)
     outcome = compare(study, jobs=1, command="stretto compare", tell=pytest.fail)
     assert pages[0]._process.exitcode is not None
-    assert pages[0]._done == 4 * 6
+    assert pages[0]._done == 2 * 6
     live = outcome.report.read_bytes()
     assert b"unfinished" not in live.split(b"<header>")[1].split(b"</header>")[0]
     write_report(study, "stretto compare")
@@ -164,6 +173,7 @@ def test_the_time_left_follows_from_the_steps(opened, described):
     assert page._progress(10.0) == (0.5, 20.0)
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_stretto_report_says_what_is_missing(opened):
     write_report(read_study(opened.out))
     assert "<b>1 of 4 runs is finished</b>. The command that began" in banner(opened)

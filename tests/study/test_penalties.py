@@ -98,18 +98,18 @@ def test_the_loss_is_chosen_so_that_most_methods_reach_it():
 
 
 @pytest.mark.parametrize(
-    ("runs", "loss", "told"),
+    ("make", "loss", "told"),
     [
-        (study(pb=1), None, "no backprop to compare steps with"),
-        ([], None, "has no runs"),
-        (study(backprop=1, pb=1), 0.01, "its least was 0.1: choose a larger --target-loss"),
-        (study(backprop=1, pb=1), 0.97, "at its first evaluation, after 10 steps"),
-        ([record("backprop", 16, 0, 1, floor=1.0)], None, "never got better than it began"),
+        (lambda: study(pb=1), None, "no backprop to compare steps with"),
+        (list, None, "has no runs"),
+        (lambda: study(backprop=1, pb=1), 0.01, "its least was 0.1: choose a larger --target-loss"),
+        (lambda: study(backprop=1, pb=1), 0.97, "at its first evaluation, after 10 steps"),
+        (lambda: [record("backprop", 16, 0, 1, floor=1.0)], None, "never got better than it began"),
     ],
 )
-def test_what_cannot_be_compared(runs, loss, told):
+def test_what_cannot_be_compared(make, loss, told):
     with pytest.raises(UsageError, match=told.replace("(", r"\(")):
-        measure_penalties(runs, 4, loss=loss)
+        measure_penalties(make(), 4, loss=loss)
 
 
 def test_a_run_arrives_between_two_evaluations():

@@ -9,9 +9,6 @@ import threading
 from dataclasses import replace
 
 import pytest
-from optuna.exceptions import StorageInternalError
-from sqlalchemy import event
-from sqlalchemy.pool import Pool
 
 from cli.processes import start, wait_for
 from stretto import UsageError
@@ -44,7 +41,7 @@ SETTINGS = CompareSettings(
 )
 STUDY = ["compare", "--model-options.depth", "2", "--model-options.width", "8", "--evaluations", "1", "--methods",
          "backprop,greedy", "--lr", "0.05,0.1,0.2", "--batch-size", "32", "--seeds", "1", "--jobs", "1"]  # fmt: skip
-KINDS = ["sqlite", "journal"]
+KINDS = [pytest.param("sqlite", marks=pytest.mark.slow), "journal"]
 
 
 def url_of(kind, folder):
@@ -117,12 +114,14 @@ class Alive:
         return None
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_however_many_take_at_once_nobody_takes_what_another_one_has(tmp_path, kind):
+@pytest.mark.parametrize(
+    ("kind", "number"), [("sqlite", 2), ("journal", 4), pytest.param("sqlite", 4, marks=pytest.mark.slow)]
+)
+def test_however_many_take_at_once_nobody_takes_what_another_one_has(tmp_path, kind, number):
     url = url_of(kind, tmp_path)
     opened = open_study(SETTINGS, tmp_path / "s")
-    storages = [open_storage(url) for _ in range(4)]
-    taken, ready = [], threading.Barrier(4)
+    storages = [open_storage(url) for _ in range(number)]
+    taken, ready = [], threading.Barrier(number)
 
     def work(storage):
         ready.wait()
@@ -153,8 +152,9 @@ def test_what_is_not_made_is_given_back(tmp_path, kind):
 
 
 @pytest.mark.usefixtures("plain_pages")
-def test_a_run_that_could_not_be_made_is_tried_again_by_the_next_command_only(tmp_path):
-    url, opened = url_of("sqlite", tmp_path), open_study(replace(SETTINGS, lr=(0.1,)), tmp_path / "s")
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_that_could_not_be_made_is_tried_again_by_the_next_command_only(tmp_path, kind):
+    url, opened = url_of(kind, tmp_path), open_study(replace(SETTINGS, lr=(0.1,)), tmp_path / "s")
     with queue(url, opened) as mine, queue(url, opened) as other:
         task = mine.take()
         mine.fail(Failure(task, "it is cold"))
@@ -191,9 +191,10 @@ def test_a_study_goes_on_and_takes_over_what_was_made_without_a_storage(tmp_path
 
 
 @pytest.mark.usefixtures("plain_pages")
-def test_what_another_one_ends_at_the_last_moment_is_fetched(tmp_path):
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_another_one_ends_at_the_last_moment_is_fetched(tmp_path, kind):
     """Between this one's look for results and its question whether all have ended."""
-    url, one = url_of("sqlite", tmp_path), replace(SETTINGS, lr=(0.1,), methods=("greedy",))
+    url, one = url_of(kind, tmp_path), replace(SETTINGS, lr=(0.1,), methods=("greedy",))
     there, here = open_study(one, tmp_path / "there"), open_study(one, tmp_path / "here")
     assert compare(there, jobs=1).failures == ()
     with study.claimed(here), queue(url, there) as other, Unlucky(open_storage(url), here, pause=0) as mine:
@@ -218,13 +219,14 @@ class Unlucky(SharedQueue):
         return super().settled
 
 
-def test_a_run_that_fails_while_sharing_is_said(tmp_path, monkeypatch):
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_that_fails_while_sharing_is_said(tmp_path, monkeypatch, kind):
     def make(task, _, *, alone):
         raise RuntimeError(f"{task.settings.method} is tired")
 
     monkeypatch.setattr("stretto.study.process_pool._make", make)
     opened = open_study(replace(SETTINGS, lr=(0.1,)), tmp_path / "s")
-    with study.claimed(opened), queue(url_of("sqlite", tmp_path), opened) as mine:
+    with study.claimed(opened), queue(url_of(kind, tmp_path), opened) as mine:
         (tmp_path / "s" / "runs").mkdir()
         failures = share(mine, 1, lambda _: None, lambda _: None)
     assert sorted(failure.reason.partition(" (")[0] for failure in failures) == [
@@ -270,6 +272,9 @@ def test_what_no_other_process_can_open_is_refused(url):
 
 
 def test_no_connection_of_sqlite_stays_open(tmp_path):
+    from sqlalchemy import event
+    from sqlalchemy.pool import Pool
+
     connections = []
 
     def opened(connection, _):
@@ -307,6 +312,8 @@ def test_a_driver_that_is_not_there_is_named(url, package, monkeypatch):
 
 
 def test_signs_of_life_go_on_when_the_storage_was_away(tmp_path, monkeypatch):
+    from optuna.exceptions import StorageInternalError
+
     with queue(url_of("journal", tmp_path), open_study(SETTINGS, tmp_path / "s")) as mine:
         assert mine.take() is not None
         real, left = mine._storage.set_trial_user_attr, [1, 2]
@@ -322,6 +329,8 @@ def test_signs_of_life_go_on_when_the_storage_was_away(tmp_path, monkeypatch):
 
 
 def test_a_storage_that_is_lost_is_said_without_its_password():
+    from optuna.exceptions import StorageInternalError
+
     url = "postgresql://me:se:cr@t@there/name"
     said = r"//me:\.\.\.@there/name' cannot be reached any more \(gone\): finished runs"
     with pytest.raises(StrettoError, match=said), storage_errors(url):
@@ -346,12 +355,13 @@ def data():
 
 
 @pytest.mark.usefixtures("plain_pages")
-@pytest.mark.parametrize("kind", [pytest.param("sqlite", marks=pytest.mark.slow), "journal"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_who_has_edited_a_function_is_refused_while_the_study_is_unfinished(tmp_path, monkeypatch, kind):
     """It would make all runs of a study of its own. Nothing is lost, and an edit after the end is another study."""
     monkeypatch.chdir(tmp_path)
     own, url = tmp_path / "own.py", url_of(kind, tmp_path)
-    settings = replace(SETTINGS, model="own.py:build", model_options={}, data="own.py:data", loss="mse_loss", stages=2)
+    own_model = {"model": "own.py:build", "model_options": {}, "data": "own.py:data", "loss": "mse_loss", "stages": 2}
+    settings = replace(SETTINGS, **own_model, lr=(0.1,))
     own.write_text(OWN)
     first = open_study(settings, tmp_path / "one")
     with queue(url, first) as began:

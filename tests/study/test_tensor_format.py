@@ -46,7 +46,26 @@ def test_channels_last_differs_by_transposes_and_by_how_norms_and_pools_run():
     assert (plain.activation, plain.output, plain.parameters) == (last.activation, last.output, last.parameters)
 
 
-def test_autocast_keeps_weights_and_products_and_a_residual_stream_in_float32():
+class Residual(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner, self.outer = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        return x + self.outer(self.inner(x))
+
+
+def test_autocast_keeps_weights_and_a_residual_stream_in_float32():
+    layers, x = TensorFormat("float16-autocast").converted([Residual()], torch.randn(2, TOKENS, WIDTH), "one block")
+    plain, cast = (layer_costs(layers, x, autocast=each).layers[0] for each in (None, torch.float16))
+    assert (plain.parameter_bytes, plain.gradient_bytes) == (cast.parameter_bytes, cast.gradient_bytes)
+    assert all(plain.flops(kind) == cast.flops(kind) for kind in "FBIW")
+    assert (cast.input.at(3), cast.output.at(3)) == (3 * TOKENS * WIDTH * 4,) * 2
+    assert cast.activation.at(3) < plain.activation.at(3), "what is kept of products has 16 bits"
+
+
+@pytest.mark.slow
+def test_autocast_keeps_weights_and_products_and_a_residual_stream_of_a_network_in_float32():
     plain, cast = counted("vit", PATCHES), counted("vit", PATCHES, "float16-autocast", sharing=(2,))
     assert (cast.costs.dtype, plain.costs.dtype) == ("float16-autocast", "float32")
     for here, there in zip(plain.costs.layers, cast.costs.layers, strict=True):

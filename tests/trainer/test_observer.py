@@ -1,5 +1,7 @@
 """What the observer measures equals what explicit versions of the weights give, and it changes no number."""
 
+from functools import cache
+
 import pytest
 import torch
 from torch import nn
@@ -8,6 +10,7 @@ import stretto
 from stretto.simulate import simulate
 
 S, WIDTH, BATCH, LR, START = 4, 6, 8, 0.05, 15
+STEPS = START + 2 + 2 * (S - 1)  # those of two minibatches and their delay
 WEIGHTS = 8 * WIDTH * (WIDTH + 1)  # bytes of a stage
 
 
@@ -23,20 +26,21 @@ def made(method, modules=None):
     return stretto.Trainer(stages() if modules is None else modules, nn.functional.mse_loss, sgd, method)
 
 
-def batches(steps=40):
+def batches(steps=STEPS):
     draw = torch.Generator().manual_seed(1)
     shape = BATCH, WIDTH
     return [[torch.randn(shape, generator=draw, dtype=torch.float64) for _ in range(2)] for _ in range(steps)]
 
 
-def watched(method, minibatches=2):
-    """What is observed of the minibatches START, ..., and every version of every stage's weights, flat."""
+@cache
+def watched(method):
+    """What is observed of two minibatches from START on, and every version of every stage's weights, flat."""
     trainer = made(method)
     versions, observer = [], None
     for n, (x, y) in enumerate(batches()):
         versions.append([flat(stage) for stage in trainer.stages])  # as many updates as minibatches that are through
         if n == START:
-            observer = trainer.observe(minibatches)
+            observer = trainer.observe(2)
         trainer.step(x, y)
     assert observer.done
     return observer.figures(), versions

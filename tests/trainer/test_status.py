@@ -181,11 +181,14 @@ def test_processes_predict_the_same(method, precision):
         assert f"2 processes, this is rank {rank}" in text
 
 
-@pytest.mark.parametrize("sync", ["all-reduce", "fully-shard"])
-def test_the_first_replica_predicts(sync):
+@pytest.mark.parametrize(
+    ("processes", "sync"),
+    [(4, "all-reduce"), (2, "fully-shard"), pytest.param(4, "fully-shard", marks=pytest.mark.slow)],
+)
+def test_the_first_replica_predicts(processes, sync):
     emulated = replicated.predicted("all-reduce", 2)
-    first, *others = launch(4, "runtime.replicated:predicted", sync, 2)
-    assert others == [None] * 3
+    first, *others = launch(processes, "runtime.replicated:predicted", sync, 2)
+    assert others == [None] * (processes - 1)
     assert all(torch.equal(a, b) for a, b in zip(first, emulated, strict=True))
 
 
@@ -206,13 +209,14 @@ def test_peak_memory_is_the_most_that_was_held():
     trainer = make()
     forget_most_held()
     (before,) = trainer.peak_memory()
-    held = torch.ones(2**25, dtype=torch.float64)
+    held = torch.ones(2**23, dtype=torch.float64)
     (after,) = trainer.peak_memory()
     assert after > before + 0.9 * held.nbytes
+    size = held.nbytes
     del held
     assert trainer.peak_memory() == [pytest.approx(after, rel=0.01)], "also when it is given back"
     forget_most_held()
-    assert trainer.peak_memory()[0] < after - 2**27
+    assert trainer.peak_memory()[0] < after - size / 2
 
 
 def test_weights_are_written_a_file_a_stage(tmp_path):

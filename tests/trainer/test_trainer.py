@@ -23,6 +23,7 @@ METHODS = [
     "backprop", "greedy", "overlapping", "overlapping(combine=mean)", "overlapping(delay=1)", "chunked",
     "chunked(chunks=4)",
 ]  # fmt: skip
+FEW = ("backprop", "overlapping(delay=1)", "chunked")
 OVERTAKING = [method for method in METHODS if method != "backprop"]
 
 
@@ -189,7 +190,7 @@ def test_evaluate_of_nothing_is_refused():
         trainer.evaluate(used_up)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", slow_where(lambda method: method not in FEW, METHODS))
 def test_evaluate_drains_nothing_and_leaves_no_trace(method):
     """Between any two steps, with minibatches in flight."""
     network = NETWORKS["cnn"]
@@ -286,11 +287,16 @@ def dropping(method, **options):
     return make(method, [*stages, *linears(6, 4)], optimizer=optimizer, example=batches(1)[0][0], **options)
 
 
-@pytest.mark.parametrize(
-    ("method", "kind"), in_turn(METHODS, [None, "one-cycle", "multi-step", "lambda"], rounds=2, slow=1)
-)
+RESUMED = ("backprop-None", "greedy-one-cycle", "overlapping-lambda", "overlapping(delay=1)-None", "chunked-multi-step")
+CASES = [
+    pytest.param(*case.values, marks=[pytest.mark.slow] * ("{}-{}".format(*case.values) not in RESUMED))
+    for case in in_turn(METHODS, [None, "one-cycle", "multi-step", "lambda"], rounds=2)
+]
+
+
+@pytest.mark.parametrize(("method", "kind"), CASES)
 def test_a_resumed_run_is_the_run_that_went_on(method, kind, tmp_path):
-    data, scheduler = batches(16), scheduled(kind)
+    data, scheduler = batches(12), scheduled(kind)
     trainer = dropping(method, scheduler=scheduler)
     for x, y in data[:6]:
         trainer.step(x, y)
@@ -312,17 +318,20 @@ def test_a_resumed_run_is_the_run_that_went_on(method, kind, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "method", [*(pytest.param(name, marks=pytest.mark.slow) for name in ("backprop", "greedy")), "overlapping"]
-)
-def test_saving_changes_nothing_where_nothing_waits(method, tmp_path):
+    ("method", "every"),
+    [*(pytest.param(name, 1, marks=pytest.mark.slow) for name in ("backprop", "greedy", "overlapping")),
+     ("overlapping", 4)],
+)  # fmt: skip
+def test_saving_changes_nothing_where_nothing_waits(method, every, tmp_path):
     """Only a delay makes a drain visible."""
     data = batches(10)
     plain, saved = dropping(method), dropping(method)
     first = go_on(plain, data)
     values = []
-    for x, y in data:
+    for n, (x, y) in enumerate(data):
         values.append(saved.step(x, y))
-        saved.save(tmp_path / "run.pt")
+        if n % every == 0:
+            saved.save(tmp_path / "run.pt")
     assert_same_run(([*values, *saved.flush()], saved.gather()), first)
 
 
@@ -430,8 +439,10 @@ def test_a_file_that_is_no_checkpoint(spoil, tmp_path):
         assert path.is_file()
 
 
-@pytest.mark.parametrize("cut", [True, False])
-def test_a_checkpoint_damaged_anywhere(cut, tmp_path):
+@pytest.mark.parametrize(
+    ("cut", "places"), [(True, 2), (False, 2), *(pytest.param(cut, 8, marks=pytest.mark.slow) for cut in (True, False))]
+)
+def test_a_checkpoint_damaged_anywhere(cut, places, tmp_path):
     """Cut off as a broken copy leaves it, or a byte changed: refused, and nothing is half loaded."""
     path = tmp_path / "run.pt"
     trainer = make("greedy")
@@ -442,7 +453,7 @@ def test_a_checkpoint_damaged_anywhere(cut, tmp_path):
         if file.is_dir():
             continue
         content = file.read_bytes()
-        for at in range(0, len(content), len(content) // 8):
+        for at in range(0, len(content), len(content) // places):
             file.write_bytes(
                 content[:at] if cut else content[:at] + b"\0\1"[content[at] == 0 :][:1] + content[at + 1 :]
             )
@@ -800,8 +811,16 @@ def test_after_a_failed_step_training_goes_on_or_says_that_it_cannot(method, whe
     trainer.flush()
 
 
-@pytest.mark.parametrize("where", ["forward", "backward"])
-@pytest.mark.parametrize("method", METHODS)
+HEALED = ("backprop-forward", "greedy-backward", "overlapping(delay=1)-backward", "chunked-forward")
+
+
+@pytest.mark.parametrize(
+    ("method", "where"),
+    [
+        pytest.param(method, where, marks=[pytest.mark.slow] * (f"{method}-{where}" not in HEALED))
+        for method, where in itertools.product(METHODS, ("forward", "backward"))
+    ],
+)
 def test_a_checkpoint_heals_a_failed_step(method, where, tmp_path):
     """The layers above the one that fails have their gradients by then: those must not reach the next update."""
 

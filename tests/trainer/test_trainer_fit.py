@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler, TensorDataset
 
 import stretto
+from pairwise import in_turn
 from runtime import fitted
 from runtime.fitted import X, Y, build, same
 from runtime.processes import launch
@@ -256,9 +257,12 @@ def runs(make_data, method, tmp_path, crash, **options):
     return (wanted, weights(whole)), (history, weights(again))
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("data", [lambda: (X, Y), Items, Batches, in_batches])
-def test_a_crash_goes_on_from_the_last_epoch_to_the_bit(method, data, tmp_path):
+KINDS = {"pair": lambda: (X, Y), "items": Items, "batches": Batches, "in_batches": in_batches}
+
+
+@pytest.mark.parametrize(("kind", "method"), in_turn(KINDS, ["pb", *METHODS[:2]], rounds=3, slow=2))
+def test_a_crash_goes_on_from_the_last_epoch_to_the_bit(kind, method, tmp_path):
+    data = KINDS[kind]
     options = {} if data in (Batches, in_batches) else {"batch_size": 6}
     (wanted, trained), (history, resumed) = runs(data, method, tmp_path, crash_after(6), **options)
     assert history.steps == wanted.steps
@@ -267,9 +271,9 @@ def test_a_crash_goes_on_from_the_last_epoch_to_the_bit(method, data, tmp_path):
     assert same(resumed, trained)
 
 
-@pytest.mark.parametrize("method", ["backprop", "1f1b(microbatches=2)"])
-@pytest.mark.parametrize("data", [lambda: (X, Y), Items, Batches, in_batches])
-def test_ctrl_c_saves_after_the_step_and_says_how_to_go_on(method, data, tmp_path):
+@pytest.mark.parametrize(("kind", "method"), in_turn(KINDS, METHODS[:2], rounds=2, slow=1))
+def test_ctrl_c_saves_after_the_step_and_says_how_to_go_on(kind, method, tmp_path):
+    data = KINDS[kind]
     options = {} if data in (Batches, in_batches) else {"batch_size": 6}
     options |= {"checkpoint": tmp_path / "saved", "epochs": 3}
     whole = build(method)
@@ -523,10 +527,14 @@ def test_a_wrong_rule_is_refused(options):
 # -- several processes --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("processes", [2, pytest.param(3, marks=pytest.mark.slow)])
-def test_processes_come_to_the_numbers_of_emulation_and_read_what_they_need(processes, tmp_path):
-    told = launch(processes, "runtime.fitted:fit_all", METHODS, str(tmp_path / "processes"))
-    for number, method in enumerate(METHODS):
+@pytest.mark.parametrize(
+    ("processes", "methods"),
+    [(2, METHODS[2:]), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((2, METHODS[:2]), (3, METHODS)))],
+    ids=["two", "two, other methods", "three"],
+)
+def test_processes_come_to_the_numbers_of_emulation_and_read_what_they_need(processes, methods, tmp_path):
+    told = launch(processes, "runtime.fitted:fit_all", methods, str(tmp_path / "processes"))
+    for number, method in enumerate(methods):
         wanted = fitted.fit_one(method, str(tmp_path / f"here-{method}"), workers=processes)
         for rank, each in enumerate(told):
             assert each[number]["entries"] == wanted["entries"], (method, rank)
