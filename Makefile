@@ -48,7 +48,7 @@ test-rest: $(READY)
 	$(TEST) -m "slow or docs or hypothesis" $(MANY) $(ARGS)
 
 costs: $(READY)
-	$(TEST) --keep-costs --costs build/costs.json
+	$(TEST) --keep-costs --costs=build/costs.json
 	$(BIN)/python tests/costs.py build/costs.json
 
 lint: $(READY)

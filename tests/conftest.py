@@ -29,7 +29,7 @@ settings.load_profile("few")
 def pytest_addoption(parser):
     """What `make` asks for (see tests/README.md)."""
     group = parser.getgroup("costs of tests")
-    group.addoption("--costs", metavar="FILE", help="write what each test costs, as JSON")
+    group.addoption("--costs", metavar="FILE", help="write what each test costs, as JSON; with =")
     group.addoption("--compare-cpu", action="store_true", help="fail if CPU is more than twice that in tests/costs.csv")
     group.addoption("--keep-costs", action="store_true", help="write tests/costs.csv and tests/budget.toml anew")
 
