@@ -1,7 +1,7 @@
 """What each test costs: processes started, training steps, random examples, seconds of CPU; and how much all may cost.
 
 Processes and steps are counted in the process of pytest and in those that tests fork from one that runs Python: each
-adds a byte to a file. `make test` fails when a sum passes its limit in budget.toml; only .ci/run compares CPU seconds,
+adds a byte to a file. `make test` fails when a sum passes its limit in budget.toml; --compare-cpu compares CPU seconds,
 which depend on the machine (costs.csv). `python tests/costs.py FILE [BEFORE]` makes a table of what --costs wrote.
 """
 
