@@ -92,7 +92,7 @@ def pytest_sessionfinish(session):
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node):
     """A process has run its tests."""
-    take(node.config, node.workeroutput)
+    take(node.config, getattr(node, "workeroutput", {}))  # none of one that was interrupted
 
 
 def take(config, found):
