@@ -1,5 +1,7 @@
 """Optimizers that need whole matrices are refused where a process has parts of them, by name and with a remedy."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
@@ -12,17 +14,18 @@ NET = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "message"),
+    ("make", "message"),
     [
-        (muon(NET.parameters(), labels=labels_of(NET)), r"Muon orthogonalises whole matrices.*tensor=2, stage 1.*Lion"),
-        (SOAP(NET.parameters()), "SOAP needs whole matrices"),
-        (LARS(NET.parameters(), 0.1), "LARS needs the norms of whole layers"),
-        (LAMB(NET.parameters()), "LAMB needs the norms of whole layers"),
+        (partial(muon, labels=labels_of(NET)), r"Muon orthogonalises whole matrices.*tensor=2, stage 1.*Lion"),
+        (SOAP, "SOAP needs whole matrices"),
+        (partial(LARS, lr=0.1), "LARS needs the norms of whole layers"),
+        (LAMB, "LAMB needs the norms of whole layers"),
     ],
+    ids=["muon", "soap", "lars", "lamb"],
 )
-def test_on_a_tensor_axis(optimizer, message):
+def test_on_a_tensor_axis(make, message):
     with pytest.raises(stretto.UsageError, match=message):
-        refuse_parts(optimizer, "tensor=2", 1)
+        refuse_parts(make(NET.parameters()), "tensor=2", 1)
 
 
 def test_what_works_on_each_element_is_not_refused():

@@ -3,7 +3,6 @@
 from types import SimpleNamespace
 
 import pytest
-from torch.distributed.pipelining.schedules import _Action, _PipelineScheduleRuntime
 
 import stretto
 from stretto.errors import UsageError
@@ -19,6 +18,8 @@ from stretto.schedule.write_csv_file import to_csv
 
 def loaded(schedule, path):
     """A round trip through torch, which checks the actions and adds communication to them."""
+    from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime  # a second
+
     path.write_text(to_csv(schedule))
     stage = SimpleNamespace(num_stages=schedule.num_stages, group_size=schedule.num_workers, group_rank=0, submod=None)
     runtime = _PipelineScheduleRuntime([stage], schedule.per_turn)
@@ -42,6 +43,8 @@ def test_torch_loads_the_same_actions(schedule, tmp_path):
 
 
 def test_the_file():
+    from torch.distributed.pipelining.schedules import _Action
+
     text = to_csv(zb_h1(2, 2, 2))
     assert text == "0F0,0F1,0B0,0B1\n1F0,1I0,1F1,1I1,1W0,1W1\n"
     assert [str(_Action.from_str(cell)) for cell in text.split()[0].split(",")] == ["0F0", "0F1", "0B0", "0B1"]
