@@ -180,9 +180,10 @@ def test_half_the_bytes_in_bfloat16():
 
 
 def test_a_table_survives_json():
-    layers, x = images()
-    costs = layer_costs(layers, x, names=[f"layer {i}" for i in range(len(layers))])
-    assert ModelCosts.of(json.loads(json.dumps(costs.to_dict()))) == costs
+    layers, x = mlp()
+    named = layer_costs(layers, x, names=[f"layer {i}" for i in range(len(layers))])
+    for costs in (named, counted_network("images")[2]):
+        assert ModelCosts.of(json.loads(json.dumps(costs.to_dict()))) == costs
 
 
 def test_mistakes():

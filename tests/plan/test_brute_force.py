@@ -247,7 +247,7 @@ def test_the_best_of_a_method_where_the_first_and_the_last_layer_share_weights(m
     compare(tied, (method,), empty=True)
 
 
-@pytest.mark.parametrize("seed", seeds((0, 2, 5, 6, 7, 8, 10), 24))
+@pytest.mark.parametrize("seed", seeds((0, 2, 5, 6, 8, 10), 24))
 def test_the_best_with_images_that_may_be_cut(seed):
     """Mostly only plans that cut them count, since they are rarely the best of all."""
     n = images(draw(2000 + seed, workers=(4, 4, 2)[seed % 3]), seed)
@@ -282,7 +282,7 @@ def limited(n, seed):
     return n | {"limits": {key: dice.sample(lists[key], dice.randint(1, len(lists[key]))) for key in chosen}}
 
 
-@pytest.mark.parametrize("seed", seeds((0, 1, 3, 4, 5, 6), 28))
+@pytest.mark.parametrize("seed", seeds((0, 1, 3, 4, 5), 28))
 def test_the_best_within_limits(seed):
     n = draw(3000 + seed, workers=(2, 3, 4, 4)[seed % 4])
     compare(limited(images(n, seed) if seed % 3 else n, seed), empty=True)
@@ -327,8 +327,14 @@ def with_devices(n, seed):
 STEADY = ("backprop", "gpipe", "1f1b", "zb-h1", "zb-v", "interleaved", "looped-bfs", "pipedream-2bw", "pb", "greedy")
 
 
-@pytest.mark.parametrize("seed", seeds((3, 8), 12))
-@pytest.mark.parametrize("goal", ["money", "energy"])
+CHEAPEST = [
+    pytest.param(goal, seed, marks=[pytest.mark.slow] * ((goal, seed) not in (("money", 3), ("energy", 8))))
+    for goal in ("money", "energy")
+    for seed in range(12)
+]
+
+
+@pytest.mark.parametrize(("goal", "seed"), CHEAPEST)
 def test_the_cheapest_of_all(goal, seed):
     """Every cut on every number of workers, of which one is often the best; a third of them are unequal."""
     n = with_devices(unequal(4 * (seed // 4) + 2) if seed % 3 == 2 else draw(5000 + seed), seed)
