@@ -23,13 +23,14 @@ def test_networks_side_by_side_train_as_they_do_alone(monkeypatch, capsys):
 
     try:
         chosen = [run for run in runs.all_runs() if run.method in ("spectrain", "pipeoptim")]
-        check.check(chosen, steps=8)
+        check.check(chosen, steps=4)
         assert len(capsys.readouterr().out.splitlines()) == 2
     finally:
         for name in ("check", "runs", "network"):
             del sys.modules[name]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("plain_pages")
 def test_the_study_of_large_batches_tells_batch_sizes_apart(monkeypatch, tmp_path):
     """Its tables, from two tiny runs of one of its studies."""
@@ -48,6 +49,7 @@ def test_the_study_of_large_batches_tells_batch_sizes_apart(monkeypatch, tmp_pat
         del sys.modules["main"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("plain_pages")
 def test_a_studys_figure_says_where_backprop_stands(monkeypatch, tmp_path):
     """From two tiny parts."""

@@ -89,6 +89,7 @@ def test_intervals_are_students(harness):
         harness.intervals.interval([1.0])  # one value has no interval
 
 
+@pytest.mark.slow
 def test_students_quantiles_are_those_of_scipy(harness):
     import scipy.stats
 

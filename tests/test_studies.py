@@ -19,16 +19,37 @@ FROM_FILES = ("cifar10", "cifar100", "text", "imagenet", "saved")
 STUDIES = sorted((ROOT / "studies").glob("*.toml"))
 
 
-@pytest.mark.parametrize("file", STUDIES, ids=lambda file: file.stem)
-@pytest.mark.parametrize("size", ["small", "full"])
+LARGE = ("-05", "-06b", "-08", "-10", "imagenet", "iwslt14", "wmt17")  # networks that take a while to build
+EACH = [
+    pytest.param(
+        file, size, marks=[pytest.mark.slow] * (size == "small" and file.stem.endswith(LARGE)), id=f"{size}-{file.stem}"
+    )
+    for size in ("small", "full")
+    for file in STUDIES
+]
+
+
+def settings_of(file, size):
+    """Of each part of a study."""
+    for part in study_file(file).parts(size) or (None,):
+        words = ["compare", str(file), "--size", size, *(["--part", part] if part else [])]
+        yield app.parse_args(words, exit_on_error=False, print_error=False)[1].arguments["settings"]
+
+
+@pytest.mark.parametrize("file", [file for file in STUDIES if file.stem.endswith(LARGE)], ids=lambda file: file.stem)
+def test_the_small_size_of_a_study_can_be_read(file):
+    for settings in settings_of(file, "small"):
+        check(settings)
+        assert all(method(name) for name in settings.methods)
+
+
+@pytest.mark.parametrize(("file", "size"), EACH)
 def test_a_study_has_all_but_its_data(file, size):
     study = study_file(file)
     if study.commands(size):
         check_commands(study.commands(size))
         return
-    for part in study.parts(size) or (None,):
-        words = ["compare", str(file), "--size", size, *(["--part", part] if part else [])]
-        settings = app.parse_args(words, exit_on_error=False, print_error=False)[1].arguments["settings"]
+    for settings in settings_of(file, size):
         if size == "small":
             assert resolve(settings).stages
         else:

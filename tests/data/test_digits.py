@@ -40,6 +40,7 @@ def test_scaled_by_the_train_split_alone(digits):
     assert abs(float(digits.validation.x.mean())) > 1e-4, "validation's own mean must not have been taken out"
 
 
+@pytest.mark.slow
 def test_read_as_scikit_learn_reads_them():
     from sklearn.datasets import load_digits
 

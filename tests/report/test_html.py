@@ -12,7 +12,7 @@ import pytest
 from pairwise import slow_where
 from stretto.errors import UsageError
 from stretto.report import build
-from stretto.report.html import render
+from stretto.report.html import _bundle, render
 
 from .synthetic import make_page, make_records, run
 
@@ -45,6 +45,30 @@ def test_nothing_is_loaded(page):
     assert not re.search(r"""(src|href|action)\s*=\s*["']?\s*(https?:)?//""", page)
     assert not re.search(r"<link|<img|<iframe|@import|url\(\s*['\"]?http", without_bundle(page))
     assert "default-src 'none'" in page
+
+
+def test_a_page_with_charts_holds_the_program_that_draws_them(monkeypatch):
+    """Once, of the version that altair writes for; here the program is a word."""
+    import altair
+    import vl_convert
+
+    def bundle(vl_version):
+        return f"// Vega-Lite {vl_version}"
+
+    monkeypatch.setattr("stretto.report.html._bundle", _bundle.__wrapped__)
+    monkeypatch.setattr(vl_convert, "javascript_bundle", bundle)
+    (program,) = re.findall(r"// Vega-Lite [\d.]+", render(make_page((run([2.0, 1.0]),))))
+    assert altair.SCHEMA_VERSION.startswith(program.replace("// Vega-Lite ", "v"))
+    assert program.split()[-1] in vl_convert.get_vegalite_versions()
+    assert "// Vega-Lite" not in render(make_page(()))
+
+
+@pytest.mark.slow
+def test_nothing_is_loaded_by_a_page_with_the_program_that_draws_it(records, monkeypatch):
+    monkeypatch.setattr("stretto.report.html._bundle", _bundle)
+    page = render(make_page(records))
+    assert len(page) > 700_000
+    test_nothing_is_loaded(page)
     assert len(page) < 1_550_000
 
 

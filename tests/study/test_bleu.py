@@ -78,6 +78,7 @@ def test_a_study_tells_it_beside_the_loss(tmp_path):
     assert "val. BLEU" in outcome.report.read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_low_precision_is_scored_by_its_weights(tmp_path):
     record = run(resolve(replace(SETTINGS, steps=4, precision="bf16")), tmp_path / "run")
     assert 0 <= record.test_bleu <= 100

@@ -202,10 +202,18 @@ print(len(study.runs))
 """
 
 
+PLAIN_PAGE = """
+from stretto.report.html import write
+from stretto.study import report_page
+
+report_page.build = lambda page, path: write(page.title, path)  # charts take longer than the study
+"""
+
+
 def test_a_script_without_a_guard(folder):
-    (folder / "script.py").write_text(SCRIPT.replace("WORKERS", "None"))
+    (folder / "script.py").write_text(PLAIN_PAGE + SCRIPT.replace("WORKERS", "None"))
     script = Forked([sys.executable, "script.py"], dict(os.environ), folder)
-    out, err = script.communicate(120)
+    out, err = script.communicate(600)
     assert (script.returncode, out) == (0, "once\n2\n"), err
     assert len(json.loads((folder / "study" / "study.json").read_text())["settings"]["sources"]) == 5
 
@@ -214,6 +222,6 @@ def test_a_script_without_a_guard(folder):
 @pytest.mark.parametrize("workers", ["None", "2"])
 def test_a_script_without_a_guard_in_a_fresh_process(folder, workers):
     (folder / "script.py").write_text(SCRIPT.replace("WORKERS", workers))
-    ran = subprocess.run([sys.executable, "script.py"], capture_output=True, text=True, check=False, timeout=120)
+    ran = subprocess.run([sys.executable, "script.py"], capture_output=True, text=True, check=False, timeout=600)
     assert (ran.returncode, ran.stdout) == (0, "once\n2\n"), ran.stderr
     assert len(json.loads((folder / "study" / "study.json").read_text())["settings"]["sources"]) == 5

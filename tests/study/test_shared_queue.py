@@ -115,11 +115,16 @@ class Alive:
 
 
 @pytest.mark.parametrize(
-    ("kind", "number"), [("sqlite", 2), ("journal", 4), pytest.param("sqlite", 4, marks=pytest.mark.slow)]
+    ("kind", "number", "rates"),
+    [
+        ("sqlite", 2, (0.1,)),
+        ("journal", 4, (0.05, 0.1, 0.2)),
+        pytest.param("sqlite", 4, (0.05, 0.1, 0.2), marks=pytest.mark.slow),
+    ],
 )
-def test_however_many_take_at_once_nobody_takes_what_another_one_has(tmp_path, kind, number):
+def test_however_many_take_at_once_nobody_takes_what_another_one_has(tmp_path, kind, number, rates):
     url = url_of(kind, tmp_path)
-    opened = open_study(SETTINGS, tmp_path / "s")
+    opened = open_study(replace(SETTINGS, lr=rates), tmp_path / "s")
     storages = [open_storage(url) for _ in range(number)]
     taken, ready = [], threading.Barrier(number)
 
