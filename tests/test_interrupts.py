@@ -14,6 +14,7 @@ import pytest
 
 from stretto import interrupts
 from stretto.interrupts import Interrupted, raising
+from stretto.processes import fork_server
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals between processes, and timers")
 
@@ -136,6 +137,21 @@ def test_a_block_that_is_held_comes_to_its_end(command):
     assert done == ["the block"]
 
 
+def test_the_start_of_the_fork_server_is_not_cut_through(command, monkeypatch):
+    """Python tries a folder for temporary files by a file, which it would leave there."""
+    tried = []
+
+    def method():
+        interrupt()
+        tried.append("a folder")
+        return "spawn"
+
+    monkeypatch.setattr(fork_server, "method", method)
+    with pytest.raises(Interrupted), raising():
+        fork_server.prepare()
+    assert tried == ["a folder"]
+
+
 def test_signals_at_nearly_the_same_time_are_one(command, monkeypatch):
     """From a terminal, and from what has started the command: the second would cut through how it ends by the first."""
     monkeypatch.setattr(interrupts, "ONE", ENDLESS)
@@ -152,6 +168,7 @@ def test_signals_at_nearly_the_same_time_are_one(command, monkeypatch):
 @pytest.mark.parametrize("said", [False, True])
 def test_what_is_to_be_left_clean_is_left_clean_and_the_line_is_said_once(command, said, monkeypatch, capfd):
     def leave(status):
+        os.kill(os.getpid(), signal.SIGALRM)  # of the timer, which runs where the interrupt had to wait
         raise SystemExit(status)
 
     monkeypatch.setattr(os, "_exit", leave)

@@ -95,6 +95,7 @@ class _Command:
 
     def end(self) -> None:
         """Print the line, if nothing is said yet, and end the process."""
+        self.open, self.since = False, float("inf")  # what comes now finds it ending
         for clean_up in self.leftovers:
             clean_up()
         try:  # noqa: SIM105 - see above

@@ -17,6 +17,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any
 
+from stretto import interrupts
 from stretto.errors import StrettoError
 from stretto.files import temporary_folders
 from stretto.processes import lifeline
@@ -49,13 +50,14 @@ def method() -> str:
 
 def prepare() -> None:
     """Start the fork server, unless it runs. It imports while this process goes on."""
-    if method() == "forkserver":
-        temporary_folders.sweep()
-        temporary_folders.for_sockets()
-        quiet = {name: value for name, value in QUIET.items() if name not in os.environ}
-        with environment(ONE_THREAD | quiet), blocked(signal.SIGINT, signal.SIGTERM), lifeline.starter_named():
-            multiprocessing.set_forkserver_preload([*NEEDED])
-            forkserver.ensure_running()
+    with interrupts.held():
+        if method() == "forkserver":
+            temporary_folders.sweep()
+            temporary_folders.for_sockets()
+            quiet = {name: value for name, value in QUIET.items() if name not in os.environ}
+            with environment(ONE_THREAD | quiet), blocked(signal.SIGINT, signal.SIGTERM), lifeline.starter_named():
+                multiprocessing.set_forkserver_preload([*NEEDED])
+                forkserver.ensure_running()
 
 
 def begin() -> None:
