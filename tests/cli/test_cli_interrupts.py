@@ -29,57 +29,69 @@ KEPT = "interrupted; the same command with --resume goes on from the checkpoint 
 STUDY_KEPT = "interrupted; finished runs are kept, the same command makes the others"
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_a_run_interrupted_at_any_moment(tmp_path, moment, workers, number):
+def test_a_run_interrupted_at_any_moment(tmp_path, moment, workers):
     """A terminal's Ctrl-C comes to all processes, and so may SIGTERM; at every other moment to the first alone."""
-    whole_group = moment % 100 == 0
-    said = interrupted([*TRAIN, "--workers", str(workers)], tmp_path, number, moment / 1000, whole_group=whole_group)
-    assert said is None or said in NOTHING_KEPT or said.startswith(KEPT)
-    kept = {".run.checkpoints", ".run.partial"} if said is not None and said.startswith(KEPT) else set()
-    assert {path.name for path in tmp_path.iterdir()} == {"scratch", *kept}
+    words = [*TRAIN, "--workers", str(workers)]
+    for said, folder in interrupted(words, tmp_path, moment, whole_group=moment % 100 == 0):
+        assert said is None or said in NOTHING_KEPT or said.startswith(KEPT)
+        kept = {".run.checkpoints", ".run.partial"} if said is not None and said.startswith(KEPT) else set()
+        assert {path.name for path in folder.iterdir()} == {"scratch", *kept}
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("words", [TRAIN, [*STUDY, "--jobs", "2"], [*STUDY, "--jobs", "1"]], ids=["run", "two", "one"])
 @pytest.mark.parametrize("moment", MOMENTS[::5])
-def test_others_interrupted_at_any_moment(tmp_path, moment, words, number):
+def test_others_interrupted_at_any_moment(tmp_path, moment, words):
     """A run in the command's own process, and a study with processes and without."""
-    said = interrupted(words, tmp_path, number, moment / 1000, whole_group=moment % 500 == 0)
-    expected = [STUDY_KEPT] if words[0] == "compare" else NOTHING_KEPT
-    assert said is None or said in expected or (words is TRAIN and said.startswith(KEPT))
+    for said, _ in interrupted(words, tmp_path, moment, whole_group=moment % 500 == 0):
+        expected = [STUDY_KEPT] if words[0] == "compare" else NOTHING_KEPT
+        assert said is None or said in expected or (words is TRAIN and said.startswith(KEPT))
 
 
-def interrupted(words, folder, number, seconds, *, whole_group):
-    """What a fresh process says when it is sent a signal so long after its start; None if it was not yet Stretto's."""
-    (folder / "scratch").mkdir()
+def interrupted(words, folder, milliseconds, *, whole_group):
+    """Two fresh processes, sent one signal each so long after their start: for each what it says, and its folder."""
+    started = [(number, *fresh(words, folder / number.name)) for number in (signal.SIGINT, signal.SIGTERM)]
+    try:
+        time.sleep(milliseconds / 1000)
+        begun = [any((own / "scratch").iterdir()) for _, _, own in started]
+        for number, process, _ in started:
+            (os.killpg if whole_group else os.kill)(process.pid, number)
+        return [(ending(*each, begun=so), each[2]) for each, so in zip(started, begun, strict=True)]
+    finally:
+        for _, process, _ in started:
+            if not group_ends(process.pid, 0):
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def fresh(words, folder):
+    """A process that imports all that it needs itself, unlike those that other tests fork; and its folder."""
+    (folder / "scratch").mkdir(parents=True)
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": short(folder / "scratch")}
     process = subprocess.Popen(
         [sys.executable, "-m", "stretto", *words], cwd=folder, env=environment, text=True, start_new_session=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
-    try:
-        time.sleep(seconds)
-        begun = any((folder / "scratch").iterdir())
-        (os.killpg if whole_group else os.kill)(process.pid, number)
-        out, err = process.communicate(timeout=120)  # of a machine with much else to do
-        assert group_ends(process.pid), "a process has stayed behind"
-    finally:
-        if not group_ends(process.pid, 0):
-            os.killpg(process.pid, signal.SIGKILL)
+    return process, folder
+
+
+def ending(number, process, folder, *, begun):
+    """What a process says at its end; None if Python itself was still starting."""
+    out, err = process.communicate(timeout=120)  # of a machine with much else to do
+    assert group_ends(process.pid, 20), "a process has stayed behind"
     assert out == ""
     assert left(folder) == []
     by_python = process.returncode == -number or "KeyboardInterrupt" in err
     if by_python and not begun and OURS not in err and "stretto: " not in err:
-        return None  # it was starting itself
+        return None
     assert process.returncode == 130, err
-    (said,) = (line for line in err.splitlines() if not PROGRESS.fullmatch(line))
-    assert said.startswith("stretto: ")
-    return said.removeprefix("stretto: ")
+    said = [line for line in err.splitlines() if not PROGRESS.fullmatch(line)]
+    assert len(said) == 1, err
+    assert said[0].startswith("stretto: ")
+    return said[0].removeprefix("stretto: ")
 
 
-def group_ends(group, seconds=20):
+def group_ends(group, seconds):
     until = time.monotonic() + seconds
     while True:
         try:

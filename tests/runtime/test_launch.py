@@ -17,7 +17,7 @@ from runtime.nursery import Forked
 from runtime.processes import ended, free_port
 from stretto.errors import UsageError
 from stretto.processes import fork_server
-from stretto.runtime.launch import LaunchSettings, WorkerFailedError, launch, reason
+from stretto.runtime.launch import LaunchSettings, WorkerFailedError, interrupted_by, launch, reason
 from stretto.runtime.world import join
 
 NODE = str(Path(__file__).with_name("node.py"))
@@ -109,3 +109,16 @@ def test_signals_and_logs_are_as_before():
     launch(max, [1, 2], LaunchSettings(workers=1))
     assert [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)] == before
     assert [logging.getLogger(name).disabled for name in names] == loud
+
+
+def test_a_hangup_interrupts_workers_unless_it_is_ignored_as_under_nohup():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with interrupted_by(["SIGHUP"]):
+            os.kill(os.getpid(), signal.SIGHUP)
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+        with interrupted_by(["SIGHUP", "SIGNONE"]), pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGHUP, before)
