@@ -252,6 +252,17 @@ def test_torchs_cross_entropy_is_taken_for_its_sum_and_count(loss, method, data)
     assert_alike({key.replace("3.0.", "3."): value for key, value in trainer.gather().items()}, weights)
 
 
+@pytest.mark.parametrize(("method", "data"), [("1f1b(microbatches=3)", 1), ("backprop", 2)])
+def test_class_weights_are_counted_where_nothing_is_ignored(method, data):
+    """Parts of a minibatch have as many targets then, but of other classes."""
+    loss, given = nn.CrossEntropyLoss(weight=WEIGHT), list(batches(3, padded=False))
+    expected, weights = plainly(given, lambda output, y: loss(output.transpose(1, 2), y))
+    stages = [*network()[:3], nn.Sequential(network()[3], Transposed())]
+    trainer = stretto.Trainer(stages, loss, sgd, method, mesh=stretto.Mesh(data=data))
+    assert train(trainer, given) == pytest.approx(expected, abs=1e-12)
+    assert_alike({key.replace("3.0.", "3."): value for key, value in trainer.gather().items()}, weights)
+
+
 class Transposed(nn.Module):
     def forward(self, x):
         return x.transpose(1, 2)
