@@ -56,6 +56,13 @@ def test_the_best_of_all_partitions(seed, filled):
     assert_best(found, stages, layers, lambda bounds: cost(bounds, load, fill if filled else None))
 
 
+def test_a_limit_that_brings_nothing_does_not_end_the_search():
+    """The load's limit falls from 21: to a cut of 5 + 20, no better than the first, 20 + 1, and then to 9 + 9."""
+    load, fill = np.zeros((2, 6, 6)), np.zeros((2, 6, 6))
+    load[0, 0, 1:5], fill[0, 0, 1:5] = [100, 20, 9, 1], [0, 5, 9, 20]
+    assert partition(list(load), list(fill)) == ((0, 3, 5), 18)
+
+
 def longest(bounds, load, before, after, waits, onward):
     """Stage by stage from its definition: what it takes, and what it waits for above it."""
     pairs = list(itertools.pairwise(bounds))
