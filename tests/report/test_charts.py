@@ -1,10 +1,13 @@
 """The charts are data: what they show is read back from their JSON."""
 
 import json
+import math
+
+import pytest
 
 from stretto.report.frontier import frontier_chart
 from stretto.report.learning_curves import curve_charts, curve_rows
-from stretto.report.metric import TRAIN_LOSS, VALIDATION_LOSS
+from stretto.report.metric import TRAIN_LOSS, VALIDATION_ACCURACY, VALIDATION_LOSS
 from stretto.report.palette import styles
 from stretto.report.panel import panel, panels
 from stretto.report.record import methods
@@ -101,6 +104,17 @@ def test_tuning_shows_every_run_and_crosses_for_the_diverged(records):
         shown = {row["run"] for row in rows_of(chart) if "run" in row}
         assert shown == {record.id for record in records if record.method == method}
         assert '"text": "diverged"' in json.dumps(chart.to_dict())
+
+
+@pytest.mark.parametrize("metric", [VALIDATION_LOSS, VALIDATION_ACCURACY])
+def test_tuning_leaves_a_fifth_of_the_axis_to_failed_runs(records, metric):
+    """Above the largest value, on a logarithmic axis and on a linear one."""
+    largest = max(row["value"] for row in tuning_rows(records, metric) if row["value"] is not None)
+    for chart in tuning_charts(records, styles(methods(records)), metric).values():
+        scale = chart.to_dict()["layer"][0]["encoding"]["y"]["scale"]
+        place = math.log if scale.get("type") == "log" else float
+        bottom, top = map(place, scale["domain"])
+        assert (top - place(largest)) / (top - bottom) == pytest.approx(0.2, abs=0.04)
 
 
 def test_tuning_needs_a_learning_rate():
