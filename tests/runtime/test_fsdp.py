@@ -21,9 +21,10 @@ MORE = [
     ("overlapping", {**SHARE, "ignored": 5}),
 ]  # fmt: skip
 FEW = RUNS[1::3]
+AGAIN = [("1f1b", {"sync": FullyShard(reshard=True, min_block=0)})]  # gathered and summed with each micro-batch
 NEAR = [  # norms are added up in another order; gradients of micro-batches too; sums are divided by counts afterwards
     ("1f1b", {**SHARE, "ignored": 5}), ("1f1b", {**SHARE, "clip": 0.1}), ("overlapping", {**SHARE, "clip": 0.1}),
-    ("1f1b", {"sync": FullyShard(reshard=True, min_block=0)}), ("zb-h1", {"sync": FullyShard(reshard=True)}),
+    *AGAIN, ("zb-h1", {"sync": FullyShard(reshard=True)}),
 ]  # fmt: skip
 
 
@@ -47,17 +48,22 @@ def check_runs(told, runs, workers):
             assert near(told[0][number][1], weights), method
 
 
+def check_near(told, runs, workers):
+    """As all-reduce emulated, but for the order of sums."""
+    for number, (method, options) in enumerate(runs):
+        own = {key: value for key, value in options.items() if key != "sync"}
+        losses, weights, evaluated = replicated.train(method, TWO, workers=workers, **own)
+        assert told[-1][number][0] == pytest.approx(losses, abs=1e-12)
+        assert told[-1][number][2] == pytest.approx(evaluated, abs=1e-12)
+        assert near(told[0][number][1], weights), method
+
+
 @pytest.mark.slow
 def test_two_pipelines_of_two():
     runs = [*RUNS, *MORE]
     told = launch(4, "runtime.replicated:train_all", [(method, TWO, each) for method, each in (*runs, *NEAR)])
     check_runs(told, runs, 2)
-    for number, (method, options) in enumerate(NEAR, start=len(runs)):
-        own = {key: value for key, value in options.items() if key != "sync"}
-        losses, weights, evaluated = replicated.train(method, TWO, workers=2, **own)
-        assert told[3][number][0] == pytest.approx(losses, abs=1e-12)
-        assert told[3][number][2] == pytest.approx(evaluated, abs=1e-12)
-        assert near(told[0][number][1], weights), method
+    check_near([each[len(runs) :] for each in told], NEAR, 2)
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +71,7 @@ def told(tmp_path_factory):
     """Of two replicas, each in one process; and the folder where checkpoints are."""
     folder = tmp_path_factory.mktemp("checkpoints")
     whole = replicated.save_in_the_middle("1f1b", TWO, str(folder / "emulated"), sync="fully-shard")
-    runs = [(method, TWO, each) for method, each in FEW]
+    runs = [(method, TWO, each) for method, each in (*FEW, *AGAIN)]
     return launch(2, "runtime.sharded:everything", runs, str(folder)), folder, whole
 
 
@@ -76,6 +82,10 @@ def test_two_replicas(told):
 @pytest.mark.slow
 def test_two_replicas_and_other_methods():
     check_runs(launch(2, "runtime.replicated:train_all", [(method, TWO, each) for method, each in RUNS]), RUNS, 1)
+
+
+def test_sums_of_each_backward_are_there_when_the_next_one_adds_to_them(told):
+    check_near([each["train"][len(FEW) :] for each in told[0]], AGAIN, 1)
 
 
 def test_each_keeps_half(told):
