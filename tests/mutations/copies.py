@@ -20,8 +20,10 @@ from pathlib import Path
 from mutations.faults import HERE, ROOT, Fault
 
 PLUGIN = "mutation_recorder"
-TIERS = {"quick": ["--dist", "loadfile"], "all": ["-m", ""]}  # as the Makefile has them
-NOTHING_TO_RUN = 5  # pytest's exit status
+ALWAYS = ["--dist", "loadfile", "--no-loadscope-reorder"]  # these and the tiers as the Makefile has them
+TIERS = {"quick": ALWAYS, "all": [*ALWAYS, "-m", "", "--hypothesis-profile=many"]}
+# pytest's exit statuses without a failed test: all passed, over their budget or with something left behind; none ran
+NO_TEST_FAILED = (0, 1, 5)
 PULSE = 120.0  # seconds from one sign of life to the next
 
 
@@ -93,7 +95,7 @@ class Copy:
         failed = list(dict.fromkeys(name for event, name in lines if event == "failed"))
         under_way = {name for event, name in lines if event == "began"} - {name for e, name in lines if e == "ended"}
         text = said.read_text()
-        if status not in (0, None, NOTHING_TO_RUN) and not failed:
+        if status not in (None, *NO_TEST_FAILED) and not failed:
             raise RuntimeError(f"pytest ended with {status}, and no test failed:\n{text[-3000:]}")
         hung = sorted(under_way) if status is None else None
         return Outcome(failed, hung, time.monotonic() - began, text)
@@ -101,7 +103,7 @@ class Copy:
     def _environment(self) -> dict[str, str]:
         kept = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "VIRTUAL_ENV")}
         path = os.pathsep.join([str(self.python.parent), os.environ["PATH"]])
-        return {**kept, "PATH": path, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        return {**kept, "PATH": path, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": ""}
 
 
 def listed(*which: str) -> list[str]:

@@ -85,7 +85,7 @@ class Search:
     def _passes(self, name: str) -> bool:
         # Whether this very test passes without the fault.
         if name not in self._passing and name not in self._failing:
-            outcome = self._clean.tests("all", 0, alone(name), self._limit)
+            outcome = self._clean.tests(self._tier, 0, alone(name), self._limit)
             if outcome.good:
                 self._passing[name] = outcome.seconds
             else:
@@ -96,7 +96,7 @@ class Search:
     def _fails_again(self, name: str) -> bool:
         # Whether it fails, or hangs, with the fault once more: some tests fail beside others, where a machine is busy.
         limit = max(ALONE, 10 * self._passing[name])
-        if not self._faulty.tests("all", 0, alone(name), limit).good:
+        if not self._faulty.tests(self._tier, 0, alone(name), limit).good:
             return True
         print(f"  {name} passes with the fault, too, when it runs alone", flush=True)
         self._unsteady.add(name)

@@ -180,7 +180,7 @@ def test_every_process_sees_the_fault(tmp_path):
     """Also one that is given a PYTHONPATH of its own, or is called as a command."""
     copy = Copy(tmp_path / "copy")
     copy.put(SimpleNamespace(file="src/stretto/errors.py", applied=lambda: "raise RuntimeError('the copy')\n"))
-    for command in ([tmp_path / "copy" / ".venv" / "bin" / "stretto"], [copy.python, "-c", "import stretto"]):
+    for command in ([tmp_path / "copy" / ".venv" / "bin" / "stretto"], [copy.python, "-c", "import stretto.errors"]):
         told = subprocess.run(command, env={"PYTHONPATH": "."}, capture_output=True, text=True, check=False)
         assert told.stderr.endswith("RuntimeError: the copy\n")
     assert copy.tests("quick", 0, ["tests/schedule/test_even_split.py"], 300).failed
