@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import stretto
+from cli import counted_costs
 from pages import write_files
 from stretto.cli import main
 from stretto.errors import UsageError
@@ -19,6 +20,12 @@ from stretto.simulate import simulate
 PAGE = Path(__file__).parents[1] / "CONTRIBUTING.md"
 SMALL = ["--model-options.width", "8", "--model-options.depth", "3", "--steps", "6", "--evaluations", "2"]
 MLP = [*SMALL, "--stages", "3", "--lr", "0.05"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _counted_once():
+    with counted_costs.counted_once():
+        yield
 
 
 @pytest.fixture(autouse=True)
