@@ -4,6 +4,7 @@ import importlib
 import importlib.util
 import sys
 from functools import cache
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -76,11 +77,14 @@ def stamp(file: Path) -> tuple[int, int]:
 
 @cache
 def from_file(file: Path, _changed: int, _length: int) -> ModuleType:
-    """Import a file as a module with a name of its own; again only once the file has changed."""
+    """Import a file as a module with a name of its own; again only once the file has changed.
+
+    Never from bytecode on disk: that of an edit in the same second, of the same length, would count as this one's.
+    """
     spec = importlib.util.spec_from_file_location(f"stretto_model_{file.stem}", file)
     assert spec is not None
-    assert spec.loader is not None
+    assert isinstance(spec.loader, SourceFileLoader)
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # what the file defines looks itself up there, as dataclasses do
-    spec.loader.exec_module(module)
+    exec(spec.loader.source_to_code(spec.loader.get_data(str(file)), file), vars(module))
     return module
