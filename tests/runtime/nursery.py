@@ -108,6 +108,7 @@ def nursery():
     environment = {
         **os.environ,
         "OMP_NUM_THREADS": "1",
+        "TORCH_CPP_LOG_LEVEL": fork_server.QUIET["TORCH_CPP_LOG_LEVEL"],  # read by torch once, when it is imported
         "PYTHONPATH": os.pathsep.join([TESTS, os.environ.get("PYTHONPATH", "")]),
     }
     environment.pop(costs.FOLDER, None)  # its forks have it back from the process that asks for them
