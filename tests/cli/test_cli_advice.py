@@ -37,6 +37,7 @@ def run(capsys, *words):
     return " ".join(capsys.readouterr().out.split())
 
 
+@pytest.mark.usefixtures("plain_pages")
 def test_train_and_compare_say_what_it_stands_for(capsys, tmp_path, monkeypatch):
     advise(monkeypatch, "pb", "pipedream")
     told = "async stands for pb here: 1.25 [1.00, 2.00] times the steps of plain training (an MLP, 4 stages, sgd)"

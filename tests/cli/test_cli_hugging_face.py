@@ -1,11 +1,11 @@
 """--model hf:FOLDER from the command line: trained where it lies, written back as a folder."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
-import transformers
 from safetensors.torch import load_file
 
 from stretto.cli import main
@@ -33,17 +33,27 @@ RUN = ["--data", "own.py:data", "--stages", "2", "--steps", "4", "--batch-size",
 SGD = ["--optimizer", "sgd", "--lr", "0.1"]
 
 
-@pytest.fixture(autouse=True)
-def folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """A model as `save_pretrained` leaves it, and what else may lie in its folder."""
+    import transformers
+
+    place = tmp_path_factory.mktemp("saved") / "model"
     torch.manual_seed(0)
     config = transformers.GPT2Config(
         vocab_size=WORDS, n_embd=64, n_layer=2, n_head=2, n_positions=8,
         resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=0, eos_token_id=0,
     )  # fmt: skip
-    transformers.GPT2LMHeadModel(config).save_pretrained("model")
-    Path("model/tokenizer.json").write_text("{}")
-    Path("model/chat_template.jinja").write_text("")
+    transformers.GPT2LMHeadModel(config).save_pretrained(place)
+    (place / "tokenizer.json").write_text("{}")
+    (place / "chat_template.jinja").write_text("")
+    return place
+
+
+@pytest.fixture(autouse=True)
+def folder(saved, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(saved, "model")
     Path("own.py").write_text(OWN)
 
 
@@ -79,6 +89,8 @@ def test_it_is_trained_as_a_function_would_be():
 
 @pytest.mark.slow
 def test_what_it_leaves_is_a_folder_that_from_pretrained_reads():
+    import transformers
+
     run = trained("out", "--workers", "2")
     names = {path.name for path in Path("out/model").iterdir()}
     parts = {f"model-0000{part}-of-00002.safetensors" for part in (1, 2)}

@@ -1,5 +1,6 @@
 """A run on two nodes, which are both this machine: the numbers of one process, and nobody hears the secret."""
 
+import time
 from pathlib import Path
 
 import safetensors.torch
@@ -10,7 +11,7 @@ from runtime.processes import free_port
 from stretto.cli import main
 
 SECRET = "correct horse battery staple"
-WORDS = ["train", "--model-options.width", "8", "--model-options.depth", "3", "--batch-size", "32", "--steps", "150"]
+WORDS = ["train", "--model-options.width", "8", "--model-options.depth", "3", "--batch-size", "32", "--steps", "30"]
 WORDS += ["--method", "pb", "--evaluations", "3", "--lr", "0.01"]
 
 
@@ -31,6 +32,7 @@ def test_two_nodes_with_a_secret(tmp_path):
                     seen.add(Path(f"/proc/{pid}/environ").read_bytes())
                 except OSError:
                     continue
+            time.sleep(0.02)  # not a core of its own: what is looked for stays as long as a process
         said = "".join("".join(command.communicate(timeout=60)) for command in commands)
     finally:
         for command in commands:

@@ -243,7 +243,8 @@ def test_a_simulation_on_a_cluster_is_in_seconds(capsys, network):
 
 def test_it_is_planned_simulated_and_examined(capsys):
     words = WORDS
-    plan = run(capsys, "plan", *words, "--cluster", "8-a100", "--workers", "2", "--methods", "all", "--json")
+    few = ["--batch-size", "24", "--recompute", "none", "--tensor", "1", "--stages", "2"]
+    plan = run(capsys, "plan", *words, "--cluster", "8-a100", "--workers", "2", "--methods", "all", *few, "--json")
     assert plan["command"] == f"stretto train --plan plan.toml {' '.join(words)}"
     assert "own.py:build" in mistake(capsys, "train", "--plan", "plan.toml")
     planned = run(capsys, "train", "--plan", "plan.toml", *words, "--steps", "2", "--out", "planned", "--json")
@@ -274,7 +275,7 @@ def test_the_plan_of_a_list_of_layers_ends_with_its_command(capsys):
     words = ["--model", "layers.py:layers", *WORDS[2:-2]]
     options = ["--data-options.path", "a:b"]  # is no function
     Path("own.py").write_text(OWN.replace("def data()", "def data(path)"))
-    printed = said(capsys, "plan", *words, *options, "--cluster", "8-a100", "--workers", "2")
+    printed = said(capsys, "plan", *words, *options, "--cluster", "8-a100", "--workers", "1")
     assert f"\nstretto train --plan plan.toml {' '.join(words)}\n" in printed  # no Python beside it
 
 
@@ -394,7 +395,7 @@ def test_plans_with_an_optimizer_that_must_be_given_a_rate(capsys):
 
 
 def test_a_plan_in_the_way_is_kept(capsys):
-    words = ["plan", *WORDS[:-2], "--cluster", "8-a100"]
+    words = ["plan", *WORDS[:-2], "--cluster", "8-a100", "--methods", "backprop"]
     assert "written to plan.toml" in said(capsys, *words, "--workers", "1")
     first = Path("plan.toml").read_text()
     assert "is kept" not in said(capsys, *words, "--workers", "1")

@@ -40,9 +40,16 @@ def _elsewhere(tmp_path, monkeypatch):
 
 @pytest.fixture(scope="module")
 def quiet(tmp_path_factory):
-    """The folder of a finished study, and what it said."""
+    """The folder of a finished study, whose page is plain, and what it said."""
+    from stretto.report.html import write
+
     folder, said = tmp_path_factory.mktemp("study") / "s", io.StringIO()
-    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        contextlib.redirect_stdout(said),
+        contextlib.redirect_stderr(said),
+    ):
+        patch.setattr("stretto.study.report_page.build", lambda page, path: write(page.title, path))
         assert main([*STUDY, "--out", str(folder), "--quiet"]) == 0
     return folder, said.getvalue()
 
@@ -153,7 +160,7 @@ def test_train_and_its_report(capsys, tmp_path):
 
 
 def test_defaults_then_file_then_command_line(capsys, tmp_path):
-    (tmp_path / "s.toml").write_text("steps = 7\nseeds = 3\nlr = 0.5\n[model-options]\nwidth = 16\ndepth = 4\n")
+    (tmp_path / "s.toml").write_text("methods = 'greedy'\nsteps = 7\nseeds = 3\nlr = 0.5\n[model-options]\nwidth = 16\ndepth = 4\n")
     for words in (["s.toml", "--steps", "9"], ["--steps", "9", "s.toml"], ["--lr", "0.1", "0.2", "s.toml"]):
         settings = tomllib.loads(answer(capsys, "compare", *words, "--dry-run").out)
         assert settings["steps"] == (9 if "9" in words else 7)

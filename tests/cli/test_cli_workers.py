@@ -39,8 +39,8 @@ def _elsewhere(tmp_path, monkeypatch):
     RUNNING.clear()
 
 
-def train(capsys, *words):
-    assert main(["train", *SMALL, "--steps", "30", "--json", *words]) == 0
+def train(capsys, *words, steps="30"):
+    assert main(["train", *SMALL, "--steps", steps, "--json", *words]) == 0
     captured = capsys.readouterr()
     assert captured.err == ""
     return json.loads(captured.out)
@@ -64,9 +64,9 @@ def without_seconds(points):
 
 def test_the_numbers_of_emulation(capsys, tmp_path):
     words = ("--method", "pb", "--measure", "sharpness,noise,cosine,probes,filters")
-    alone = train(capsys, *words, "--out", "alone")
+    alone = train(capsys, *words, "--out", "alone", steps="9")
     handlers = [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)]
-    many = train(capsys, *words, "--out", "many", "--workers", "2")
+    many = train(capsys, *words, "--out", "many", "--workers", "2", steps="9")
     assert [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)] == handlers
     measured = ("out", "seconds_per_step", "serial_flops", "peak_memory")
     assert {k: v for k, v in many.items() if k not in measured} == {k: v for k, v in alone.items() if k not in measured}
@@ -79,8 +79,8 @@ def test_the_numbers_of_emulation(capsys, tmp_path):
     ]
     assert [each[0]["stages"] for each in events] == [[0, 1], [2]]
     assert [[event["event"] for event in each] for each in events] == [["start", *["evaluation"] * 3, "end"]] * 2
-    assert train(capsys, *words, "--out", "many", "--workers", "2") == many  # it is finished already
-    assert main(["train", *SMALL, "--steps", "30", *words, "--out", "many"]) == 2
+    assert train(capsys, *words, "--out", "many", "--workers", "2", steps="9") == many  # it is finished already
+    assert main(["train", *SMALL, "--steps", "9", *words, "--out", "many"]) == 2
     assert "workers: 2 there, None here" in capsys.readouterr().err
 
 
@@ -362,6 +362,7 @@ def test_mistakes_are_said_before_a_process_starts(capsys, tmp_path, words):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.usefixtures("plain_pages")
 def test_a_study_on_processes(capsys, tmp_path):
     words = ["compare", *SMALL, "--methods", "greedy", "--seeds", "1", "--lr", "0.05", "--steps", "20", "--out", "s"]
     assert main([*words, "--workers", "2", "--jobs", "2"]) == 2

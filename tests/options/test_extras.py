@@ -1,5 +1,6 @@
 """What a plain installation lacks is asked for by the name of an extra, before anything is computed."""
 
+import json
 import os
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from runtime.nursery import Forked
 from stretto.options.extras import EXTRAS
 
 PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
@@ -36,24 +38,51 @@ def without(code, *words):
 
 
 CLI = "from stretto.cli import main; sys.exit(main(sys.argv[2:]))"
+IN_TURN = """
+import contextlib, io, json, os
+from pathlib import Path
+
+from stretto.cli import main
+
+told = {}
+for number, words in enumerate(json.loads(sys.argv[2])):
+    folder = Path(str(number))
+    folder.mkdir()
+    with contextlib.chdir(folder), contextlib.redirect_stderr(io.StringIO()) as err:
+        told[words] = main(words.split()), err.getvalue(), os.listdir()
+print(json.dumps(told))
+"""
+
+
+TRAINED = """
+import torch, stretto
+from stretto.data import load
+
+x, y = load('digits').train.first(64)
+layers = [torch.nn.Flatten(), torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 10)]
+stages = stretto.split(torch.nn.Sequential(*layers), 2, example=x)
+loss = torch.nn.functional.cross_entropy
+trainer = stretto.Trainer(stages, loss, torch.optim.Adam, 'greedy', example=x)
+trainer.step(x, y)
+trainer.flush()
+print(trainer.evaluate([(x, y)]))
+"""
 
 
 @pytest.mark.slow
 def test_a_trainer_needs_torch_and_little_else():
-    done = without(
-        "import torch, stretto\n"
-        "from stretto.data import load\n"
-        "x, y = load('digits').train.first(64)\n"
-        "layers = [torch.nn.Flatten(), torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 10)]\n"
-        "stages = stretto.split(torch.nn.Sequential(*layers), 2, example=x)\n"
-        "loss = torch.nn.functional.cross_entropy\n"
-        "trainer = stretto.Trainer(stages, loss, torch.optim.Adam, 'greedy', example=x)\n"
-        "trainer.step(x, y)\n"
-        "trainer.flush()\n"
-        "print(trainer.evaluate([(x, y)]))"
-    )
+    done = without(TRAINED)
     assert done.returncode == 0, done.stderr
     assert "accuracy" in done.stdout
+
+
+def test_a_training_step_imports_no_extra():
+    """In a fork of a process that has imported torch and Stretto already, from which extras are taken away."""
+    taken = "for name in [name for name in sys.modules if name.partition('.')[0] in hidden]: del sys.modules[name]\n"
+    process = Forked([sys.executable, "-c", WITHOUT + taken + TRAINED, PLAIN], {**os.environ})
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    assert "accuracy" in out
 
 
 @pytest.mark.slow
@@ -64,30 +93,33 @@ def test_the_command_line_trains_without_extras(tmp_path):
     assert (tmp_path / "run" / "run.json").is_file()
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (
-            "compare --steps 2",
-            'stretto compare writes a page of charts, which needs altair and vl_convert, .*"stretto[rep',
-        ),
-        ("report nothere", "stretto report writes a page of charts, which needs altair"),
-        ("inspect nothere", "stretto inspect writes a page"),
-        ("plan --cluster 8-a100 --model transformer --scale 8", "--scale needs altair"),
-        (
-            "train --trace t.pftrace",
-            '--trace needs perfetto, which a plain installation lacks: pip install "stretto[tr',
-        ),
-        ("simulate --overlay run", "--overlay needs perfetto"),
-    ],
-)
-def test_what_needs_an_extra_says_which_and_computes_nothing(words, message, tmp_path):
-    done = without(f"import os; os.chdir({str(tmp_path)!r}); " + CLI, *words.split())
-    assert done.returncode == 2, done.stderr
+NEEDS = {
+    "compare --steps 2": 'stretto compare writes a page of charts, which needs altair and vl_convert, .*"stretto[rep',
+    "report nothere": "stretto report writes a page of charts, which needs altair",
+    "inspect nothere": "stretto inspect writes a page",
+    "plan --cluster 8-a100 --model transformer --scale 8": "--scale needs altair",
+    "train --trace t.pftrace": '--trace needs perfetto, which a plain installation lacks: pip install "stretto[tr',
+    "simulate --overlay run": "--overlay needs perfetto",
+}
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory):
+    """Status, stderr and what is left in its folder of each of these commands, one after the other in one process."""
+    folder = tmp_path_factory.mktemp("without")
+    done = without(f"import os; os.chdir({str(folder)!r})\n" + IN_TURN, json.dumps([*NEEDS]))
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize(("words", "message"), NEEDS.items())
+def test_what_needs_an_extra_says_which_and_computes_nothing(words, message, told):
+    status, err, there = told[words]
+    assert status == 2, err
     begin, _, end = message.partition(".*")
-    assert begin in done.stderr
-    assert end in done.stderr
-    assert list(tmp_path.iterdir()) == []
+    assert begin in err
+    assert end in err
+    assert there == []
 
 
 def test_the_doctor_calls_it_missing():
