@@ -61,6 +61,15 @@ def train(method, number=4, steps=12, flush_at=7, **options):
     return losses, weights_of(trainer), trainer.evaluate(data[:3])
 
 
+def as_tasks_of_srun(method):
+    """What `train` gives where srun tells a process its place in the job."""
+    rank = os.environ.pop("RANK")
+    for name in ("WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR"):
+        del os.environ[name]
+    os.environ.update(SLURM_STEP_NUM_TASKS="2", SLURM_PROCID=rank, SLURM_LOCALID=rank, SLURM_STEP_NODELIST="localhost")
+    return train(method)
+
+
 def predicted(method, precision=None, **options):
     """Outputs after some steps, the last ones under way; then what the trainer says of itself."""
     trainer = build(method, precision=precision, **options)

@@ -2,10 +2,13 @@
 
 import os
 import sys
+import tempfile
 
 import pytest
 
+from runtime import scripts
 from runtime.nursery import Forked
+from runtime.processes import launch
 from stretto.errors import UsageError
 from stretto.runtime.world import difference, first_host, from_slurm, join, take_place
 
@@ -45,17 +48,29 @@ def test_differences_are_named():
     assert difference(b'{"seed": 0, "a": 1}', b'{"seed": 1, "a": 1}') == "seed is 0 on rank 0 and 1 there"
 
 
-@pytest.mark.slow
-def test_torchrun_may_start_all_again(tmp_path):
+def test_tasks_of_srun_come_to_the_numbers_of_emulation():
+    told = launch(2, "runtime.scripts:as_tasks_of_srun", "pb")
+    losses, weights, evaluated = scripts.train("pb", workers=2)
+    assert all((each[0], each[2]) == (losses, evaluated) for each in told)
+    assert scripts.same(told[0][1], weights)
+
+
+FORKS = ("--run-path", "--start-method", "forkserver")
+
+
+@pytest.mark.parametrize("how", [FORKS, pytest.param((), marks=pytest.mark.slow)], ids=["forks", "processes"])
+def test_torchrun_may_start_all_again(how, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(RESTARTED)
-    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "1"]
-    launcher = Forked([sys.executable, *command, str(script)], {**os.environ, "OMP_NUM_THREADS": "1"})
-    try:
-        launcher.wait(120)
-    finally:
-        launcher.kill()
-        out, err = launcher.communicate()
+    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "1", *how]
+    with tempfile.TemporaryDirectory() as folder:  # torch leaves files there
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": folder}
+        launcher = Forked([sys.executable, *command, str(script)], environment)
+        try:
+            launcher.wait(120)
+        finally:
+            launcher.kill()
+            out, err = launcher.communicate()
     assert launcher.returncode == 0, err[-3000:]
     assert out.count("trained") == 2
 
