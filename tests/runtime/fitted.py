@@ -23,9 +23,9 @@ def sgd(params):
 
 
 def build(method="backprop", *, optimizer=sgd, loss=nn.functional.cross_entropy, **options):
-    """Four stages with dropout, on 8 numbers."""
+    """Three stages with dropout, on 8 numbers."""
     torch.manual_seed(6)
-    stages = [nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Dropout(0.1)) for _ in range(3)]
+    stages = [nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Dropout(0.1)) for _ in range(2)]
     return stretto.Trainer([*stages, nn.Linear(8, 4)], loss, optimizer, method, example=X[:4], **options)
 
 
@@ -110,7 +110,7 @@ def interrupted(folder):
         if RANK == 1 and entry["epoch"] == 1:
             os.kill(os.getpid(), signal.SIGINT)
 
-    common, message, logged = {"batch_size": 6, "epochs": 4, "checkpoint": folder, "quiet": True}, "", []
+    common, message, logged = {"batch_size": 6, "epochs": 3, "checkpoint": folder, "quiet": True}, "", []
     try:
         build("1f1b(microbatches=2)").fit((X, Y), callbacks=[press], **common)
     except KeyboardInterrupt as error:

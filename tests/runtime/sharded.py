@@ -42,11 +42,11 @@ def adapt(name, mesh, sync):
     trainer = stretto.Trainer(
         replicated.stages(2), nn.functional.cross_entropy, OPTIMIZERS[name], mesh=mesh, sync=sync, clip=1.0
     )  # fmt: skip
-    for x, y in replicated.batches(2):
+    for x, y in replicated.batches(1):
         trainer.step(x, y)
     state = trainer._stages[0].state_dict()
     trainer._stages[0].load_state_dict(state, "its own")
-    for x, y in replicated.batches(2):
+    for x, y in replicated.batches(1):
         trainer.step(x, y)
     return replicated.weights_of(trainer)
 

@@ -88,6 +88,7 @@ def test_an_error_in_one_replica_ends_all_and_is_said_once(whole):
     assert "in action 1F5: stage 1, micro-batch 5" in said[3]
 
 
+@pytest.mark.slow
 def test_a_killed_replica_is_missed_once_by_its_number(whole):
     statuses, said = run("killed", 3, whole=whole)
     assert sorted(statuses) == [-9, 1, 1]

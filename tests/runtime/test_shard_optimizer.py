@@ -109,7 +109,7 @@ def test_three_replicas():
     check_runs(launch(3, "runtime.shared_optimizer:train_all", [(n, {**o, "data": 3}) for n, o in EVERY]), EVERY, 1, 3)
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adam", "lamb"])
+@pytest.mark.parametrize("optimizer", ["sgd", pytest.param("adam", marks=pytest.mark.slow), "lamb"])
 def test_numbers_are_those_of_an_all_reduce(optimizer):
     """To the last bit without clipping, whose norms are added up share by share."""
     runs = [shared_optimizer.train(optimizer, {"sync": sync, "data": 3}) for sync in ("all-reduce", "shard-optimizer")]

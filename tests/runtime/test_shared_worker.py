@@ -28,8 +28,8 @@ EIGHT = [
     ("convolutions", "backprop", Mesh(tensor=2, space=(2, 2)), {}),
 ]  # fmt: skip
 FEW = [  # six steps are for others
-    ("convolutions", "1f1b", HEIGHT, {"clip": 0.1, "steps": 3}),
-    ("transformer", "pb-lwp-sc", TENSOR, {"steps": 4}),
+    ("convolutions", "1f1b(microbatches=2)", HEIGHT, {"clip": 0.1, "steps": 2}),
+    ("transformer", "pb-lwp-sc", TENSOR, {"steps": 3}),
     ("residual", "backprop", BOTH, {"clip": 0.1, "steps": 2}),
 ]
 FOUR = [

@@ -283,12 +283,13 @@ def test_values_of_another_job_with_the_same_secret_lead_nowhere(monkeypatch):
 def everywhere(port, payload, stop, within=""):
     """Write a payload under every key that there is and that torch might read, once somebody listens there."""
     known = ("meeting/call", "torch.rendezvous.stretto", "torchelastic/role_info/0", "MASTER_ADDR", "init/")
-    store = None
-    while not stop.wait(0.002):
+    store, pause = None, 0.002
+    while not stop.wait(pause):
         with contextlib.suppress(RuntimeError, OSError):
             if store is None:
                 socket.create_connection(("127.0.0.1", port), timeout=5).close()
                 store = stranger(port)
+            pause = min(1.1 * pause, 0.02)  # a job that does not end by it waits for long
             for key in {*known, *(each.removeprefix("/") for each in store.list_keys())}:
                 if not key.startswith("meeting/") or within == "meeting":
                     store.set(key, payload)

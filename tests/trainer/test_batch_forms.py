@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import stretto
+from pairwise import in_turn
 from stretto import UsageError
 
 METHODS = ["backprop", "gpipe(microbatches=2)", "pb", "pb-lwp-sc", "pipedream", "greedy", "1f1b(recompute=True)"]
@@ -71,8 +72,7 @@ def by_position(made):
     return [Positional(made[0]), made[1]]
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize(("method", "replicas"), in_turn(METHODS, [1, 2], rounds=2, slow=1))
 def test_a_dict_is_its_tensors_by_name(method, replicas):
     """Also a target's, cut with the examples; to the bit what tuples come to, under every policy of weights."""
     if method == "greedy" and replicas == 2:

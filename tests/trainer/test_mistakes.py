@@ -6,6 +6,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss
 
 import stretto
+from pairwise import in_turn
 from stretto.errors import UsageError
 
 METHODS = ["backprop", "1f1b(microbatches=2)", "pb", "greedy"]
@@ -71,18 +72,19 @@ def step_and_flush(trainer, x, y):
     trainer.flush()
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("what", LOSSES)
+@pytest.mark.parametrize(("what", "method"), in_turn(LOSSES, METHODS, rounds=4, slow=2))
 def test_losses(what, method):
     loss, message = LOSSES[what]
     with pytest.raises(UsageError, match=message):
         step_and_flush(stretto.Trainer(stages(), loss, sgd, method, device="cpu"), X, Y)
 
 
-@pytest.mark.parametrize("later", [False, True])
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("what", BATCHES)
-def test_batches(what, method, later):
+WHEN = {f"{method}{', later' * later}": (method, later) for later in (False, True) for method in METHODS}
+
+
+@pytest.mark.parametrize(("what", "when"), in_turn(BATCHES, list(WHEN), rounds=8, slow=5))
+def test_batches(what, when):
+    method, later = WHEN[when]
     x, y, message = BATCHES[what]
     trainer = stretto.Trainer(stages(), cross_entropy, sgd, method, device="cpu")
     for _ in range(7 if later else 0):
@@ -105,8 +107,7 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("what", OPTIMIZERS)
+@pytest.mark.parametrize(("what", "method"), in_turn(OPTIMIZERS, METHODS, rounds=4, slow=3))
 def test_optimizers(what, method):
     optimizer, message = OPTIMIZERS[what]
     with pytest.raises(UsageError, match=message):

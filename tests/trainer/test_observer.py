@@ -9,7 +9,7 @@ from torch import nn
 import stretto
 from stretto.simulate import simulate
 
-S, WIDTH, BATCH, LR, START = 4, 6, 8, 0.05, 15
+S, WIDTH, BATCH, LR, START = 4, 6, 8, 0.05, 12
 STEPS = START + 2 + 2 * (S - 1)  # those of two minibatches and their delay
 WEIGHTS = 8 * WIDTH * (WIDTH + 1)  # bytes of a stage
 
@@ -188,7 +188,11 @@ class Noisy(nn.Module):
 
 
 @pytest.mark.parametrize(
-    "method", ["backprop", "pipedream", "pipedream-2bw", "pb", "pb-lwp-sc", "spectrain", "pipemare"]
+    "method",
+    [
+        *("backprop", "pipedream", "pb-lwp-sc", "pipemare"),
+        *(pytest.param(method, marks=pytest.mark.slow) for method in ("pipedream-2bw", "pb", "spectrain")),
+    ],
 )
 def test_training_is_the_same_with_an_observer(method):
     states = []

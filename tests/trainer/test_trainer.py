@@ -538,7 +538,7 @@ def test_a_tuple_as_batch():
     assert trainer.evaluate([(x, labels(torch.Generator().manual_seed(0)))])["loss"] < first
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", slow_where(lambda method: method not in FEW, METHODS))
 def test_a_tuple_as_batch_comes_out_of_a_data_loader_as_a_list(method):
     class Sum(nn.Module):
         def __init__(self):
@@ -556,7 +556,7 @@ def test_a_tuple_as_batch_comes_out_of_a_data_loader_as_a_list(method):
     assert pairs.evaluate([((a, b), y)]) == lists.evaluate([([a, b], y)])
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", slow_where(lambda method: method not in FEW, METHODS))
 def test_inputs_that_are_not_contiguous(method):
     data = batches(4)
     plain, strided = (make(method, linears(6, 5, 5, 5, 4)) for _ in range(2))
@@ -602,8 +602,7 @@ def test_gradients_left_over_from_before_do_not_count(method):
     assert_equal(everything(dirty), everything(clean))
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("workers", [1, 4])
+@pytest.mark.parametrize(("method", "workers"), in_turn(METHODS, [1, 4], rounds=2, slow=1))
 def test_a_stage_may_begin_with_an_operation_in_place(method, workers):
     """As conv, norm, ReLU(inplace=True) often do once a model is cut. Trained right, or refused at once."""
 
@@ -792,8 +791,7 @@ def test_an_error_in_a_stage_says_where(method, where, action):
     assert error.value.__notes__ == [f"in action {action}: stage 1, micro-batch 2"]
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("where", ["forward", "target"])
+@pytest.mark.parametrize(("method", "where"), in_turn(METHODS, ["forward", "target"], rounds=2, slow=1))
 def test_after_a_failed_step_training_goes_on_or_says_that_it_cannot(method, where):
     """A batch of the wrong size, caught by the script: the next steps train or refuse, never silently do neither."""
     trainer = make(method, linears(6, 5, 5, 5, 4))

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler, TensorDataset
 
 import stretto
-from pairwise import in_turn
+from pairwise import in_turn, slow_where
 from runtime import fitted
 from runtime.fitted import X, Y, build, same
 from runtime.processes import launch
@@ -263,10 +263,10 @@ KINDS = {"pair": lambda: (X, Y), "items": Items, "batches": Batches, "in_batches
 @pytest.mark.parametrize(("kind", "method"), in_turn(KINDS, ["pb", *METHODS[:2]], rounds=3, slow=2))
 def test_a_crash_goes_on_from_the_last_epoch_to_the_bit(kind, method, tmp_path):
     data = KINDS[kind]
-    options = {} if data in (Batches, in_batches) else {"batch_size": 6}
+    options = {"epochs": 2} if data in (Batches, in_batches) else {"epochs": 2, "batch_size": 6}
     (wanted, trained), (history, resumed) = runs(data, method, tmp_path, crash_after(6), **options)
     assert history.steps == wanted.steps
-    assert len(history.steps) == 15
+    assert len(history.steps) == 10
     assert history.entries == wanted.entries
     assert same(resumed, trained)
 
@@ -275,7 +275,7 @@ def test_a_crash_goes_on_from_the_last_epoch_to_the_bit(kind, method, tmp_path):
 def test_ctrl_c_saves_after_the_step_and_says_how_to_go_on(kind, method, tmp_path):
     data = KINDS[kind]
     options = {} if data in (Batches, in_batches) else {"batch_size": 6}
-    options |= {"checkpoint": tmp_path / "saved", "epochs": 3}
+    options |= {"checkpoint": tmp_path / "saved", "epochs": 2}
     whole = build(method)
     wanted = fit(whole, data(), validation=(X, Y), **{**options, "checkpoint": None})
 
@@ -289,7 +289,7 @@ def test_ctrl_c_saves_after_the_step_and_says_how_to_go_on(kind, method, tmp_pat
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     again, logged = build(method), []
     history = fit(again, data(), validation=(X, Y), log=logged.append, **options)
-    assert [told["step"] for told in logged] == list(range(8, 16))
+    assert [told["step"] for told in logged] == list(range(8, 11))
     assert history.entries == wanted.entries
     assert history.steps == wanted.steps
     assert same(weights(again), weights(whole))
@@ -375,7 +375,7 @@ def test_other_data_or_another_checkpoint_are_refused(tmp_path):
 # -- stopping -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", slow_where(lambda method: method != "pb", METHODS))
 def test_a_callback_stops_it(method, tmp_path):
     def stop(trainer, entry):
         return entry["epoch"] == 2 or "no"  # anything but True goes on
@@ -444,10 +444,10 @@ def test_progress_says_a_line_per_tenth(capfd):
     fit(build(), quiet=False, epochs=4)
     lines = capfd.readouterr().err.splitlines()
     assert len(lines) == 10
-    pattern = r"fit: \d+ %, epoch \d, loss [\d.]+, [\d,]+ examples/s, bubble 75%, \d+ s left"
+    pattern = r"fit: \d+ %, epoch \d, loss [\d.]+, [\d,]+ examples/s, bubble 67%, \d+ s left"
     assert all(re.fullmatch(pattern, line) for line in lines), lines
     fit(build(), (pair for pair in in_batches(2) * 8), quiet=False, epochs=1)
-    assert re.fullmatch(r"fit: step 100, epoch 1, .*bubble 75%", capfd.readouterr().err.strip())
+    assert re.fullmatch(r"fit: step 100, epoch 1, .*bubble 67%", capfd.readouterr().err.strip())
 
 
 # -- mistakes -----------------------------------------------------------------------------------------------------
@@ -566,11 +566,11 @@ def test_processes_that_disagree_are_told_with_both_ranks():
 def test_ctrl_c_on_one_process_saves_on_all(tmp_path):
     told = launch(2, "runtime.fitted:interrupted", str(tmp_path / "saved"))
     whole = build("1f1b(microbatches=2)")
-    history = fit(whole, epochs=4)
+    history = fit(whole)
     for message, steps, logged, trained in told:
         assert re.search(r"which is saved in .*saved: call it again", message)
         assert steps == history.steps
-        assert logged < 20  # the others were made before
+        assert logged < 15  # the others were made before
         assert trained is None or same(trained, weights(whole))
 
 
