@@ -60,19 +60,26 @@ def one_fails(seconds):
 
 @pytest.mark.slow
 def test_a_fork_server_that_is_lost_while_workers_start_is_a_failed_attempt(tmp_path, monkeypatch):
-    prepare, lost = fork_server.prepare, []
+    prepare, read, times, stopped = fork_server.prepare, forkserver.read_signed, [1], []
 
-    def lose():
+    def stop():  # whoever looks finds it alive, and it answers nobody
         prepare()
-        if not lost:
-            lost.append(forkserver._forkserver._forkserver_pid)
-            os.kill(lost[0], signal.SIGKILL)
+        if times:
+            times.pop()
+            stopped.append(forkserver._forkserver._forkserver_pid)
+            os.kill(stopped[0], signal.SIGSTOP)
 
-    monkeypatch.setattr(fork_server, "prepare", lose)
+    def lose(descriptor):  # where its answer is waited for
+        while stopped:
+            os.kill(stopped.pop(), signal.SIGKILL)
+        return read(descriptor)
+
+    monkeypatch.setattr(fork_server, "prepare", stop)
+    monkeypatch.setattr(forkserver, "read_signed", lose)
     with pytest.raises(WorkerFailedError, match="the process from which workers are forked has gone"):
         launch(tell, [tmp_path], LaunchSettings(workers=2))
     assert list(tmp_path.iterdir()) == []
-    lost.clear()
+    times.append(1)
     launch(tell, [tmp_path], LaunchSettings(workers=2, restarts=1))
     assert {path.name for path in tmp_path.iterdir()} == {"0", "1"}
 
