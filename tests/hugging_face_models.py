@@ -1,11 +1,11 @@
 """Hugging Face models from configurations, tiny and with random weights, and batches for them."""
 
 import torch
-import transformers
 
 import stretto
+from late_imports import Late
 
-transformers.logging.set_verbosity_error()  # small vocabularies lack the special tokens that configurations name
+transformers = Late("transformers")
 
 WORDS, LENGTH = 61, 10
 WIDE = {"initializer_range": 0.2}  # so that every weight matters
@@ -16,6 +16,7 @@ DROPLESS = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
 
 
 def build(kind, **options):
+    transformers.logging.set_verbosity_error()  # small vocabularies lack the special tokens that configurations name
     torch.manual_seed(3)
     if kind == "gpt2":
         return transformers.GPT2LMHeadModel(transformers.GPT2Config(**GPT2, **{**DROPLESS, **options}))

@@ -19,6 +19,12 @@ def pairwise(*axes):
     return chosen
 
 
+def paired(*axes):
+    """All cases; those that `pairwise` does without are slow tests."""
+    few = pairwise(*axes)
+    return [pytest.param(*case, marks=[pytest.mark.slow] * (case not in few)) for case in product(*axes)]
+
+
 def pairs(case):
     return set(combinations(enumerate(case), 2))
 

@@ -1,13 +1,11 @@
 """Checkpoints: Lightning's own files, which plain Lightning reads, and from which every method goes on to the bit."""
 
-import lit_modules
 import pytest
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
-from lit_modules import Classifier, Remembering, difference, loader, trainer
 
-from stretto.lightning import StrettoStrategy
+from late_imports import Late
 
+callbacks, lit, piped = Late("lightning.pytorch.callbacks"), Late("lit_modules"), Late("stretto.lightning")
 pytestmark = pytest.mark.filterwarnings("ignore:::lightning", "ignore:::torch", "ignore::FutureWarning")
 SLOW = ("1f1b", "greedy", "pb-lwp-sc", "pipemare", "overlapping")
 METHODS = ["pipedream", *(pytest.param(method, marks=pytest.mark.slow) for method in SLOW)]
@@ -19,65 +17,65 @@ def adam(parameters):
 
 
 def fit(folder, strategy, epochs, path=None, configure=adam, **options):
-    saves = ModelCheckpoint(folder, save_last=True, save_top_k=1, monitor="val_loss")
-    own = trainer(strategy, max_epochs=epochs, callbacks=[saves], enable_checkpointing=True, **options)
-    module = Classifier(configure=configure)
-    own.fit(module, loader(), loader(16), ckpt_path=path)
+    saves = callbacks.ModelCheckpoint(folder, save_last=True, save_top_k=1, monitor="val_loss")
+    own = lit.trainer(strategy, max_epochs=epochs, callbacks=[saves], enable_checkpointing=True, **options)
+    module = lit.Classifier(configure=configure)
+    own.fit(module, lit.loader(), lit.loader(16), ckpt_path=path)
     return module, own
 
 
 def ours(method="1f1b", stages=4):
-    return StrettoStrategy(method, stages=stages)
+    return piped.StrettoStrategy(method, stages=stages)
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_training_goes_on_to_the_last_bit(tmp_path, method):
     configure = None if method == "pb-lwp-sc" else adam
-    whole, by_whole = fit(tmp_path / "whole", ours(method), 4, configure=configure)
-    fit(tmp_path / "parts", ours(method), 2, configure=configure)
-    rest, by_rest = fit(tmp_path / "parts", ours(method), 4, path="last", configure=configure)
-    assert difference(whole, rest) == 0
-    assert by_whole.global_step == by_rest.global_step == 48
+    whole, by_whole = fit(tmp_path / "whole", ours(method), 2, configure=configure)
+    fit(tmp_path / "parts", ours(method), 1, configure=configure)
+    rest, by_rest = fit(tmp_path / "parts", ours(method), 2, path="last", configure=configure)
+    assert lit.difference(whole, rest) == 0
+    assert by_whole.global_step == by_rest.global_step == 2 * lit.STEPS
     one, two = ({k: v.item() for k, v in own.callback_metrics.items()} for own in (by_whole, by_rest))
     assert one == two
 
 
 @pytest.mark.parametrize("method", [pytest.param("1f1b", marks=pytest.mark.slow), "pipedream"])
 def test_a_checkpoint_saved_after_the_fit_goes_on_to_the_last_bit(tmp_path, method):
-    whole, _ = fit(tmp_path / "whole", ours(method), 4)
-    _, own = fit(tmp_path / "half", ours(method), 2)
+    whole, _ = fit(tmp_path / "whole", ours(method), 2)
+    _, own = fit(tmp_path / "half", ours(method), 1)
     own.save_checkpoint(tmp_path / "by-hand.ckpt")
-    rest, _ = fit(tmp_path / "rest", ours(method), 4, path=tmp_path / "by-hand.ckpt")
-    assert difference(whole, rest) == 0
+    rest, _ = fit(tmp_path / "rest", ours(method), 2, path=tmp_path / "by-hand.ckpt")
+    assert lit.difference(whole, rest) == 0
 
 
 def test_another_module_is_tested_after_a_fit(tmp_path):
     trained, own = fit(tmp_path, ours(), 1)
-    other = Classifier(configure=adam)
+    other = lit.Classifier(configure=adam)
     other.load_state_dict(trained.state_dict())
-    (one,), (two,) = (own.test(module, loader(), verbose=False) for module in (trained, other))
+    (one,), (two,) = (own.test(module, lit.loader(), verbose=False) for module in (trained, other))
     assert one == two
 
 
 def test_plain_lightning_goes_on_from_ours_and_we_from_its(tmp_path):
     """Weights, the optimizer's state and the scheduler's are where Lightning looks for them."""
-    fit(tmp_path / "ours", ours(), 2)
-    fit(tmp_path / "its", "auto", 2)
+    fit(tmp_path / "ours", ours(), 1)
+    fit(tmp_path / "its", "auto", 1)
     names = [saved["state_dict"] for saved in map(read, (tmp_path / "ours", tmp_path / "its"))]
     assert list(names[0]) == list(names[1])
     ends = [
-        fit(tmp_path / folder, strategy, 4, path="last")[0]
+        fit(tmp_path / folder, strategy, 2, path="last")[0]
         for folder, strategy in (("ours", "auto"), ("its", ours("1f1b", 2)))
     ]
-    ends += [fit(tmp_path / "none", "auto", 4)[0]]
-    assert difference(ends[0], ends[2]) < 1e-12
-    assert difference(ends[1], ends[2]) < 1e-12
+    ends += [fit(tmp_path / "none", "auto", 2)[0]]
+    assert lit.difference(ends[0], ends[2]) < 1e-12
+    assert lit.difference(ends[1], ends[2]) < 1e-12
 
 
 def test_another_number_of_stages_goes_on_with_weights_and_optimizer(tmp_path):
-    fit(tmp_path, ours("1f1b", 4), 2)
-    one, _ = fit(tmp_path, ours("gpipe", 2), 4, path="last")
-    assert difference(one, fit(tmp_path / "whole", "auto", 4)[0]) < 1e-12
+    fit(tmp_path, ours("1f1b", 4), 1)
+    one, _ = fit(tmp_path, ours("gpipe", 2), 2, path="last")
+    assert lit.difference(one, fit(tmp_path / "whole", "auto", 2)[0]) < 1e-12
 
 
 @pytest.mark.slow
@@ -94,9 +92,9 @@ def test_a_file_holds_each_weight_once_and_loads_as_weights(tmp_path):
     fit(tmp_path / "its", "auto", 1)
     ours_bytes, its_bytes = ((folder / "last.ckpt").stat().st_size for folder in (tmp_path, tmp_path / "its"))
     assert ours_bytes < 2 * its_bytes  # the weights and Adam's two moments are not there twice
-    other = lit_modules.Classifier()
+    other = lit.Classifier()
     other.load_state_dict(read(tmp_path)["state_dict"])
-    assert difference(module, other) == 0
+    assert lit.difference(module, other) == 0
 
 
 def read(folder):
@@ -105,20 +103,21 @@ def read(folder):
 
 def test_the_best_checkpoint_is_tested(tmp_path):
     module, own = fit(tmp_path, ours(), 2)
-    (best,) = own.test(module, loader(), ckpt_path="best", verbose=False)
+    (best,) = own.test(module, lit.loader(), ckpt_path="best", verbose=False)
     module, plain = fit(tmp_path / "its", "auto", 2)
-    (other,) = plain.test(module, loader(), ckpt_path="best", verbose=False)
+    (other,) = plain.test(module, lit.loader(), ckpt_path="best", verbose=False)
     assert best["test_loss"] == pytest.approx(other["test_loss"], abs=1e-12)
 
 
 @pytest.mark.parametrize("method", ["1f1b", "pipedream"])
 def test_a_checkpoint_within_an_epoch_loses_no_log(tmp_path, method):
     """It drains the pipeline; losses that are known by then are still logged in their turn, each under its own step."""
-    saves = ModelCheckpoint(tmp_path, every_n_train_steps=5, save_top_k=-1)
-    logger = Remembering()
-    own = trainer(ours(method, 2), callbacks=[saves], enable_checkpointing=True, logger=logger, limit_val_batches=0)
-    own.fit(Classifier(), loader())
+    saves = callbacks.ModelCheckpoint(tmp_path, every_n_train_steps=3, save_top_k=-1)
+    logger = lit.Remembering()
+    own = lit.trainer(ours(method, 2), callbacks=[saves], enable_checkpointing=True, logger=logger, limit_val_batches=0)
+    own.fit(lit.Classifier(), lit.loader())
     assert len(list(tmp_path.glob("*.ckpt"))) == 4
     losses = logger.of("train_loss_step")
-    assert sorted(losses) == list(range(24))
-    assert own.callback_metrics["train_loss_epoch"].item() == pytest.approx(sum(list(losses.values())[-12:]) / 12)
+    assert sorted(losses) == list(range(2 * lit.STEPS))
+    of_the_last_epoch = list(losses.values())[-lit.STEPS :]
+    assert own.callback_metrics["train_loss_epoch"].item() == pytest.approx(sum(of_the_last_epoch) / lit.STEPS)

@@ -2,14 +2,13 @@
 
 import pytest
 import torch
-from lightning.pytorch.callbacks import EarlyStopping, LearningRateMonitor
-from lit_modules import BATCH, Classifier, Events, Remembering, difference, fitted, loader, network
 from torch.nn.functional import cross_entropy
 
 import stretto
+from late_imports import Late
 from pairwise import slow_where, thinned
-from stretto.lightning import StrettoStrategy
 
+callbacks, lit, piped = Late("lightning.pytorch.callbacks"), Late("lit_modules"), Late("stretto.lightning")
 pytestmark = pytest.mark.filterwarnings("ignore:::lightning", "ignore:::torch", "ignore::FutureWarning")
 QUICK = ("1f1b", "pb-lwp-sc", "pipeoptim", "greedy")
 EXACT = ("backprop", "1f1b", "1f1b(recompute=true)", "gpipe", "zb-h1", "interleaved")
@@ -33,12 +32,14 @@ def halved(optimizer):
 
 def plain(method, **options):
     """The losses by step and the weights of stretto.Trainer, flushed at each epoch's end as Lightning's epochs are."""
-    x, y = loader().dataset.tensors
-    stages = stretto.split(network(), 4, example=x[:BATCH])
-    own = stretto.Trainer(stages, stretto.mean(cross_entropy), sgd, method, example=x[:BATCH], device="cpu", **options)
+    x, y = lit.loader().dataset.tensors
+    stages = stretto.split(lit.network(), 4, example=x[: lit.BATCH])
+    own = stretto.Trainer(
+        stages, stretto.mean(cross_entropy), sgd, method, example=x[: lit.BATCH], device="cpu", **options
+    )
     losses = {}
     for _ in range(2):
-        for rows in torch.arange(len(x)).split(BATCH):
+        for rows in torch.arange(len(x)).split(lit.BATCH):
             loss = own.step(x[rows], y[rows])
             losses[own.entered - 1 - own.lag] = loss
         rest = own.flush()
@@ -49,13 +50,13 @@ def plain(method, **options):
 @pytest.mark.parametrize("method", thinned(METHODS, 2))
 def test_the_numbers_of_stretto_trainer_to_the_bit(method):
     foresees = method == "pipeoptim"  # a Trainer's own scheduler tells it the rates to come; Lightning's does not
-    module, logger = Classifier(configure=sgd if foresees else with_scheduler), Remembering()
-    fitted(StrettoStrategy(method, stages=4), module, train=loader(), logger=logger)
+    module, logger = lit.Classifier(configure=sgd if foresees else with_scheduler), lit.Remembering()
+    lit.fitted(piped.StrettoStrategy(method, stages=4), module, train=lit.loader(), logger=logger)
     losses, weights = plain(method, scheduler=None if foresees else halved)
     assert [torch.equal(a, b) for a, b in zip(module.net.state_dict().values(), weights, strict=True)] == [True] * 8
     logged = logger.of("train_loss_step")
-    assert sorted(logged) == list(range(24))
-    for step in range(24):
+    assert sorted(logged) == list(range(2 * lit.STEPS))
+    for step in range(2 * lit.STEPS):
         assert logged[step] == pytest.approx(losses[step], rel=1e-14, abs=0), step
 
 
@@ -66,7 +67,7 @@ def with_scheduler(parameters):
 
 def one_cycle(parameters):
     optimizer = torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
-    cycle = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.2, total_steps=24)  # also moves the momentum
+    cycle = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.2, total_steps=2 * lit.STEPS)  # also moves the momentum
     return {"optimizer": optimizer, "lr_scheduler": {"scheduler": cycle, "interval": "step"}}
 
 
@@ -97,9 +98,9 @@ VARIANTS = {
 
 @pytest.mark.parametrize("method", SYNCHRONOUS)
 def test_exact_methods_come_to_what_lightning_comes_to(method):
-    one, by_lightning = fitted(logger=(told := Remembering()))
-    two, by_us = fitted(StrettoStrategy(method, stages=4), logger=(ours := Remembering()))
-    assert difference(one, two) < 1e-12
+    one, by_lightning = lit.fitted(logger=(told := lit.Remembering()))
+    two, by_us = lit.fitted(piped.StrettoStrategy(method, stages=4), logger=(ours := lit.Remembering()))
+    assert lit.difference(one, two) < 1e-12
     alike(told.lines, ours.lines)
     alike([(by_lightning.callback_metrics, 0)], [(by_us.callback_metrics, 0)])
 
@@ -109,13 +110,13 @@ def test_what_a_user_varies_comes_to_the_same(variant):
     configure = variant.get("configure", sgd)
     options = {name: value for name, value in variant.items() if name not in ("configure", "rest")}
     lines, modules = [], []
-    for strategy in ("auto", StrettoStrategy("1f1b", stages=3)):
-        watch = [LearningRateMonitor(log_momentum=True)]
-        logger = Remembering()
-        module, _ = fitted(strategy, Classifier(configure=configure), logger=logger, callbacks=watch, **options)
+    for strategy in ("auto", piped.StrettoStrategy("1f1b", stages=4)):
+        watch = [callbacks.LearningRateMonitor(log_momentum=True)]
+        logger = lit.Remembering()
+        module, _ = lit.fitted(strategy, lit.Classifier(configure=configure), logger=logger, callbacks=watch, **options)
         modules.append(module)
         lines.append(logger.lines)
-    assert difference(*modules) < 1e-12
+    assert lit.difference(*modules) < 1e-12
     if "rest" in variant:  # micro-batches go across the loader's batches, whose own values are not known
         lines = [[({k: metrics[k] for k in EPOCHS & metrics.keys()}, step) for metrics, step in each] for each in lines]
     alike(*lines)
@@ -133,23 +134,25 @@ def alike(one, two, within=1e-12):
 
 
 def test_float32_comes_within_a_millionth():
-    one, _ = fitted(module=Classifier(network().float()), train=loader(shuffle=True, float32=True), limit_val_batches=0)
-    two, _ = fitted(
-        StrettoStrategy("1f1b", stages=4),
-        Classifier(network().float()),
-        train=loader(shuffle=True, float32=True),
+    one, _ = lit.fitted(
+        module=lit.Classifier(lit.network().float()), train=lit.loader(shuffle=True, float32=True), limit_val_batches=0
+    )
+    two, _ = lit.fitted(
+        piped.StrettoStrategy("1f1b", stages=4),
+        lit.Classifier(lit.network().float()),
+        train=lit.loader(shuffle=True, float32=True),
         limit_val_batches=0,
     )
-    assert difference(one, two) < 1e-6
+    assert lit.difference(one, two) < 1e-6
 
 
-@pytest.mark.parametrize("method", ["1f1b", "backprop"])
+@pytest.mark.parametrize("method", ["1f1b", pytest.param("backprop", marks=pytest.mark.slow)])
 def test_callbacks_see_the_same_events(method):
     events = []
-    for strategy in ("auto", StrettoStrategy(method, stages=2)):
-        watch = Events()
-        fitting = fitted(strategy, callbacks=[watch], accumulate_grad_batches=1)[1]
-        fitting.test(fitting.lightning_module, loader(), verbose=False)
+    for strategy in ("auto", piped.StrettoStrategy(method, stages=2)):
+        watch = lit.Events()
+        fitting = lit.fitted(strategy, callbacks=[watch], accumulate_grad_batches=1)[1]
+        fitting.test(fitting.lightning_module, lit.loader(), verbose=False)
         events.append(watch.seen)
     assert [each[:3] for each in events[0]] == [each[:3] for each in events[1]]
     alike([(each[3], each) for each in events[0]], [(each[3], each) for each in events[0]])
@@ -159,12 +162,12 @@ def test_callbacks_see_the_same_events(method):
 
 def test_early_stopping_and_predictions_are_lightnings():
     told = []
-    for strategy in ("auto", StrettoStrategy("1f1b", stages=2)):
-        stop = EarlyStopping("val_loss", patience=1, min_delta=0.2)
-        module, fitting = fitted(strategy, callbacks=[stop], max_epochs=20)
-        predicted = fitting.predict(module, loader())
-        tested = fitting.test(module, loader(), verbose=False)
-        validated = fitting.validate(module, loader(), verbose=False)
+    for strategy in ("auto", piped.StrettoStrategy("1f1b", stages=2)):
+        stop = callbacks.EarlyStopping("val_loss", patience=1, min_delta=0.2)
+        module, fitting = lit.fitted(strategy, callbacks=[stop], max_epochs=20)
+        predicted = fitting.predict(module, lit.loader())
+        tested = fitting.test(module, lit.loader(), verbose=False)
+        validated = fitting.validate(module, lit.loader(), verbose=False)
         told.append((fitting.current_epoch, stop.stopped_epoch, torch.cat(predicted).tolist(), tested, validated))
     assert told[0][:3] == told[1][:3]
     assert told[0][0] < 20
@@ -173,11 +176,12 @@ def test_early_stopping_and_predictions_are_lightnings():
 
 def test_a_short_last_batch_is_weighted_by_its_examples_and_that_is_said():
     """Two batches of the loader are one minibatch: 5 + 5 examples, at last 5 + 3."""
-    module = Classifier()
+    module, train = lit.Classifier(), lit.loader(5, examples=28)
+    options = {"accumulate_grad_batches": 2, "limit_val_batches": 0}
     with pytest.warns(UserWarning, match="the batches of one minibatch have 5, 3 examples"):
-        fitted(StrettoStrategy("1f1b", stages=4), module, loader(5), accumulate_grad_batches=2, limit_val_batches=0)
-    x, y = loader().dataset.tensors
-    stages = stretto.split(network(), 4, example=x[:5])
+        lit.fitted(piped.StrettoStrategy("1f1b", stages=4), module, train, **options)
+    x, y = train.dataset.tensors
+    stages = stretto.split(lit.network(), 4, example=x[:5])
     own = stretto.Trainer(stages, stretto.mean(cross_entropy), sgd, "1f1b", device="cpu")
     for _ in range(2):
         for rows in torch.arange(len(x)).split(10):

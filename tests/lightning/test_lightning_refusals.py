@@ -4,25 +4,27 @@ import subprocess
 import sys
 from types import SimpleNamespace
 
-import lightning.pytorch as pl
 import pytest
 import torch
-from lightning.pytorch import callbacks
-from lit_modules import Classifier, fitted, network, weights
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
 import stretto
-from stretto.lightning import StrettoStrategy
-from stretto.lightning.batch_parts import digest
-from stretto.lightning.pipeline import Pipeline
+from late_imports import Late
 
+callbacks, lit, piped = Late("lightning.pytorch.callbacks"), Late("lit_modules"), Late("stretto.lightning")
+batch_parts, pipeline = Late("stretto.lightning.batch_parts"), Late("stretto.lightning.pipeline")
 pytestmark = pytest.mark.filterwarnings("ignore:::lightning", "ignore:::torch", "ignore::FutureWarning")
 
 
+def changed(**members):
+    """Makes a module that has these functions of its own."""
+    return lambda: type("Module", (lit.Classifier,), members)()
+
+
 def step(function):
-    return type("Module", (Classifier,), {"training_step": function})
+    return changed(training_step=function)
 
 
 def twice(self, batch, batch_idx):
@@ -53,25 +55,22 @@ def flagged(self, batch, batch_idx):
     return cross_entropy(self(batch[0], True), batch[1])
 
 
-class Flagged(Classifier):
-    training_step = flagged
-
-    def forward(self, x, raw=False):
-        return self.net(x)
+def by_flag(self, x, raw=False):
+    return self.net(x)
 
 
-class Manual(Classifier):
-    def __init__(self):
-        super().__init__()
-        self.automatic_optimization = False
+def manual():
+    module = lit.Classifier()
+    module.automatic_optimization = False
+    return module
 
 
 def hooked(name):
-    return type("Module", (Classifier,), {name: lambda self, *_: None})
+    return changed(**{name: lambda self, *_: None})
 
 
 MODULES = [
-    (Manual, "sets automatic_optimization = False"),
+    (manual, "sets automatic_optimization = False"),
     (hooked("on_after_backward"), "on_after_backward looks at gradients"),
     (hooked("on_before_optimizer_step"), "on_before_optimizer_step looks at gradients"),
     (hooked("configure_gradient_clipping"), "configure_gradient_clipping changes gradients"),
@@ -83,17 +82,17 @@ MODULES = [
     (step(encoded), "computes x of self"),
     (step(nothing), "training_step returned None"),
     (step(detached), "without a gradient"),
-    (Flagged, r"self\(raw=True\): only tensors travel"),
+    (changed(training_step=flagged, forward=by_flag), r"self\(raw=True\): only tensors travel"),
 ]
 
 
 @pytest.mark.parametrize(("make", "message"), MODULES, ids=[message for _, message in MODULES])
 def test_modules(make, message):
     module = make()
-    before = [value.clone() for value in weights(module)]
+    before = [value.clone() for value in lit.weights(module)]
     with pytest.raises(stretto.UsageError, match=message):
-        fitted(StrettoStrategy("1f1b", stages=2), module, limit_val_batches=0)
-    assert all(map(torch.equal, before, weights(module)))
+        lit.fitted(piped.StrettoStrategy("1f1b", stages=2), module, limit_val_batches=0)
+    assert all(map(torch.equal, before, lit.weights(module)))
 
 
 def around(parameters):
@@ -116,28 +115,31 @@ def around(parameters):
 )
 def test_optimizers(configure, message):
     with pytest.raises(stretto.UsageError, match=message):
-        fitted(StrettoStrategy("1f1b", stages=2), Classifier(configure=configure), limit_val_batches=0)
+        lit.fitted(piped.StrettoStrategy("1f1b", stages=2), lit.Classifier(configure=configure), limit_val_batches=0)
 
 
-class Looks(pl.Callback):
-    def on_after_backward(self, trainer, pl_module):
-        """Look at gradients."""
+def looks():
+    return type("Looks", (callbacks.Callback,), {"on_after_backward": lambda self, trainer, pl_module: None})()
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"callbacks": [Looks()]}, "Looks has on_after_backward"),
-        ({"callbacks": [callbacks.StochasticWeightAveraging(0.1)]}, "StochasticWeightAveraging averages all weights"),
-        ({"callbacks": [callbacks.LearningRateFinder()]}, "LearningRateFinder trains the whole module"),
+        ({"callbacks": looks}, "Looks has on_after_backward"),
+        (
+            {"callbacks": lambda: callbacks.StochasticWeightAveraging(0.1)},
+            "StochasticWeightAveraging averages all weights",
+        ),
+        ({"callbacks": lambda: callbacks.LearningRateFinder()}, "LearningRateFinder trains the whole module"),
         ({"gradient_clip_val": 1.0, "gradient_clip_algorithm": "value"}, "gradient_clip_algorithm='value'"),
         ({"precision": "16-true"}, "precision='16-true' cannot be trained in stages"),
         ({"sync_batchnorm": True}, "sync_batchnorm=True"),
     ],
 )
 def test_arguments_of_lightnings_trainer(options, message):
+    given = options | ({"callbacks": [options["callbacks"]()]} if "callbacks" in options else {})
     with pytest.raises(stretto.UsageError, match=message):
-        fitted(StrettoStrategy("1f1b", stages=2), **options)
+        lit.fitted(piped.StrettoStrategy("1f1b", stages=2), **given)
 
 
 @pytest.mark.parametrize(
@@ -154,15 +156,15 @@ def test_arguments_of_lightnings_trainer(options, message):
 )
 def test_arguments_of_the_strategy(options, message):
     with pytest.raises(stretto.UsageError, match=message):
-        StrettoStrategy(**options)
+        piped.StrettoStrategy(**options)
 
 
 def test_small_batches_and_unequal_tensors_are_refused():
     with pytest.raises(stretto.UsageError, match=r"a batch of 4 examples cannot be cut into 8 .* drop_last=True"):
-        fitted(StrettoStrategy("1f1b(microbatches=8)", stages=2), limit_val_batches=0)
+        lit.fitted(piped.StrettoStrategy("1f1b(microbatches=8)", stages=2), limit_val_batches=0)
     rows = DataLoader([(torch.zeros(4, 6).double(), torch.zeros(2).long())], batch_size=None)
     with pytest.raises(stretto.UsageError, match=r"batch\[1\] is Tensor \[2\] .*, and the batch has 4 examples"):
-        fitted(StrettoStrategy("1f1b", stages=2), train=rows, limit_val_batches=0)
+        lit.fitted(piped.StrettoStrategy("1f1b", stages=2), train=rows, limit_val_batches=0)
 
 
 @pytest.mark.slow
@@ -178,22 +180,22 @@ def test_stretto_does_not_import_lightning_and_says_what_to_install():
 
 
 def test_a_layer_that_a_method_cannot_train_is_named():
-    net = network()
+    net = lit.network()
     net[1][0] = nn.utils.parametrizations.weight_norm(net[1][0])
     with pytest.raises(stretto.UsageError, match="weight"):
-        fitted(StrettoStrategy("pb", stages=2), Classifier(net), limit_val_batches=0)
+        lit.fitted(piped.StrettoStrategy("pb", stages=2), lit.Classifier(net), limit_val_batches=0)
 
 
 def test_a_process_that_reads_other_batches_is_named():
-    one, other = (digest([torch.arange(4.0), {"y": torch.tensor([row])}]) for row in (1, 2))
+    one, other = (batch_parts.digest([torch.arange(4.0), {"y": torch.tensor([row])}]) for row in (1, 2))
     assert one != other
     with pytest.raises(stretto.UsageError, match="rank 1 has another batch than rank 0: every process reads all"):
-        Pipeline._compare(None, [one, other])
-    Pipeline._compare(None, [one, one])
+        pipeline.Pipeline._compare(None, [one, other])
+    pipeline.Pipeline._compare(None, [one, one])
 
 
 def test_metrics_of_replicas_on_several_processes_are_named():
     replicas = SimpleNamespace(processes=SimpleNamespace(size=4), trainer=SimpleNamespace(mesh=stretto.Mesh(data=2)))
     with pytest.raises(stretto.UsageError, match="torchmetrics objects accuracy, of which each of 2 replicas"):
-        Pipeline._refuse_metrics_of_replicas(replicas, ["accuracy", "accuracy"])
-    Pipeline._refuse_metrics_of_replicas(replicas, [])
+        pipeline.Pipeline._refuse_metrics_of_replicas(replicas, ["accuracy", "accuracy"])
+    pipeline.Pipeline._refuse_metrics_of_replicas(replicas, [])

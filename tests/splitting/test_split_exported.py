@@ -6,16 +6,16 @@ import functools
 import pytest
 import torch
 import torch.nn.functional as F
-import transformers
 from branching_models import Branching, Counting, Moody, Regions, Shared, Tied
 
 import stretto
+from late_imports import Late
 from pairwise import slow_where
 from stretto.nn.chain import Chain
 from stretto.nn.preserve import without_fused_transformers
 from stretto.splitting.export.modes import Switch
 
-transformers.logging.set_verbosity_error()
+transformers = Late("transformers")
 
 
 def numbers(*shape):
@@ -26,21 +26,27 @@ def tokens(*shape):
     return torch.randint(0, 11, shape, generator=torch.Generator().manual_seed(0))
 
 
+def hugging_face(kind, task, **options):
+    """A model of transformers, without words on the special tokens that a small vocabulary lacks."""
+    transformers.logging.set_verbosity_error()
+    return getattr(transformers, f"{kind}For{task}")(getattr(transformers, f"{kind}Config")(**options))
+
+
 def t5():
     sizes = {"d_model": 8, "d_kv": 4, "d_ff": 16, "num_heads": 2, "num_layers": 1, "relative_attention_num_buckets": 8}
-    return transformers.T5ForConditionalGeneration(transformers.T5Config(vocab_size=11, dropout_rate=0.0, **sizes))
+    return hugging_face("T5", "ConditionalGeneration", vocab_size=11, dropout_rate=0.0, **sizes)
 
 
 def swin():
     sizes = {"image_size": 8, "patch_size": 2, "embed_dim": 4, "depths": [1, 1], "num_heads": [1, 1], "window_size": 2}
-    config = transformers.SwinConfig(**sizes, num_labels=3, drop_path_rate=0.3, hidden_dropout_prob=0.1)
-    return transformers.SwinForImageClassification(config)
+    drops = {"drop_path_rate": 0.3, "hidden_dropout_prob": 0.1}
+    return hugging_face("Swin", "ImageClassification", **sizes, **drops, num_labels=3)
 
 
 def mamba():
     """In float64 it casts parameters in vain while it trains, and gives views of parameters from piece to piece."""
     sizes = {"hidden_size": 4, "state_size": 2, "num_hidden_layers": 1, "use_mambapy": False}
-    return transformers.MambaForCausalLM(transformers.MambaConfig(vocab_size=11, tie_word_embeddings=True, **sizes))
+    return hugging_face("Mamba", "CausalLM", vocab_size=11, tie_word_embeddings=True, **sizes)
 
 
 def texts(rows):
@@ -63,7 +69,8 @@ KINDS = {  # a model, a batch of so many rows, and the number of stages
 }
 
 
-CHOSEN = slow_where(lambda kind: kind in ("t5", "mamba", "swin"), KINDS)
+SLOW = ("dropless", "t5", "mamba", "swin")
+CHOSEN = slow_where(SLOW.__contains__, KINDS)
 
 
 @functools.cache
@@ -149,7 +156,7 @@ def sgd(parameters):
 
 
 @pytest.mark.parametrize("method", ["1f1b(microbatches=3)", "pb"])
-@pytest.mark.parametrize("kind", ["dropless", "tied", "counting", pytest.param("t5", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", slow_where(SLOW.__contains__, ["dropless", "tied", "counting", "t5"]))
 def test_methods_train_the_model(kind, method):
     """1F1B as one device does on the same micro-batches, for norms see one at a time; pb runs."""
     model, batch, stages = given(kind)

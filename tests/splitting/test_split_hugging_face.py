@@ -4,21 +4,24 @@ import copy
 
 import pytest
 import torch
-import transformers
 from torch import nn
 
 import stretto
 from hugging_face_models import build, images, next_word, padding, words
-from pairwise import in_turn
+from late_imports import Late
+from pairwise import in_turn, thinned
 from stretto.errors import UsageError
 from stretto.nn.chain import Chain
 
-EXAMPLES = {
-    "gpt2": words(0),
-    "llama": {"input_ids": words(0), "attention_mask": padding()},
-    "bert": {"input_ids": words(0), "attention_mask": padding()},
-    "vit": images(0),
-}
+transformers = Late("transformers")
+KINDS = ("gpt2", "llama", "bert", "vit")
+
+
+def example_of(kind):
+    """A batch as the model takes it."""
+    if kind in ("llama", "bert"):
+        return {"input_ids": words(0), "attention_mask": padding()}
+    return images(0) if kind == "vit" else words(0)
 
 
 def tensors(example):
@@ -33,11 +36,11 @@ def carried(stages):
     return [line.partition(": ")[2] for line in stages.explanation.splitlines() if line.startswith("carried")]
 
 
-@pytest.mark.parametrize(("kind", "attention"), in_turn(EXAMPLES, ["sdpa", "eager"], rounds=2, slow=1))
+@pytest.mark.parametrize(("kind", "attention"), in_turn(KINDS, ["sdpa", "eager"], rounds=2, slow=1))
 def test_stages_give_what_the_model_gives(kind, attention):
     """Logits and every gradient, bit for bit, in training (with dropout drawn alike) and in evaluation."""
     drop = {"gpt2": "resid_pdrop", "llama": "attention_dropout"}.get(kind, "hidden_dropout_prob")
-    model, example = build(kind, attn_implementation=attention, **{drop: 0.1}), EXAMPLES[kind]
+    model, example = build(kind, attn_implementation=attention, **{drop: 0.1}), example_of(kind)
     cache = getattr(model.config, "use_cache", None)
     uncached = {} if cache is None else {"use_cache": False}  # copies of a cache lie otherwise: other last bits
     stages = stretto.split(model, 3, example=example)
@@ -53,7 +56,7 @@ def test_stages_give_what_the_model_gives(kind, attention):
         assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
 
-@pytest.mark.parametrize("kind", ["llama", "bert"])
+@pytest.mark.parametrize("kind", ["llama", pytest.param("bert", marks=pytest.mark.slow)])
 def test_a_mask_is_there_for_the_batches_that_need_one(kind):
     """Split on padded texts, or on whole ones; other numbers of texts and words."""
     model = build(kind).eval()
@@ -65,12 +68,12 @@ def test_a_mask_is_there_for_the_batches_that_need_one(kind):
 
 
 def test_rotary_tables_and_masks_travel_without_gradients():
-    model = build("llama", attn_implementation="eager")
-    stages = stretto.split(model, 3, example=EXAMPLES["llama"])
+    model, example = build("llama", attn_implementation="eager"), example_of("llama")
+    stages = stretto.split(model, 3, example=example)
     assert carried(stages) == [
         f"model_layers_{last}, unsqueeze, model_rotary_emb, create_causal_mask" for last in (1, 2)
     ]
-    hidden, *others = stages[0](*tensors(EXAMPLES["llama"]))
+    hidden, *others = stages[0](*tensors(example))
     given = [hidden.detach(), *(tensor.detach() for tensor in others)]
     for tensor in given:
         tensor.requires_grad_(tensor.is_floating_point())
@@ -89,7 +92,8 @@ def test_of_a_tensor_whose_shape_counts_only_the_shape_travels():
 
 
 @pytest.mark.parametrize(
-    ("kind", "method"), in_turn(["bert", "vit"], ["1f1b(microbatches=3)", "gpipe(microbatches=2)"], rounds=2, slow=1)
+    ("kind", "method"),
+    thinned(in_turn(["bert", "vit"], ["1f1b(microbatches=3)", "gpipe(microbatches=2)"], rounds=2, slow=1), 4),
 )
 def test_classifiers_train_as_on_one_device(kind, method):
     options = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}

@@ -4,12 +4,14 @@ import copy
 
 import pytest
 import torch
-import transformers
 
 import stretto
 from hugging_face_models import build, next_word, words
+from late_imports import Late
 from pairwise import in_turn
 from stretto.errors import UsageError
+
+transformers = Late("transformers")
 
 
 def sgd(parameters):
@@ -35,7 +37,8 @@ MODELS = {
 @pytest.mark.parametrize(
     ("method", "kind"),
     [
-        *in_turn(["greedy", "overlapping", "chunked(chunks=2)"], ["gpt2", "llama"], rounds=2, slow=1),
+        *in_turn(["greedy", "chunked(chunks=2)"], ["gpt2", "llama"], rounds=2, slow=1),
+        *in_turn(["overlapping"], ["gpt2", "llama"], rounds=2, slow=2),
         pytest.param("greedy", "t5", marks=pytest.mark.slow),
     ],
 )

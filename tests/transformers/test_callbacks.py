@@ -2,38 +2,11 @@
 
 import pytest
 import torch
-import transformers
 from tiny_models import Examples, arguments, build
-from transformers import EarlyStoppingCallback, TrainerCallback
 
-from stretto.transformers import StrettoTrainer
-from stretto.transformers.late_logs import LateLogs
+from late_imports import Late
 
-CLOCKS = ("runtime", "per_second", "preparation_time")
-EVENTS = [name for name in dir(TrainerCallback) if name.startswith("on_")]
-
-
-def timeless(values):
-    return {key: value for key, value in values.items() if not key.endswith(CLOCKS)}
-
-
-class Recorder(TrainerCallback):
-    """Every event with the state, the control and what else it comes with."""
-
-    def __init__(self):
-        self.events = []
-
-    def record(self, event, args, state, control, **given):
-        seen = {key: value for key, value in vars(state).items() if key not in ("log_history", "stateful_callbacks")}
-        seen["best_model_checkpoint"] = str(seen["best_model_checkpoint"]).rpartition("/")[2]
-        logged = [timeless(entry) for entry in state.log_history]
-        rates = None if given.get("optimizer") is None else [group["lr"] for group in given["optimizer"].param_groups]
-        told = {name: timeless(given[name]) for name in ("logs", "metrics") if given.get(name) is not None}
-        self.events.append((event, seen, vars(control).copy(), logged, rates, told, sorted(given)))
-
-
-for name in EVENTS:
-    setattr(Recorder, name, lambda self, *args, event=name, **given: self.record(event, *args, **given))
+piped, recorder, transformers = Late("stretto.transformers"), Late("recorder"), Late("transformers")
 
 
 def recorded(kind, folder, more=(), **options):
@@ -42,13 +15,13 @@ def recorded(kind, folder, more=(), **options):
     runs = []
     for name, make, own in (
         ("theirs", transformers.Trainer, {}),
-        ("ours", StrettoTrainer, {"method": "1f1b", "stages": 2}),
+        ("ours", piped.StrettoTrainer, {"method": "1f1b", "stages": 2}),
     ):
-        recorder = Recorder()
-        callbacks = [recorder, *(callback() for callback in more)]
+        told = recorder.Recorder()
+        callbacks = [told, *(callback() for callback in more)]
         trainer = make(build(kind), arguments(folder / name, **options), callbacks=callbacks, **data, **own)
         trainer.train()
-        runs.append((recorder.events, trainer))
+        runs.append((told.events, trainer))
     return runs
 
 
@@ -95,7 +68,7 @@ def test_events_states_and_controls_are_those_without_us(options, tmp_path):
 def test_early_stopping(tmp_path):
     stop = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1, "max_steps": 20,
             "load_best_model_at_end": True, "learning_rate": 1.0, "max_grad_norm": 100.0}  # fmt: skip
-    (theirs, one), (ours, other) = recorded("vit", tmp_path, [lambda: EarlyStoppingCallback(2)], **stop)
+    (theirs, one), (ours, other) = recorded("vit", tmp_path, [lambda: transformers.EarlyStoppingCallback(2)], **stop)
     assert [event for event, *_ in ours] == [event for event, *_ in theirs]
     assert other.state.global_step == one.state.global_step < 20
     assert other.state.best_global_step == one.state.best_global_step
@@ -105,15 +78,15 @@ def test_early_stopping(tmp_path):
 def test_late_losses_are_logged_under_their_own_steps(tmp_path):
     given = {"logging_steps": 2, "max_steps": 9, "eval_strategy": "steps", "eval_steps": 3}
     data = {"train_dataset": Examples("llama"), "eval_dataset": Examples("llama", 4, seed=7)}
-    single = StrettoTrainer(build("llama"), arguments(tmp_path, **given | {"logging_steps": 1}), **data,
-                            method="pb", stages=2)  # fmt: skip
+    single = piped.StrettoTrainer(build("llama"), arguments(tmp_path, **given | {"logging_steps": 1}), **data,
+                                method="pb", stages=2)  # fmt: skip
     single.train()
     each = {entry["step"]: entry["loss"] for entry in single.state.log_history if "loss" in entry}
     assert single.pipeline.trainer.lag == 4
     assert list(each) == list(range(1, 10))
-    recorder = Recorder()
-    trainer = StrettoTrainer(build("llama"), arguments(tmp_path, **given), **data, callbacks=[recorder], method="pb",
-                             stages=2)  # fmt: skip
+    watch = recorder.Recorder()
+    trainer = piped.StrettoTrainer(build("llama"), arguments(tmp_path, **given), **data, callbacks=[watch], method="pb",
+                                 stages=2)  # fmt: skip
     result = trainer.train()
     logged = {entry["step"]: entry for entry in trainer.state.log_history if "loss" in entry}
     assert {step: entry["loss"] for step, entry in logged.items()} == {
@@ -125,14 +98,14 @@ def test_late_losses_are_logged_under_their_own_steps(tmp_path):
     assert order == [(3, False), (2, True), (6, False), (4, True), (6, True), (8, True), (9, False), (9, False)]
     told = [
         seen["global_step"]
-        for event, seen, *_, given, _ in recorder.events
+        for event, seen, *_, given, _ in watch.events
         if event == "on_log" and "loss" in given["logs"]
     ]
     assert told == [2, 4, 6, 8]  # what TensorBoard and others write down
 
 
 def test_entries_wait_for_their_last_loss():
-    late = LateLogs()
+    late = Late("stretto.transformers.late_logs").LateLogs()
     late.wait(2, 0.5, {"rate": 1.0})
     late.know(0, 3.0)
     assert late.ready() == []

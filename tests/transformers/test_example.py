@@ -7,10 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
-import transformers
 
+from late_imports import Late
 from runtime.processes import free_port
 
+transformers = Late("transformers")
 EXAMPLE = Path(__file__).parents[2] / "examples" / "transformers"
 WORDS = [f"{first}{second}{third}" for first in "bdfgk" for second in "aeiou" for third in ("nt", "rs", "lm", "st")]
 OPTIONS = {

@@ -4,13 +4,13 @@ import math
 
 import pytest
 import torch
-import transformers
 from tiny_models import LENGTH, MODELS, SLOW, Examples, arguments, build
 
 import stretto
+from late_imports import Late
 from pairwise import slow_where
-from stretto.transformers import StrettoTrainer
 
+piped, transformers = Late("stretto.transformers"), Late("transformers")
 CLOCKS = ("runtime", "per_second", "preparation_time")
 ACCUMULATED = ("gpt2", "llama", "vit")  # kinds whose loss transformers counts over all batches of a step
 
@@ -29,7 +29,7 @@ def both(kind, folder, method="1f1b(microbatches=2)", data=None, given=None, **o
     """transformers' own Trainer and ours, on the same model and data, after training."""
     data, given = data or {"train_dataset": Examples(kind)}, given or {}
     theirs = trained(transformers.Trainer(build(kind), arguments(folder, **options), **data, **given))
-    ours = StrettoTrainer(build(kind), arguments(folder, **options), **data, **given, method=method, stages=2)
+    ours = piped.StrettoTrainer(build(kind), arguments(folder, **options), **data, **given, method=method, stages=2)
     return theirs, trained(ours)
 
 
@@ -138,7 +138,7 @@ METHODS += [
 @pytest.mark.parametrize("method", METHODS)
 def test_the_numbers_of_stretto_to_the_bit(method, tmp_path):
     losses, model = by_hand("gpt2", over_all_labels, tmp_path, method, 7, dropout=0.1)
-    ours = StrettoTrainer(
+    ours = piped.StrettoTrainer(
         build("gpt2", dropout=0.1), arguments(tmp_path, max_steps=7), train_dataset=Examples("gpt2"), method=method,
         stages=2,
     )  # fmt: skip
@@ -150,7 +150,7 @@ def test_the_numbers_of_stretto_to_the_bit(method, tmp_path):
 @pytest.mark.slow
 def test_replicas_divide_each_minibatch(tmp_path):
     theirs, _ = both("llama", tmp_path)
-    ours = StrettoTrainer(
+    ours = piped.StrettoTrainer(
         build("llama"), arguments(tmp_path), train_dataset=Examples("llama"), method="1f1b(microbatches=2)", stages=2,
         mesh=stretto.Mesh(data=2),
     )  # fmt: skip
@@ -192,7 +192,7 @@ def test_predictions_and_metrics(tmp_path):
 @pytest.mark.parametrize(
     ("kind", "method"),
     [
-        ("gpt2", "pb"),
+        pytest.param("gpt2", "pb", marks=pytest.mark.slow),
         ("gpt2", "async"),  # of which nothing is known without an optimizer
         ("gpt2", "local"),
         ("gpt2", "spectrain"),  # built on SGD with momentum
@@ -202,7 +202,7 @@ def test_predictions_and_metrics(tmp_path):
 def test_evaluation_without_training(kind, method, tmp_path):
     data = Examples(kind, 6, seed=7)
     theirs = transformers.Trainer(build(kind), arguments(tmp_path))
-    ours = StrettoTrainer(build(kind), arguments(tmp_path), method=method, stages=2)
+    ours = piped.StrettoTrainer(build(kind), arguments(tmp_path), method=method, stages=2)
     assert ours.evaluate(data)["eval_loss"] == pytest.approx(theirs.evaluate(data)["eval_loss"], rel=1e-6)
     one, other = theirs.predict(data), ours.predict(data)
     predictions = [each.predictions if kind == "t5" else [each.predictions] for each in (other, one)]
@@ -226,7 +226,10 @@ def halving(optimizer):
 @pytest.mark.parametrize("given", ["stream", "workers", "optimizers", "model_init"])
 def test_what_else_a_trainer_is_given(given, tmp_path):
     results, options = [], {"dataloader_num_workers": 1} if given == "workers" else {}
-    for make, own in ((transformers.Trainer, {}), (StrettoTrainer, {"method": "1f1b(microbatches=2)", "stages": 2})):
+    for make, own in (
+        (transformers.Trainer, {}),
+        (piped.StrettoTrainer, {"method": "1f1b(microbatches=2)", "stages": 2}),
+    ):
         model, more = build("llama"), {}
         if given == "optimizers":
             optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, eps=1e-3)
@@ -254,7 +257,7 @@ def test_shorter_texts_are_padded_for_an_exported_graph(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("sync", ["fully-shard", "local-sgd(every=2)"])
 def test_replicas_of_other_kinds(sync, tmp_path):
-    ours = StrettoTrainer(
+    ours = piped.StrettoTrainer(
         build("llama"), arguments(tmp_path, per_device_train_batch_size=8), train_dataset=Examples("llama"), stages=2,
         mesh=stretto.Mesh(data=2), sync=sync, method="1f1b(microbatches=2)",
     )  # fmt: skip
@@ -268,14 +271,14 @@ def test_a_stage_without_adapters_has_no_optimizer(tmp_path):
     models = [build("lora", layers=[1]) for _ in range(2)]
     data = {"train_dataset": Examples("lora")}
     theirs = trained(transformers.Trainer(models[0], arguments(tmp_path), **data))
-    ours = trained(StrettoTrainer(models[1], arguments(tmp_path), **data, method="1f1b", stages=2))
+    ours = trained(piped.StrettoTrainer(models[1], arguments(tmp_path), **data, method="1f1b", stages=2))
     assert [optimizer is None for optimizer in ours.pipeline.trainer.optimizers] == [True, False]
     assert_close(theirs, ours)
 
 
 @pytest.mark.slow
 def test_low_precision_with_masters(tmp_path):
-    ours = StrettoTrainer(
+    ours = piped.StrettoTrainer(
         build("llama"), arguments(tmp_path), train_dataset=Examples("llama"), stages=2, precision="bf16"
     )  # fmt: skip
     theirs, _ = both("llama", tmp_path)

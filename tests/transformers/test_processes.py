@@ -1,5 +1,6 @@
 """Two processes: the numbers of one, whatever the process; killed and resumed to the bit; folders that others read."""
 
+import functools
 import os
 import subprocess
 import sys
@@ -7,77 +8,96 @@ from pathlib import Path
 
 import pytest
 import torch
-import transformers
-from on_processes import RUNS, train, trainer_of
+from on_processes import RUNS, do_all, train, trainer_of
 from tiny_models import Examples, arguments, build
 
+from late_imports import Late
+from pairwise import slow_where
 from runtime.processes import ended, free_port, launch, start
 from stretto.errors import UsageError
+
+transformers = Late("transformers")
 
 HERE = Path(__file__).parent
 PATH = {
     "PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parent), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
 }
-KINDS = {"1f1b": transformers.LlamaForCausalLM, "pb": transformers.GPT2LMHeadModel}
+KINDS = {"1f1b": "LlamaForCausalLM", "pb": "GPT2LMHeadModel"}
+QUICK = ("1f1b", "stopped", "refused")
+slowly = functools.partial(slow_where, lambda name: name not in QUICK)
 
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
-    """The folder of the runs on one process, and what they came to."""
+    """Of a name, the folder of its run on one process, and what that came to."""
     folder = tmp_path_factory.mktemp("alone")
-    return folder, {name: train(name, folder / name) for name in RUNS}
+
+    @functools.cache
+    def of(name):
+        return folder / name, do_all([name], folder)[name]
+
+    return of
 
 
 @pytest.fixture(scope="module")
 def together(tmp_path_factory):
-    """What each of two processes returned."""
+    """Of a name, the folder of its run, and what each of two processes returned, which do what is quick or the rest."""
     folder = tmp_path_factory.mktemp("together")
-    return folder, launch(2, "on_processes:train_all", folder, extra=PATH, timeout=200)
+
+    @functools.cache
+    def job(names):
+        return launch(1, "on_processes:do_all_on", 2, names, folder, extra=PATH, timeout=200)[0]
+
+    def of(name):
+        names = QUICK if name in QUICK else tuple(run for run in RUNS if run not in QUICK)
+        return folder / name, [told[name] for told in job(names)]
+
+    return of
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", slowly(RUNS))
 def test_processes_equal_emulation_to_the_bit(name, alone, together):
-    one, (first, second) = alone[1][name], (told[0][name] for told in together[1])
+    one, (first, second) = alone(name)[1], together(name)[1]
     assert first == one
     assert second == {**one, "shape": None}  # predictions are on rank 0
 
 
 def test_what_one_process_wants_all_do(together):
-    assert [steps for _, steps, _ in together[1]] == [3, 3]
+    assert together("stopped")[1] == [3, 3]
 
 
 def test_other_data_on_another_process_are_refused(together):
-    for _, _, message in together[1]:
+    for message in together("refused")[1]:
         assert message.startswith("rank 1 reads other data than rank 0: batch of step 1 is ")
 
 
 def test_only_rank_0_writes(together):
-    files = {path.name for path in (together[0] / "1f1b" / "checkpoint-6").iterdir()}
+    files = {path.name for path in (together("1f1b")[0] / "checkpoint-6").iterdir()}
     assert files == {
         "config.json", "generation_config.json", "model.safetensors", "rng_state.pth", "scheduler.pt", "stretto",
         "trainer_state.json", "training_args.bin",
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", slowly(KINDS))
 def test_saved_models_are_whole(name, together, alone):
-    loaded = KINDS[name].from_pretrained(together[0] / name / "model")
-    expected = KINDS[name].from_pretrained(alone[0] / name / "model")
+    kind = getattr(transformers, KINDS[name])
+    loaded, expected = (kind.from_pretrained(of(name)[0] / "model") for of in (together, alone))
     assert all(map(torch.equal, loaded.parameters(), expected.parameters()))
     fresh = build(RUNS[name][0])
     assert not any(map(torch.equal, loaded.parameters(), fresh.parameters()))
 
 
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # peft's call
-def test_adapters_are_saved_alone(together, alone):
+@pytest.mark.parametrize("processes", slow_where(lambda processes: processes == "two", ["one", "two"]))
+def test_adapters_are_saved_alone(processes, together, alone, tmp_path):
     from peft import PeftModel
 
-    folder = together[0] / "adapters" / "model"
+    folder = {"one": alone, "two": together}[processes]("adapters")[0] / "model"
     assert {"adapter_config.json", "adapter_model.safetensors"} <= {path.name for path in folder.iterdir()}
     loaded = PeftModel.from_pretrained(build("llama"), folder)
     weights = {name: p for name, p in loaded.named_parameters() if "lora" in name}
-    ours = trainer_of("adapters", alone[0] / "again").model.state_dict()
+    ours = trainer_of("adapters", tmp_path).model.state_dict()
     assert weights.keys() <= ours.keys()
     assert not any(torch.equal(p, ours[name]) for name, p in weights.items())
 
@@ -85,7 +105,7 @@ def test_adapters_are_saved_alone(together, alone):
 @pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow) for name in ("pb", "1f1b")])
 def test_killed_on_two_processes_and_resumed_on_one(name, alone, tmp_path):
     """kill -9 after step 5: the other process ends, too; checkpoint-4 goes on to the numbers of an undisturbed run."""
-    expected, resumed = alone[1][name], train_after_a_kill(name, tmp_path)
+    expected, resumed = alone(name)[1], train_after_a_kill(name, tmp_path)
     assert resumed["logs"][:-1] == expected["logs"][:-1]  # the last one sums up the steps since it went on
     assert resumed["weights"] == expected["weights"]
 
@@ -99,10 +119,8 @@ def train_after_a_kill(name, folder):
 
 
 def train_killed(name, folder):
-    code = (
-        f"from pathlib import Path; from on_processes import train; train({name!r}, Path({str(folder)!r}), kill=(5, 1))"
-    )
-
+    call = f"train({name!r}, Path({str(folder)!r}), killed=(5, 1))"
+    code = f"from pathlib import Path; from on_processes import train; {call}"
     processes = start(2, [sys.executable, "-c", code], extra=PATH)
     statuses, said = ended(processes, 120)
     assert statuses[1] == -9, said[1][-2000:]
@@ -111,8 +129,8 @@ def train_killed(name, folder):
 
 def test_a_checkpoint_of_transformers_own_is_refused(tmp_path):
     theirs = transformers.Trainer(
-        build("llama"), arguments(tmp_path, save_strategy="steps", save_steps=2), train_dataset=Examples("llama")
-    )
+        build("llama"), arguments(tmp_path, max_steps=1, save_strategy="steps"), train_dataset=Examples("llama")
+    )  # saves at its end
     theirs.train()
     with pytest.raises(UsageError, match="written by transformers' own Trainer"):
         trainer_of("1f1b", tmp_path).train(resume_from_checkpoint=True)
@@ -148,4 +166,4 @@ def test_started_by_slurm(alone, tmp_path):
         for rank in "01"
     ]  # fmt: skip
     said = [process.communicate(timeout=120)[0] for process in started]
-    assert [text.splitlines()[-1] for text in said] == [alone[1]["1f1b"]["weights"]] * 2
+    assert [text.splitlines()[-1] for text in said] == [alone("1f1b")[1]["weights"]] * 2

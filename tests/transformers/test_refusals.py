@@ -6,19 +6,19 @@ import warnings
 
 import pytest
 import torch
-import transformers
 from tiny_models import Examples, arguments, build
 
 import stretto
+from late_imports import Late
 from stretto.errors import UsageError
 from stretto.losses import token_cross_entropy
-from stretto.transformers import StrettoTrainer
-from stretto.transformers.minibatch import Padding, joined, tensors_of
-from stretto.transformers.model_loss import own_loss
+
+piped, transformers = Late("stretto.transformers"), Late("transformers")
+minibatch, model_loss = Late("stretto.transformers.minibatch"), Late("stretto.transformers.model_loss")
 
 
 def trainer(folder, kind="llama", given=None, method="1f1b", stages=2, **options):
-    return StrettoTrainer(
+    return piped.StrettoTrainer(
         build(kind), arguments(folder, **options), train_dataset=Examples(kind), method=method, stages=stages,
         **(given or {}),
     )  # fmt: skip
@@ -50,14 +50,14 @@ def test_arguments_that_cannot_work_are_named(options, name, why, tmp_path):
         args = arguments(tmp_path, **kept)
     args.deepspeed = options.get("deepspeed")  # which is not installed
     with pytest.raises(UsageError, match=f"{name}.*{why}"):
-        StrettoTrainer(build("llama"), args, train_dataset=Examples("llama"), stages=2)
+        piped.StrettoTrainer(build("llama"), args, train_dataset=Examples("llama"), stages=2)
 
 
 def test_float16_is_refused_with_the_reason(tmp_path):
     args = arguments(tmp_path)
     args.fp16 = True
     with pytest.raises(UsageError, match=r"there is no float16.*bf16"):
-        StrettoTrainer(build("llama"), args, train_dataset=Examples("llama"), stages=2)
+        piped.StrettoTrainer(build("llama"), args, train_dataset=Examples("llama"), stages=2)
 
 
 def test_unknown_and_double_arguments_are_named(tmp_path):
@@ -68,7 +68,7 @@ def test_unknown_and_double_arguments_are_named(tmp_path):
 
 
 def test_methods_that_are_never_called_may_not_be_overridden(tmp_path):
-    class Own(StrettoTrainer):
+    class Own(piped.StrettoTrainer):
         def compute_loss(self, *args, **given):
             raise AssertionError
 
@@ -93,7 +93,8 @@ class Odd(torch.nn.Module):
         return transformers.modeling_outputs.SequenceClassifierOutput(loss=loss, logits=x)
 
 
-NUMBERS = [{"x": torch.randn(4), "labels": torch.randn(4)} for _ in range(8)]
+def numbers():
+    return [{"x": torch.randn(4), "labels": torch.randn(4)} for _ in range(8)]
 
 
 @pytest.mark.parametrize(
@@ -105,7 +106,7 @@ NUMBERS = [{"x": torch.randn(4), "labels": torch.randn(4)} for _ in range(8)]
     ],
 )
 def test_losses_that_are_not_known(kind, message, tmp_path):
-    own = StrettoTrainer(Odd(kind), arguments(tmp_path), train_dataset=NUMBERS, stages=2)
+    own = piped.StrettoTrainer(Odd(kind), arguments(tmp_path), train_dataset=numbers(), stages=2)
     with pytest.raises(UsageError, match=message):
         own.train()
 
@@ -115,14 +116,14 @@ def test_an_output_layer_of_zeros_hides_no_loss():
     model, ids = build("bert"), torch.arange(3, 23).view(2, 10)
     layer = model.get_output_embeddings()
     layer.weight = torch.nn.Parameter(torch.zeros_like(layer.weight))
-    found = own_loss(model, {"input_ids": ids}, {"labels": ids}, shifts=False, takes_count=False)
+    found = model_loss.own_loss(model, {"input_ids": ids}, {"labels": ids}, shifts=False, takes_count=False)
     assert found is token_cross_entropy
     assert not layer.weight.count_nonzero()
     config = transformers.BertConfig(vocab_size=61, hidden_size=16, num_hidden_layers=1, num_attention_heads=2)
     tagger = transformers.BertForTokenClassification(config)
     tagger.classifier.weight.data.zero_()
     with pytest.raises(UsageError, match="BertForTokenClassification gives every class the same logit"):
-        own_loss(tagger, {"input_ids": ids}, {"labels": ids % 2}, shifts=False, takes_count=False)
+        model_loss.own_loss(tagger, {"input_ids": ids}, {"labels": ids % 2}, shifts=False, takes_count=False)
 
 
 @pytest.mark.slow
@@ -130,13 +131,13 @@ def test_a_loss_that_does_not_divide_by_the_count(tmp_path):
     def mean(outputs, labels, num_items_in_batch=None):
         return (outputs.logits - labels).abs().mean()
 
-    own = StrettoTrainer(Odd(), arguments(tmp_path), train_dataset=NUMBERS, stages=2, compute_loss_func=mean)
+    own = piped.StrettoTrainer(Odd(), arguments(tmp_path), train_dataset=numbers(), stages=2, compute_loss_func=mean)
     with pytest.raises(UsageError, match="does not divide by num_items_in_batch"):
         own.train()
 
 
 def test_labels_are_needed(tmp_path):
-    own = StrettoTrainer(Odd(), arguments(tmp_path), train_dataset=[{"x": torch.randn(4)}] * 8, stages=2)
+    own = piped.StrettoTrainer(Odd(), arguments(tmp_path), train_dataset=[{"x": torch.randn(4)}] * 8, stages=2)
     with pytest.raises(UsageError, match="no labels"):
         own.train()
 
@@ -144,11 +145,13 @@ def test_labels_are_needed(tmp_path):
 def test_a_last_minibatch_that_is_too_small(tmp_path):
     few = {"train_dataset": Examples("llama", 10)}
     with pytest.raises(UsageError, match=r"last minibatch of an epoch has 2 examples, .* 4 parts.*drop_last=True"):
-        StrettoTrainer(build("llama"), arguments(tmp_path), **few, stages=2).train()
+        piped.StrettoTrainer(build("llama"), arguments(tmp_path), **few, stages=2).train()
     with pytest.raises(UsageError, match=r"a minibatch has 3 examples, .* 4 parts.*larger per_device_train_batch_size"):
-        StrettoTrainer(build("llama"), arguments(tmp_path, per_device_train_batch_size=3), **few, stages=2).train()
-    StrettoTrainer(build("llama"), arguments(tmp_path, dataloader_drop_last=True), **few, stages=2).train()
-    StrettoTrainer(build("llama"), arguments(tmp_path, max_steps=2), **few, stages=2).train()
+        piped.StrettoTrainer(
+            build("llama"), arguments(tmp_path, per_device_train_batch_size=3), **few, stages=2
+        ).train()
+    piped.StrettoTrainer(build("llama"), arguments(tmp_path, dataloader_drop_last=True), **few, stages=2).train()
+    piped.StrettoTrainer(build("llama"), arguments(tmp_path, max_steps=2), **few, stages=2).train()
 
 
 def test_prompts_are_no_adapters_inside_layers(tmp_path):
@@ -157,7 +160,7 @@ def test_prompts_are_no_adapters_inside_layers(tmp_path):
     model = build("llama")
     model.peft_config = {"default": PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)}
     with pytest.raises(UsageError, match="changes the model's inputs before its first stage: use LoRA"):
-        StrettoTrainer(model, arguments(tmp_path), stages=2)
+        piped.StrettoTrainer(model, arguments(tmp_path), stages=2)
 
 
 def test_schedulers_of_a_whole_optimizer(tmp_path):
@@ -165,7 +168,7 @@ def test_schedulers_of_a_whole_optimizer(tmp_path):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     given = {"optimizers": (optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 2))}
     with pytest.raises(UsageError, match=r"StepLR.*cannot be made again for each stage"):
-        StrettoTrainer(model, arguments(tmp_path), train_dataset=Examples("llama"), stages=2, **given)
+        piped.StrettoTrainer(model, arguments(tmp_path), train_dataset=Examples("llama"), stages=2, **given)
 
 
 @pytest.mark.slow
@@ -201,14 +204,14 @@ def test_batches_are_padded_to_one_length():
         "labels": torch.tensor([[5, 6, 7]]),
     }
     short = {name: value[:, :2] for name, value in long.items()}
-    right = joined([long, short], Padding(token=9))
+    right = minibatch.joined([long, short], minibatch.Padding(token=9))
     assert right["input_ids"].tolist() == [[5, 6, 7], [5, 6, 9]]
     assert right["attention_mask"].tolist() == [[1, 1, 1], [1, 1, 0]]
     assert right["labels"].tolist() == [[5, 6, 7], [5, 6, -100]]
-    left = joined([long, short], Padding(left=True))
+    left = minibatch.joined([long, short], minibatch.Padding(left=True))
     assert left["input_ids"].tolist() == [[5, 6, 7], [0, 5, 6]]
     assert left["labels"].tolist() == [[5, 6, 7], [-100, 5, 6]]
-    fixed = joined([short], Padding(lengths={"input_ids": 4, "attention_mask": 4}))
+    fixed = minibatch.joined([short], minibatch.Padding(lengths={"input_ids": 4, "attention_mask": 4}))
     assert (fixed["input_ids"].shape, fixed["labels"].shape) == ((1, 4), (1, 2))
 
 
@@ -223,19 +226,19 @@ def test_batches_are_padded_to_one_length():
 )
 def test_batches_that_cannot_be_joined(batches, message):
     with pytest.raises(UsageError, match=message):
-        joined(batches, Padding())
+        minibatch.joined(batches, minibatch.Padding())
 
 
 def test_longer_batches_than_an_exported_graph_takes():
     with pytest.raises(UsageError, match=r"input_ids has length 5, but .* for length 4.*max_length"):
-        joined([{"input_ids": torch.ones(2, 5)}], Padding(lengths={"input_ids": 4}))
+        minibatch.joined([{"input_ids": torch.ones(2, 5)}], minibatch.Padding(lengths={"input_ids": 4}))
 
 
 def test_what_is_no_tensor_of_examples():
     with pytest.raises(UsageError, match="'longest', a int"):
-        tensors_of({"input_ids": torch.ones(2, 3), "longest": 3})
+        minibatch.tensors_of({"input_ids": torch.ones(2, 3), "longest": 3})
     with pytest.raises(UsageError, match="'longest', a single number"):
-        tensors_of({"input_ids": torch.ones(2, 3), "longest": torch.tensor(3)})
+        minibatch.tensors_of({"input_ids": torch.ones(2, 3), "longest": torch.tensor(3)})
 
 
 @pytest.mark.slow
@@ -251,7 +254,7 @@ def test_ragged_batches_train_as_in_transformers(tmp_path):
     options = {"gradient_accumulation_steps": 2, "train_sampling_strategy": "sequential", "max_steps": 2}
     given = {"train_dataset": data, "data_collator": collate}
     theirs = transformers.Trainer(build("llama"), arguments(tmp_path, **options), **given)
-    ours = StrettoTrainer(build("llama"), arguments(tmp_path, **options), **given, method="1f1b", stages=2)
+    ours = piped.StrettoTrainer(build("llama"), arguments(tmp_path, **options), **given, method="1f1b", stages=2)
     theirs.train()
     ours.train()
     assert ours.pipeline.settings.method.options["microbatches"] == 2  # as many as batches of a step

@@ -3,11 +3,10 @@
 import warnings
 
 import torch
-import transformers
-from transformers import TrainingArguments
 
-transformers.logging.set_verbosity_error()  # tiny vocabularies lack the special tokens that configurations name
-torch.set_num_threads(1)
+from late_imports import Late
+
+transformers = Late("transformers")
 
 WORDS, LENGTH = 61, 10
 ENDS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
@@ -83,6 +82,7 @@ MODELS = {
 
 
 def build(kind, **options):
+    transformers.logging.set_verbosity_error()  # tiny vocabularies lack the special tokens that configurations name
     torch.manual_seed(3)
     return MODELS[kind](**options)
 
@@ -127,4 +127,4 @@ def arguments(folder, **options):
         "max_grad_norm": 0.5, "logging_steps": 1, "save_strategy": "no", "report_to": "none",
         "use_cpu": True, "disable_tqdm": True,
     }  # fmt: skip
-    return TrainingArguments(str(folder), **{**usual, **options})
+    return transformers.TrainingArguments(str(folder), **{**usual, **options})
