@@ -24,9 +24,6 @@ from stretto.heads import LocalLoss
 from stretto.heads.auglocal import copied_stages, depth_at
 from stretto.measure.flops import count
 from stretto.methods import method
-from stretto.settings.runs import TrainSettings
-from stretto.study.predicted_runs import costs_of_stages
-from stretto.study.prepare import prepare, resolve
 
 SGD = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
 STEPS = 4
@@ -230,9 +227,13 @@ def test_names_with_options_survive_being_written_and_read():
         assert method("greedy", head=head).head == head
 
 
-@pytest.mark.parametrize("head", thinned(["infopro", "linear", "auglocal", "two-layer"], 2))
+@pytest.mark.parametrize("head", thinned(["infopro", "linear", "auglocal", "two-layer"], 4))
 def test_heads_are_predicted_as_they_are_counted(head):
     """The forward of a stage and all that stands behind it: off the layer table, and as torch counts a real step."""
+    from stretto.settings.runs import TrainSettings
+    from stretto.study.predicted_runs import costs_of_stages
+    from stretto.study.prepare import prepare, resolve
+
     settings = TrainSettings(model_options={"depth": 3, "width": 12}, batch_size=16, method=f"greedy(head={head})")
     prepared = prepare(resolve(settings))
     costs, behind = costs_of_stages(prepared)

@@ -126,7 +126,7 @@ def test_images_and_vectors_get_a_classifier_of_two_layers():
 
 @pytest.mark.parametrize(
     "name",
-    thinned(["overlapping(delay=1)", "overlapping", "chunked(chunks=2)"], 3),
+    thinned(["overlapping(delay=1)", "overlapping", "chunked(chunks=2)"], 3, first=2),
 )
 def test_other_local_methods_learn(name):
     data = [batches(1)[0]] * 40

@@ -156,7 +156,7 @@ def test_nobody_waits(name, count):
     assert found[0] == found[1]
 
 
-@pytest.mark.parametrize("head", thinned(["segprop(layers=2)", "solo", "man", "blocks", "infopro", "auglocal"], 2))
+@pytest.mark.parametrize("head", thinned(["segprop(layers=2)", "solo", "man", "blocks", "infopro", "auglocal"], 3))
 def test_tied_models_are_saved_and_go_on(head, tmp_path):
     """A language model whose unembedding is its embedding learns, and a checkpoint goes on to the bit."""
     data, found, chosen = batches(7), [], f"greedy(head={head})"

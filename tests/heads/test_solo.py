@@ -97,7 +97,7 @@ def test_greedy_is_plain_pytorch(every, workers):
                 assert torch.equal(a, b)
 
 
-@pytest.mark.parametrize("name", thinned(["overlapping", "overlapping(delay=1)", "chunked(chunks=2)"], 3, first=2))
+@pytest.mark.parametrize("name", thinned(["overlapping", "overlapping(delay=1)", "chunked(chunks=2)"], 3))
 def test_other_local_methods_learn(name):
     data = [batches(1)[0]] * 40
     trainer = stretto.Trainer(stages(), token_loss, SGD, method(name, head="solo"), example=data[0][0])

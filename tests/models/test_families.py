@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 
+from pairwise import slow_where
 from stretto.errors import UsageError
 from stretto.measure import layer_costs
 from stretto.measure.tensor_costs import published_tensor_costs, tensor_costs
@@ -45,6 +46,9 @@ PARAMETERS = {
 }  # fmt: skip
 
 
+LARGER = ("22B", "175B", "530B", "BERT-large", "ViT-L/16")  # of a family with a smaller member
+
+
 def on_meta(network, dtype=torch.float32, examples=2):
     with torch.device("meta"):
         layers = [layer.to(dtype) for layer in network.layers()]
@@ -52,7 +56,7 @@ def on_meta(network, dtype=torch.float32, examples=2):
         return layers, x.to(dtype) if x.is_floating_point() else x, network.target(examples)
 
 
-@pytest.mark.parametrize("name", PARAMETERS)
+@pytest.mark.parametrize("name", slow_where(LARGER.__contains__, PARAMETERS))
 def test_networks_have_the_published_number_of_parameters(name):
     make, published = PARAMETERS[name]
     layers, _, _ = on_meta(make())
@@ -64,7 +68,7 @@ T, H, A = 64, 128, 4  # tokens, width, heads
 
 
 def small(**options):
-    return decoder(**{"depth": 2, "width": H, "heads": A, "context": T, "vocabulary": 96} | options)
+    return decoder(**{"depth": 1, "width": H, "heads": A, "context": T, "vocabulary": 96} | options)
 
 
 @lru_cache
@@ -83,9 +87,18 @@ def test_a_block_keeps_what_the_paper_counts():
     assert start.activation.each == T * H + 8 * T  # the dropout's mask, and the tokens
     assert end.activation.each == 2 * 2 * T * H + statistics / 2  # inputs of the norm and of the output layer
     assert loss.activation.each == pytest.approx(4 * T * 96, rel=0.05)  # logits in float32; and the targets
-    fused = counted(attention="fused", depth=1, tied=True)[-1]
-    log_sums = 4 * A * T
-    assert fused.layers[1].activation.each == 34 * T * H + statistics + log_sums
+
+
+def block_costs(**options):
+    """Of a block by itself."""
+    layers, x, _ = on_meta(small(**options), torch.bfloat16)
+    return layer_costs([nn.Identity(), layers[1]], x.new_empty((*x.shape, H), dtype=torch.bfloat16)).layers[1]
+
+
+def test_a_block_of_fused_attention_keeps_a_sum_of_each_row_of_scores():
+    """Instead of the scores; torch keeps their logarithms."""
+    statistics, log_sums = 2 * 2 * 2 * T, 4 * A * T
+    assert block_costs(attention="fused").activation.each == 34 * T * H + statistics + log_sums
 
 
 @pytest.mark.parametrize("options", [{}, {"kv_heads": 2, "gated": True, "norm": "rms", "positions": "rotary"}])
@@ -113,7 +126,7 @@ def test_a_process_keeps_what_the_paper_counts():
 
 @pytest.mark.slow
 def test_of_blocks_that_are_alike_one_is_cut():
-    network, layers, inputs, whole = counted()
+    network, layers, inputs, whole = counted(depth=2)
     assert alike(layers[1]) == alike(layers[2])
     plan = {"0.embedding.token": "vocabulary", "3.score": "column-sliced"}
     each = tensor_costs(layers, inputs[0], 2, plan=plan, in_place=True)
@@ -181,7 +194,7 @@ def test_a_residual_sum_drops_its_branch_out():
 def test_networks_compute():
     torch.manual_seed(0)
     for network in (
-        small(depth=1), small(depth=1, kv_heads=1, gated=True, norm="rms", positions="rotary", tied=True),
+        small(), small(kv_heads=1, gated=True, norm="rms", positions="rotary", tied=True),
         encoder(depth=1, width=16, heads=2, context=8, vocabulary=20),
         vit(depth=1, width=16, heads=2, side=32, classes=5), unet(depth=1, width=4, side=8), resnet(depth=18, side=32),
     ):  # fmt: skip

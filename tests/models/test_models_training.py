@@ -34,10 +34,9 @@ MLP, CNN, BY_SGD, BY_ADAM = ("mlp", 300, 0.9), ("cnn", 70, 0.95), (sgd, 0), (ada
 @pytest.mark.parametrize(
     ("name", "steps", "least", "optimizer", "seed"),
     [
-        (*MLP, *BY_SGD),
-        (*CNN, *BY_ADAM),
-        pytest.param(*MLP, *BY_ADAM, marks=pytest.mark.slow),
-        pytest.param(*CNN, *BY_SGD, marks=pytest.mark.slow),
+        ("mlp", 150, 0.9, *BY_SGD),
+        ("cnn", 50, 0.95, *BY_ADAM),
+        *(pytest.param(*network, *way, marks=pytest.mark.slow) for network in (MLP, CNN) for way in (BY_SGD, BY_ADAM)),
     ],
 )
 def test_digits_are_learned(name, steps, least, optimizer, seed):
@@ -49,15 +48,28 @@ def test_digits_are_learned(name, steps, least, optimizer, seed):
     assert accuracy > least
 
 
-@pytest.mark.parametrize(("level", "margin"), [("byte", 0.4), pytest.param("word", 0.25, marks=pytest.mark.slow)])
-def test_language_is_learned_beyond_the_frequencies(level, margin):
+SHORT = 16, 32, 60, 1e-2, {"depth": 1, "width": 32}  # tokens, texts of a batch, steps, rate, options
+LONG = 32, 16, 150, 3e-3, {"depth": 2}
+
+
+@pytest.mark.parametrize(
+    ("level", "margin", "how"),
+    [
+        ("byte", 0.2, SHORT),
+        pytest.param("byte", 0.4, LONG, marks=pytest.mark.slow),
+        pytest.param("word", 0.25, LONG, marks=pytest.mark.slow),
+    ],
+    ids=["short", "byte", "word"],
+)
+def test_language_is_learned_beyond_the_frequencies(level, margin, how):
     """Lower by a margin (in nats) than the best that single tokens' frequencies allow: the context was used."""
-    data = load("pydoc", level=level, context=32)
+    context, batch, steps, lr, options = how
+    data = load("pydoc", level=level, context=context)
     frequency = torch.bincount(data.train.y.flatten(), minlength=data.num_classes) + 1.0
     target = data.validation.y
     unigram = -(frequency / frequency.sum()).log()[target].mean()
-    model = build("transformer", data, depth=2)
-    network = train(model, islice(forever(data.train, 16, 0), 150), lambda params: torch.optim.Adam(params, lr=3e-3))
+    model = build("transformer", data, **options)
+    network = train(model, islice(forever(data.train, batch, 0), steps), lambda params: torch.optim.Adam(params, lr=lr))
     with torch.no_grad():
         loss = model.loss(network(data.validation.x), target)
     assert loss < unigram - margin

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from pairwise import slow_where, thinned
+from pairwise import in_turn, slow_where, thinned
 from stretto.data import Dataset, Split, load
 from stretto.errors import UsageError
 from stretto.measure.layer_counting import faking
@@ -32,8 +32,13 @@ VGG = {11: 132_863_336, 13: 133_047_848, 16: 138_357_544}
 CIFAR = {20: 0.27, 32: 0.46, 44: 0.66, 56: 0.85, 110: 1.7}
 
 
-@pytest.mark.parametrize("norm", ["batch", "group"])
-@pytest.mark.parametrize("depth", slow_where(lambda depth: depth > 100, IMAGENET))
+@pytest.mark.parametrize(
+    ("depth", "norm"),
+    [
+        *in_turn([18, 34, 50], ["batch", "group"], rounds=2, slow=1),
+        *in_turn([101, 152], ["batch", "group"], rounds=2, slow=2),
+    ],
+)
 def test_resnets_have_the_published_number_of_parameters(depth, norm):
     assert size(imagenet_resnet(depth=depth, norm=norm)) == IMAGENET[depth]
 
@@ -60,7 +65,7 @@ def test_alexnet_takes_images_of_any_side_from_67(side, pixels):
     assert size(made[-3:-2]) == (256 * pixels + 1) * 8
 
 
-@pytest.mark.parametrize("depth", CIFAR)
+@pytest.mark.parametrize("depth", slow_where(lambda depth: depth > 50, CIFAR))
 def test_resnets_for_cifar_have_the_published_number_of_parameters(depth):
     digits = len(str(CIFAR[depth]).partition(".")[2])
     assert round(size(cifar_resnet(images(), depth=depth)) / 1e6, digits) == CIFAR[depth]

@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy, mse_loss
 
 import stretto
 from laws.networks import NETWORKS
-from pairwise import thinned
+from pairwise import paired, thinned
 from stretto.errors import UsageError
 from stretto.methods.table import METHODS
 
@@ -93,9 +93,10 @@ class Plain:
         return total
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("method", ["backprop", "gpipe(microbatches=4)", "1f1b(microbatches=4)"])
-@pytest.mark.parametrize("cut", [1, 3])
+SYNCHRONOUS = ["backprop", "gpipe(microbatches=4)", "1f1b(microbatches=4)"]
+
+
+@pytest.mark.parametrize(("method", "cut", "optimizer"), paired(SYNCHRONOUS, [1, 3], OPTIMIZERS))
 def test_synchronous_training_is_the_plain_loop_bit_for_bit(method, cut, optimizer):
     parts = stages() if cut == 3 else [nn.Sequential(*stages())]
     plain = Plain(parts, OPTIMIZERS[optimizer])
@@ -153,7 +154,7 @@ FAMILIES = [*METHODS, "pb(predict=velocity, stash=True)", "pb-lwp(horizon=decaye
             "overlapping(delay=1, combine=mean)"]  # fmt: skip
 
 
-@pytest.mark.parametrize("method", thinned(FAMILIES, 3))
+@pytest.mark.parametrize("method", thinned(FAMILIES, 6))
 def test_every_method_trains_nearly_as_in_float32(method):
     torch.manual_seed(0)
     data = batches(24, n=16)
@@ -324,7 +325,7 @@ def test_a_minibatch_that_failed_leaves_no_gradient_behind():
 # -- checkpoints ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", thinned([*METHODS, "pb(predict=velocity, stash=True)"], 3, first=1))
+@pytest.mark.parametrize("method", thinned([*METHODS, "pb(predict=velocity, stash=True)"], 6, first=3))
 def test_a_resumed_run_is_the_run_that_went_on(method, tmp_path):
     data = batches(10)
     optimizer = partial(torch.optim.NAdam, lr=0.01) if method == "nesterov" else SGD
@@ -374,9 +375,7 @@ def train_under_autocast(parts, optimizer, data, pieces):
     return model, losses
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("method", ["backprop", "gpipe(microbatches=4)", "1f1b(microbatches=4)"])
-@pytest.mark.parametrize("around", [False, True], ids=["", "the user's own autocast around all steps"])
+@pytest.mark.parametrize(("method", "around", "optimizer"), paired(SYNCHRONOUS, [False, True], OPTIMIZERS))
 def test_autocast_is_plain_autocast_bit_for_bit(method, optimizer, around):
     parts, data = stages(), batches()
     trainer = make(method, "bf16-autocast", OPTIMIZERS[optimizer], parts)
@@ -395,7 +394,7 @@ def test_autocast_is_plain_autocast_bit_for_bit(method, optimizer, around):
 @pytest.mark.parametrize(
     "method",
     thinned(["greedy", "overlapping", "overlapping(delay=1)", "chunked", "zb-h1", "pipedream-2bw",
-             "pb(predict=weight, stash=True)", "nesterov"], 2),
+             "pb(predict=weight, stash=True)", "nesterov"], 4),
 )  # fmt: skip
 def test_other_methods_train_under_autocast(method):
     data = batches(24, n=16)

@@ -8,6 +8,7 @@ from splitting_models import GPT, Pairs, Skip
 from torch import fx, nn
 
 import stretto
+from pairwise import in_turn
 from stretto.errors import UsageError
 from stretto.nn.chain import Chain
 
@@ -35,8 +36,7 @@ def assert_same(model, stages, *inputs):
         assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
 
-@pytest.mark.parametrize("num_stages", [1, 2, 3, 5])
-@pytest.mark.parametrize("shown", [True, False])
+@pytest.mark.parametrize(("num_stages", "shown"), in_turn([1, 2, 3, 5], [True, False], rounds=2, slow=1))
 def test_a_gpt_is_the_same_in_stages(num_stages, shown):
     model, x = GPT(dropout=0.3).double(), tokens(3, 7)
     stages = stretto.split(model, num_stages, path="transformer.h", example=x if shown else None)

@@ -1,6 +1,7 @@
 """Stages are about as expensive as each other, whatever a network is made of; where they are not, that is said."""
 
 import copy
+import functools
 import re
 import warnings
 
@@ -48,13 +49,24 @@ def counted(stages, *inputs):
     return [each / sum(flops) for each in flops]
 
 
+@functools.cache
+def cut(case):
+    """A model, its state before it was split, its stages and their input; some cases are exported, which takes long."""
+    build, shape, num_stages, _ = CASES[case]
+    model, x = build().double(), numbers(*shape)
+    before = copy.deepcopy(model.state_dict())
+    stages = stretto.split(model, num_stages, example=x)
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+    return model, before, stages, x
+
+
 @pytest.mark.parametrize("case", CHOSEN)
 def test_stages_are_fair(case):
-    build, shape, num_stages, how = CASES[case]
-    model, x = build().double(), numbers(*shape)
-    stages = stretto.split(model, num_stages, example=x)
+    _, _, num_stages, how = CASES[case]
+    model, _, stages, x = cut(case)
     assert how in stages.explanation
-    model.eval()
+    for module in (model, *stages):
+        module.eval()
     shares = counted(stages, x)
     assert max(shares) * num_stages <= 1.3
     assert stages.shares == pytest.approx(shares)
@@ -71,12 +83,9 @@ def results(module, model, state, x):
 @pytest.mark.parametrize("case", thinned(CHOSEN, 2))
 def test_fair_stages_are_the_model(case):
     """Outputs, gradients and statistics bit for bit; names, weights and bounds; other numbers of rows."""
-    build, shape, num_stages, _ = CASES[case]
-    model, x = build().double(), numbers(*shape)
-    before = copy.deepcopy(model.state_dict())
-    stages = stretto.split(model, num_stages, example=x)
+    shape = CASES[case][1]
+    model, before, stages, x = cut(case)
     whole = Chain(*stages)
-    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
     assert {id(p) for p in whole.parameters()} == {id(p) for p in model.parameters()}
     for training in (True, False):
         for rows in (4, 1 if not training else 3):
