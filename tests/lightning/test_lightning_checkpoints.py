@@ -78,7 +78,6 @@ def test_another_number_of_stages_goes_on_with_weights_and_optimizer(tmp_path):
     assert lit.difference(one, fit(tmp_path / "whole", "auto", 2)[0]) < 1e-12
 
 
-@pytest.mark.slow
 def test_what_async_stood_for_before_is_told(tmp_path, monkeypatch):
     fit(tmp_path, ours("pipedream"), 1)
     said = []

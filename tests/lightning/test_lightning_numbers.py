@@ -6,7 +6,7 @@ from torch.nn.functional import cross_entropy
 
 import stretto
 from late_imports import Late
-from pairwise import slow_where, thinned
+from pairwise import slow_where
 
 callbacks, lit, piped = Late("lightning.pytorch.callbacks"), Late("lit_modules"), Late("stretto.lightning")
 pytestmark = pytest.mark.filterwarnings("ignore:::lightning", "ignore:::torch", "ignore::FutureWarning")
@@ -47,7 +47,7 @@ def plain(method, **options):
     return losses, [value for key, value in own.gather().items() if not key.startswith("heads.")]
 
 
-@pytest.mark.parametrize("method", thinned(METHODS, 2))
+@pytest.mark.parametrize("method", METHODS)
 def test_the_numbers_of_stretto_trainer_to_the_bit(method):
     foresees = method == "pipeoptim"  # a Trainer's own scheduler tells it the rates to come; Lightning's does not
     module, logger = lit.Classifier(configure=sgd if foresees else with_scheduler), lit.Remembering()
@@ -105,7 +105,7 @@ def test_exact_methods_come_to_what_lightning_comes_to(method):
     alike([(by_lightning.callback_metrics, 0)], [(by_us.callback_metrics, 0)])
 
 
-@pytest.mark.parametrize("variant", thinned(VARIANTS.values(), 2), ids=VARIANTS)
+@pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS)
 def test_what_a_user_varies_comes_to_the_same(variant):
     configure = variant.get("configure", sgd)
     options = {name: value for name, value in variant.items() if name not in ("configure", "rest")}

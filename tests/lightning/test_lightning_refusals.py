@@ -1,6 +1,6 @@
 """What cannot work is refused by name before a weight has changed."""
 
-import subprocess
+import os
 import sys
 from types import SimpleNamespace
 
@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader
 
 import stretto
 from late_imports import Late
+from runtime.nursery import Forked
 
 callbacks, lit, piped = Late("lightning.pytorch.callbacks"), Late("lit_modules"), Late("stretto.lightning")
 batch_parts, pipeline = Late("stretto.lightning.batch_parts"), Late("stretto.lightning.pipeline")
@@ -167,12 +168,11 @@ def test_small_batches_and_unequal_tensors_are_refused():
         lit.fitted(piped.StrettoStrategy("1f1b", stages=2), train=rows, limit_val_batches=0)
 
 
-@pytest.mark.slow
 def test_stretto_does_not_import_lightning_and_says_what_to_install():
     code = "import sys, stretto.trainer.trainer; print('lightning' in sys.modules)\n"
     code += "sys.modules['lightning'] = None\nfrom importlib import util\nutil.find_spec = lambda name, *_: None\n"
     code += "try:\n    import stretto.lightning\nexcept stretto.UsageError as error:\n    print(error)"
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    told, _ = Forked([sys.executable, "-c", code], dict(os.environ)).communicate(60)
     assert told.splitlines() == [
         "False",
         'stretto.lightning needs the package lightning: pip install "stretto[lightning]"',

@@ -74,7 +74,6 @@ def test_early_stopping(tmp_path):
     assert other.state.best_global_step == one.state.best_global_step
 
 
-@pytest.mark.slow
 def test_late_losses_are_logged_under_their_own_steps(tmp_path):
     given = {"logging_steps": 2, "max_steps": 9, "eval_strategy": "steps", "eval_steps": 3}
     data = {"train_dataset": Examples("llama"), "eval_dataset": Examples("llama", 4, seed=7)}

@@ -33,6 +33,7 @@ def text(tmp_path):
 def run(script, text, folder, processes=1):
     """The script's own metrics."""
     place = {"HF_HOME": str(text.parent / "cache"), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    place["TMPDIR"] = str(text.parent)  # torchrun may leave a folder there
     command = [str(EXAMPLE / script), "--text", str(text), "--output_dir", str(folder)]
     command += [f"--{name}={value}" for name, value in OPTIONS.items()]
     if processes > 1:

@@ -147,7 +147,6 @@ def test_the_numbers_of_stretto_to_the_bit(method, tmp_path):
     assert all(map(torch.equal, model.state_dict().values(), ours.model.state_dict().values()))
 
 
-@pytest.mark.slow
 def test_replicas_divide_each_minibatch(tmp_path):
     theirs, _ = both("llama", tmp_path)
     ours = piped.StrettoTrainer(
@@ -157,7 +156,6 @@ def test_replicas_divide_each_minibatch(tmp_path):
     assert_close(theirs, trained(ours))
 
 
-@pytest.mark.slow
 def test_bf16_is_autocast(tmp_path):
     theirs, ours = both("llama", tmp_path, bf16=True)
     for one, other in zip(history(theirs), history(ours), strict=True):

@@ -1,5 +1,6 @@
 """What cannot work is refused by name before anything is trained, and batches are joined or refused."""
 
+import os
 import subprocess
 import sys
 import warnings
@@ -10,6 +11,7 @@ from tiny_models import Examples, arguments, build
 
 import stretto
 from late_imports import Late
+from runtime.nursery import Forked
 from stretto.errors import UsageError
 from stretto.losses import token_cross_entropy
 
@@ -126,7 +128,6 @@ def test_an_output_layer_of_zeros_hides_no_loss():
         model_loss.own_loss(tagger, {"input_ids": ids}, {"labels": ids % 2}, shifts=False, takes_count=False)
 
 
-@pytest.mark.slow
 def test_a_loss_that_does_not_divide_by_the_count(tmp_path):
     def mean(outputs, labels, num_items_in_batch=None):
         return (outputs.logits - labels).abs().mean()
@@ -171,18 +172,16 @@ def test_schedulers_of_a_whole_optimizer(tmp_path):
         piped.StrettoTrainer(model, arguments(tmp_path), train_dataset=Examples("llama"), stages=2, **given)
 
 
-@pytest.mark.slow
 def test_without_the_packages_the_pip_line_is_told():
     code = (
-        "import importlib.util as util, sys\n"
-        "find = util.find_spec\n"
-        "util.find_spec = lambda name, *rest: None if name in ('transformers', 'accelerate') else find(name, *rest)\n"
+        "import sys\nfrom stretto.options import extras\n"
+        "find = extras.find_spec\n"
+        "extras.find_spec = lambda name: None if name in ('transformers', 'accelerate') else find(name)\n"
         "try:\n    import stretto.transformers\nexcept Exception as error:\n    print(error)\n"
         "import stretto.trainer.trainer\n"
         "print(*map(sys.modules.get, ('transformers', 'accelerate')))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    message, modules = done.stdout.splitlines()
+    message, modules = Forked([sys.executable, "-c", code], dict(os.environ)).communicate(60)[0].splitlines()
     lacks = "stretto.transformers needs transformers and accelerate, which a plain installation lacks: "
     assert message == lacks + 'pip install "stretto[transformers]"'
     assert modules == "None None"
