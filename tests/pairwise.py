@@ -1,5 +1,6 @@
 """Fewer cases than a full product of options, where the code has no case for combinations of all of them."""
 
+from collections import Counter
 from itertools import combinations, product
 
 import pytest
@@ -9,13 +10,13 @@ ParameterSet = type(pytest.param())
 
 def pairwise(*axes):
     """Cases, one value of each axis, in which any two values of two axes meet: greedily few, always the same."""
-    every = list(product(*axes))
-    left = {pair for case in every for pair in pairs(case)}
+    every = {case: pairs(case) for case in product(*axes)}
+    left = set().union(*every.values())
     chosen = []
     while left:
-        best = max(every, key=lambda case: len(left & pairs(case)))
+        best = max(every, key=lambda case: len(left & every[case]))
         chosen.append(best)
-        left -= pairs(best)
+        left -= every[best]
     return chosen
 
 
@@ -41,6 +42,19 @@ def thinned(cases, every, first=0):
         pytest.param(*case.values, marks=[*case.marks, *[pytest.mark.slow] * (i % every != first)], id=case.id)
         for i, case in enumerate(params)
     ]
+
+
+def each_once(cases):
+    """All cases; but for a few in which each value of each axis comes, evenly, they are slow tests."""
+    left, used, quick = {each for case in cases for each in enumerate(case)}, Counter(), []
+    while left:
+        new = [len(left & {*enumerate(case)}) for case in cases]
+        rare = [-sum(used[each] for each in enumerate(case)) for case in cases]
+        best = max(zip(new, rare, cases, strict=True), key=lambda one: one[:2])[2]
+        left -= {*enumerate(best)}
+        used.update(enumerate(best))
+        quick.append(best)
+    return [pytest.param(*case, marks=[pytest.mark.slow] * (case not in quick)) for case in cases]
 
 
 def as_tuple(case):

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from collectives.paper import MODES, Paper
-from pairwise import in_turn
+from pairwise import in_turn, slow_where
 from stretto.collectives import ALGORITHMS, Step, formula, plans, price, traffic
 from stretto.collectives.calls import lower
 from stretto.collectives.library.double_tree import BLOCK, MOST_BLOCKS, blocks_of
@@ -56,8 +56,7 @@ def test_the_sum_whatever_the_order_of_messages(algorithm, size, length, piece, 
     price(made)  # also with one port, rendezvous sends and no message passing another
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("size", [2, 3, 6, 9, 16])
+@pytest.mark.parametrize(("size", "mode"), in_turn([2, 3, 6, 9, 16], list(MODES), rounds=4, slow=3))
 def test_the_double_tree_in_many_blocks(size, mode, monkeypatch):
     monkeypatch.setattr("stretto.collectives.library.double_tree.BLOCK", 5)
     assert blocks_of(53) == 5
@@ -81,7 +80,7 @@ def on_the_way(algorithm, size, length=LENGTH, per_node=None):
     return tuple(price(made, *one) for one in ((1, 0, 0), (0, Fraction(1), 0), (0, 0, Fraction(1))))
 
 
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("size", slow_where(lambda size: size not in (3, 6, 8), SIZES))
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_messages_bytes_and_additions_on_the_way_are_those_of_the_formula(algorithm, size):
     terms = formula(algorithm, size, LENGTH, blocks=blocks_of(LENGTH), per_node=nodes_of(size, None))
@@ -94,8 +93,7 @@ def test_the_two_levels(size, per_node):
     assert on_the_way("hierarchical", size, per_node=per_node) == pytest.approx(tuple(terms), rel=1e-12)
 
 
-@pytest.mark.parametrize("blocks", [1, 2, 5, 16])
-@pytest.mark.parametrize("size", [*range(1, 13), 16, 23, 32])
+@pytest.mark.parametrize(("size", "blocks"), in_turn([*range(1, 13), 16, 23, 32], [16, 5, 2, 1], rounds=4, slow=3))
 def test_a_tree_in_blocks_comes_near_twice_its_bytes(size, blocks):
     length = 2 * BLOCK * blocks
     messages, sent, reduced = formula("double-tree", size, length, blocks=blocks)

@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 
 import stretto
 from laws.networks import NETWORKS, assert_equal, run
-from pairwise import pairwise, thinned
+from pairwise import each_once, in_turn, pairwise
 
 LIMIT = 0.05
 SYNCHRONOUS = ["backprop", "gpipe", "1f1b", "interleaved", "looped-bfs", "zb-h1", "zb-v", "gpipe(microbatches=3)"]
@@ -33,8 +33,7 @@ def train_clipped(stages, loss, batches):
     return model, passed
 
 
-@pytest.mark.parametrize("workers", [None, 2])
-@pytest.mark.parametrize("method", SYNCHRONOUS)
+@pytest.mark.parametrize(("method", "workers"), in_turn(SYNCHRONOUS, [None, 2], rounds=2, slow=1))
 def test_synchronous_methods_clip_as_plain_pytorch(method, workers):
     network = NETWORKS["mlp"]
     stages, batches = network.stages(4), network.batches(8)
@@ -125,7 +124,7 @@ def in_parts(stages, batches, parts):
     return model
 
 
-@pytest.mark.parametrize(("method", "kind", "workers"), thinned(pairwise(SYNCHRONOUS, ENDS, (None, 2)), 2))
+@pytest.mark.parametrize(("method", "kind", "workers"), each_once(pairwise(SYNCHRONOUS, ENDS, (None, 2))))
 def test_whatever_the_stages_hold(method, kind, workers):
     """Tied and frozen weights, stages without any, weights without a gradient in some micro-batches: in float64."""
     stages, batches = small(kind)

@@ -107,7 +107,6 @@ def test_one_worker_does_everything_in_turn(data, num_stages):
 
 
 @given(data=st.data(), num_stages=st.integers(2, 6), delay=st.integers(1, 3))
-@settings(max_examples=40)
 def test_nobody_waits_for_a_gradient_to_learn_from(data, num_stages, delay):
     """The period is the slowest stage's work, whatever the costs; also on any number of workers with the same total."""
     costs, durations = table(lambda: data.draw(st.integers(0, 9)), num_stages)
@@ -128,7 +127,6 @@ def test_unit_costs(num_stages):
 
 
 @given(data=st.data(), num_stages=st.integers(1, 5), seed=st.integers(0, 10**6))
-@settings(max_examples=40)
 def test_period_is_what_the_simulation_settles_to(data, num_stages, seed):
     """(makespan(2T) - makespan(T)) / T for any method, placement and cost. T is a multiple of every cycle's turns."""
     generator = random.Random(seed)
@@ -157,7 +155,6 @@ def test_period_of_pipelines_is_what_the_simulation_settles_to(seed, S, M):
 
 
 @given(seed=st.integers(0, 10**6), scale=st.sampled_from([1e-9, 1.0, 1e15]))
-@settings(max_examples=40)
 def test_period_ends_and_scales_for_any_unit(seed, scale):
     """Seconds or FLOPs: real numbers of any size."""
     generator = random.Random(seed)
@@ -170,7 +167,6 @@ def test_period_ends_and_scales_for_any_unit(seed, scale):
 
 
 @given(seed=st.integers(0, 10**6), S=st.integers(1, 4))
-@settings(max_examples=30)
 def test_counting_a_workers_turns_from_later_on_changes_no_period(seed, S):
     """The same lists, worker w's turn n now called n+k: only labels change, and a turn may wait for a later one."""
     generator = random.Random(seed)

@@ -131,7 +131,10 @@ def test_synchronous_methods_train_as_plain_pytorch_on_the_whole(method, axes):
 
 @pytest.mark.parametrize(
     ("method", "axes"),
-    in_turn([*SYNCHRONOUS, *LOCAL, *DELAYED], [(2, None), (1, None), (2, 0.05)], rounds=3, slow=2),
+    [
+        *in_turn(SYNCHRONOUS, [(2, None), (1, None), (2, 0.05)], rounds=3, slow=3),
+        *in_turn([*LOCAL, *DELAYED], [(2, None), (1, None), (2, 0.05)], rounds=3, slow=2),
+    ],
 )
 def test_every_method_trains_as_if_it_were_told_the_count_beforehand(method, axes):
     data, clip = axes
@@ -192,10 +195,10 @@ def test_a_head_with_losses_of_its_own_is_the_same_with_replicas(method):
 # -- nothing counts ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("data", [1, 2])
-@pytest.mark.parametrize(
-    "method", ["backprop", "1f1b(microbatches=3)", "zb-h1", "greedy", "overlapping", "pb", "paci(every=2)"]
-)
+UNCOUNTED = ["backprop", "1f1b(microbatches=3)", "zb-h1", "greedy", "overlapping", "pb", "paci(every=2)"]
+
+
+@pytest.mark.parametrize(("method", "data"), in_turn(UNCOUNTED, [1, 2], rounds=2, slow=1))
 def test_a_minibatch_of_which_nothing_counts_makes_no_update_and_says_so(method, data):
     given = list(batches(2))
     trainer = build(counted, method, data, scheduler=lambda o: torch.optim.lr_scheduler.StepLR(o, 1, 0.5))
@@ -239,9 +242,12 @@ OWN = [
 ]
 
 
-@pytest.mark.parametrize(("method", "data"), [("1f1b(microbatches=3)", 1), ("backprop", 2), ("zb-h1", 2)])
-@pytest.mark.parametrize("loss", OWN)
-def test_torchs_cross_entropy_is_taken_for_its_sum_and_count(loss, method, data):
+CUT = [("1f1b(microbatches=3)", 1), ("backprop", 2), ("zb-h1", 2)]
+
+
+@pytest.mark.parametrize(("loss", "cut"), in_turn(OWN, CUT, rounds=3, slow=2))
+def test_torchs_cross_entropy_is_taken_for_its_sum_and_count(loss, cut):
+    method, data = cut
     ignored = getattr(loss, "ignore_index", loss.keywords.get("ignore_index", -100) if hasattr(loss, "func") else -100)
     given = [(x, y.where(y >= 0, ignored)) for x, y in batches(4)]
     expected, weights = plainly(given, lambda output, y: loss(output.transpose(1, 2), y))
@@ -310,10 +316,12 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize(("method", "data"), [("1f1b(microbatches=3)", 1), ("backprop", 2), ("greedy", 2)])
-@pytest.mark.parametrize("case", REFUSED)
-def test_a_mean_that_is_not_over_examples_is_refused_before_an_update(case, method, data):
-    loss, padded = REFUSED[case]
+PARTS = [("1f1b(microbatches=3)", 1), ("backprop", 2), ("greedy", 2)]
+
+
+@pytest.mark.parametrize(("case", "cut"), in_turn(REFUSED, PARTS, rounds=3, slow=2), ids=str)
+def test_a_mean_that_is_not_over_examples_is_refused_before_an_update(case, cut):
+    (loss, padded), (method, data) = REFUSED[case], cut
     trainer = build(loss, method, data)
     before = copy.deepcopy(trainer.gather())
     crossed = case in ("padding", "padding to come", "class weights", "another mark")

@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 
 import stretto
 from laws.networks import NETWORKS, assert_equal, features, labels, stepped_together
-from pairwise import in_turn, pairwise, thinned
+from pairwise import each_once, in_turn, pairwise, thinned
 from stretto.schedule import Action, Reach, Schedule
 
 STEPS = 8
@@ -124,23 +124,27 @@ def compare(stages, loss, batches, method, definition, *, optimizer=SGD, flush_a
     return trainer, reference
 
 
-@pytest.mark.parametrize(("method", "name"), in_turn(METHODS, list(NETWORKS), rounds=2))
+@pytest.mark.parametrize(("method", "name"), in_turn(METHODS, list(NETWORKS), rounds=2, slow=1))
 def test_a_method_is_its_definition(method, name):
     network = NETWORKS[name]
     batches = network.batches(STEPS + 3)
     compare(network.stages(STAGES), network.loss, batches, method, METHODS[method])
 
 
-@pytest.mark.parametrize(("head", "name"), [("auglocal", "transformer"), ("auglocal", "tuples"), ("two-layer", "cnn")])
-@pytest.mark.parametrize("method", ["greedy", "overlapping"])
-def test_so_it_is_with_other_heads(method, head, name):
+HEADS = [("auglocal", "transformer"), ("auglocal", "tuples"), ("two-layer", "cnn")]
+
+
+@pytest.mark.parametrize(("case", "method"), in_turn(HEADS, ["greedy", "overlapping"], rounds=2, slow=1), ids=str)
+def test_so_it_is_with_other_heads(case, method):
+    head, name = case
     network = NETWORKS[name]
     batches = network.batches(STEPS)
     compare(network.stages(STAGES), network.loss, batches, f"{method}(head={head})", METHODS[method])
 
 
-@pytest.mark.parametrize("method", ["overlapping(combine=mean)", "overlapping(delay=1)"])
-@pytest.mark.parametrize("num_stages", [2, 3])
+@pytest.mark.parametrize(
+    ("method", "num_stages"), in_turn(["overlapping(combine=mean)", "overlapping(delay=1)"], [2, 3], rounds=2, slow=1)
+)
 def test_few_stages(num_stages, method):
     network = NETWORKS["cnn"]
     segments = [(p, p + 1) for p in range(num_stages - 1)]
@@ -148,14 +152,14 @@ def test_few_stages(num_stages, method):
     compare(network.stages(num_stages), network.loss, network.batches(STEPS), method, definition)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", thinned(METHODS, 3, first=1))
 def test_adaptive_optimizers_have_one_state_a_stage(method):
     network = NETWORKS["mlp"]
     adam = partial(torch.optim.AdamW, lr=1e-2)
     compare(network.stages(4), network.loss, network.batches(STEPS), method, METHODS[method], optimizer=adam)
 
 
-@pytest.mark.parametrize(("method", "flush_after"), in_turn(METHODS, (0, 1, 4), rounds=2))
+@pytest.mark.parametrize(("method", "flush_after"), in_turn(METHODS, (1, 0, 4), rounds=2, slow=1))
 def test_a_flush_in_the_middle_finishes_what_is_in_flight_and_no_more(method, flush_after):
     network = NETWORKS["mlp"]
     compare(network.stages(4), network.loss, network.batches(STEPS), method, METHODS[method], flush_after=flush_after)
@@ -206,7 +210,7 @@ REACHES = [
 
 
 @pytest.mark.parametrize(
-    ("hops", "workers", "combine"), thinned(pairwise(REACHES, (1, 2, 4), ("sum", "mean")), 2), ids=str
+    ("hops", "workers", "combine"), each_once(pairwise(REACHES, (1, 2, 4), ("sum", "mean"))), ids=str
 )
 def test_any_reach_is_its_definition(hops, workers, combine):
     segments = [(stage - far, stage) for stage, far in enumerate(hops) if far is not None]
@@ -228,8 +232,9 @@ def in_pieces(num_stages, pieces):
     )
 
 
-@pytest.mark.parametrize("combine", ["sum", "mean"])
-@pytest.mark.parametrize("hops", [(None, 1, 1, 1), (0, 1, 2, 2)], ids=str)
+@pytest.mark.parametrize(
+    ("hops", "combine"), in_turn([(None, 1, 1, 1), (0, 1, 2, 2)], ["sum", "mean"], rounds=2, slow=1), ids=str
+)
 def test_a_minibatch_in_pieces_gives_the_gradients_of_the_whole(hops, combine):
     """Six examples in four pieces of two and one; the gradients of stages and heads wait for all of them."""
     segments = [(stage - far, stage) for stage, far in enumerate(hops) if far is not None]
@@ -263,7 +268,7 @@ ROWS = [
 ]
 
 
-@pytest.mark.parametrize(("method", "kinds"), in_turn(METHODS, ROWS, rounds=3), ids=str)
+@pytest.mark.parametrize(("method", "kinds"), in_turn(METHODS, ROWS, rounds=3, slow=2), ids=str)
 def test_stages_without_trainable_parameters_pass_gradients_on(method, kinds):
     torch.manual_seed(0)
     stages = [part(kind) for kind in kinds]
@@ -286,7 +291,7 @@ class Unused(nn.Module):
         return self.linear(x).tanh()
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", thinned(METHODS, 3, first=1))
 def test_parameters_that_no_forward_uses_stay_as_they_are(method):
     torch.manual_seed(0)
     stages = [Unused().double(), Unused().double(), Unused().double(), part("out")]
@@ -309,7 +314,7 @@ class Tied(nn.Module):
         return self.second(self.first(x).tanh())
 
 
-@pytest.mark.parametrize("method", ["backprop", "greedy", "overlapping", "overlapping(delay=1)"])
+@pytest.mark.parametrize("method", thinned(["backprop", "greedy", "overlapping", "overlapping(delay=1)"], 2, first=1))
 def test_weights_tied_within_a_stage(method):
     torch.manual_seed(0)
     stages = [Tied().double(), Tied().double(), Tied().double(), part("out")]

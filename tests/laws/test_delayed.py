@@ -9,7 +9,7 @@ from torch import nn
 
 import stretto
 from laws.numpy_network import Delayed, DelayedAdam, Network, train, train_delayed
-from pairwise import in_turn, pairwise, thinned
+from pairwise import each_once, in_turn, pairwise, slow_where, thinned
 
 S, STEPS, BATCH = 5, 23, 12
 WIDTHS = [6, 7, 8, 7, 6, 4]
@@ -50,7 +50,16 @@ def assert_trains_as(trainer, data, expected, losses):
         np.testing.assert_allclose(linear.bias.detach().numpy(), b, rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize(("method", "workers"), in_turn(DELAYS, (None, 3, 1), rounds=2, slow=1))
+PLAIN = ["backprop", "gpipe", "1f1b(microbatches=6)"]
+
+
+@pytest.mark.parametrize(
+    ("method", "workers"),
+    [
+        *in_turn([method for method in DELAYS if method not in PLAIN], (None, 3, 1), rounds=2, slow=1),
+        *in_turn(PLAIN, (None, 3, 1), rounds=2, slow=2),
+    ],
+)
 def test_weights_and_losses_equal_the_reference(method, workers):
     network, data = Network(WIDTHS), batches()
     expected, losses = train(network, data, DELAYS[method])
@@ -131,7 +140,17 @@ CURED = {
 }
 
 
-@pytest.mark.parametrize(("method", "workers"), in_turn(CURED, (None, None, 2)))
+CROSSED = ("pb(spike=True, stash=True)", "pb(predict=weight, horizon=decayed, stash=True)",
+           "pb(predict=velocity, spike=True)", "pipemare(reschedule=15, correct=False)")  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("method", "workers"),
+    [
+        pytest.param(method, (None, None, 2)[i % 3], marks=[pytest.mark.slow] * (method in CROSSED))
+        for i, method in enumerate(CURED)
+    ],
+)
 def test_cures_equal_the_reference(method, workers):
     network, data = Network(WIDTHS), batches()
     delay, seen, read, options = CURED[method]
@@ -143,14 +162,15 @@ def test_cures_equal_the_reference(method, workers):
     assert_trains_as(trainer, data, expected, losses)
 
 
-@pytest.mark.parametrize("pause", ["flush", "save", "phase"])
-@pytest.mark.parametrize(("microbatches", "workers"), [(5, None), (7, 2)])
-def test_2bw_sees_the_newest_weights_after_a_flush(microbatches, workers, pause, tmp_path):
+@pytest.mark.parametrize(
+    ("pause", "cut"), in_turn(["flush", "save", "phase"], [(5, None), (7, 2)], rounds=2, slow=1), ids=str
+)
+def test_2bw_sees_the_newest_weights_after_a_flush(cut, pause, tmp_path):
     """All micro-batches of the first minibatch after one do, and those of the second see the same, one update old.
 
     That is how training begins, too. A checkpoint drains, and so does a change of phase; an evaluation does not.
     """
-    network, data = Network(WIDTHS), batches()
+    (microbatches, workers), network, data = cut, Network(WIDTHS), batches()
     starts, phases = ((0, 9), {"warmup": 9, "finish": 16}) if pause == "phase" else ((0, 9, 10, 16), {})
     versions, velocity, losses = [[list(pair) for pair in network.start]], None, []
     for t, (x, y) in enumerate(data):
@@ -207,7 +227,13 @@ def test_synchronous_phases_equal_the_reference(method, phases):
     assert_trains_as(trainer, data, expected, losses)
 
 
-@pytest.mark.parametrize("method", ["pipedream", "pipedream-2bw", "pipedream-2bw(microbatches=7)", "paci(every=3)"])
+@pytest.mark.parametrize(
+    "method",
+    slow_where(
+        lambda method: method in ("pipedream", "pipedream-2bw"),
+        ["pipedream", "pipedream-2bw", "pipedream-2bw(microbatches=7)", "paci(every=3)"],
+    ),
+)
 def test_a_warm_up_as_long_as_the_run_is_plain_training(method):
     """Minibatches are cut as the method cuts them, and updated once each."""
     network, data = Network(WIDTHS), batches()
@@ -223,7 +249,7 @@ def test_a_warm_up_as_long_as_the_run_is_plain_training(method):
 
 @pytest.mark.parametrize(
     ("save_at", "method"),
-    in_turn([2, 5, 9, 14, 16], ["pipemare", "pb-lwp-sc", "pipedream-2bw", "spectrain"], rounds=2, slow=1),
+    thinned(in_turn([2, 5, 9, 14, 16], ["pipemare", "pb-lwp-sc", "pipedream-2bw", "spectrain"], rounds=2), 3),
 )
 def test_a_run_resumed_in_any_phase_is_the_run_that_went_on(method, save_at, tmp_path):
     data = [(torch.tensor(x), torch.tensor(y)) for x, y in batches()]
@@ -248,6 +274,7 @@ def test_a_run_resumed_in_any_phase_is_the_run_that_went_on(method, save_at, tmp
         assert all(torch.equal(p, q) for p, q in zip(a.parameters(), b.parameters(), strict=True))
 
 
+@pytest.mark.slow  # of the references alone
 def test_the_cures_differ_from_each_other():
     """Every row ends somewhere else, by far more than the tolerance; but for the two forms of prediction alone.
 
@@ -299,29 +326,26 @@ SCHEDULES = {
 }
 
 
-def predicting(method, rule, schedule, network, data):
-    """A trainer, and what the reference makes of it."""
+def by_reference(method, rule, schedule, network, data):
+    """The weights of all stages, and the losses."""
     delay, seen, read = PREDICTED[method]
-    make, options, reference = RULES[rule]
-    scheduler, rates = SCHEDULES[schedule]
-    expected = train_delayed(
-        network, data, delay, seen, read, **{"lr": LR, "decay": 0.1, **reference}, schedule=rates
-    )  # fmt: skip
-    trainer = stretto.Trainer(
-        modules(network), nn.functional.cross_entropy, lambda params: make(params, lr=LR, **options), method,
-        scheduler=scheduler,
-    )  # fmt: skip
-    return trainer, expected
+    chosen = {"lr": LR, "decay": 0.1, **RULES[rule][2]}
+    return train_delayed(network, data, delay, seen, read, **chosen, schedule=SCHEDULES[schedule][1])
 
 
-@pytest.mark.parametrize(("method", "rule", "schedule"), thinned(pairwise(PREDICTED, RULES, SCHEDULES), 2))
+@pytest.mark.parametrize(("method", "rule", "schedule"), each_once(pairwise(PREDICTED, RULES, SCHEDULES)))
 def test_prediction_along_the_optimizers_step_equals_the_reference(method, rule, schedule):
     """And the weight form, which takes any optimizer."""
     network, data = Network(WIDTHS), batches()
-    trainer, (expected, losses) = predicting(method, rule, schedule, network, data)
-    assert_trains_as(trainer, data, expected, losses)
+    make, options, _ = RULES[rule]
+    trainer = stretto.Trainer(
+        modules(network), nn.functional.cross_entropy, lambda params: make(params, lr=LR, **options), method,
+        scheduler=SCHEDULES[schedule][0],
+    )  # fmt: skip
+    assert_trains_as(trainer, data, *by_reference(method, rule, schedule, network, data))
 
 
+@pytest.mark.slow  # of the references alone
 def test_these_references_differ_from_each_other():
     """Method, optimizer and schedule each change the weights by far more than the tolerance.
 
@@ -333,7 +357,7 @@ def test_these_references_differ_from_each_other():
     for method in PREDICTED:
         for rule in RULES:
             for schedule in SCHEDULES:
-                found = predicting(method, rule, schedule, network, data)[1][0]
+                found, _ = by_reference(method, rule, schedule, network, data)
                 ends[method, rule, schedule] = np.concatenate([each.ravel() for pair in found for each in pair])
     for rule in ("sgd", "adam"):
         assert (
@@ -343,7 +367,7 @@ def test_these_references_differ_from_each_other():
         assert np.abs(ends[one] - ends[other]).max() > 1e-6, (one, other)
 
 
-@pytest.mark.parametrize("schedule", [pytest.param("constant", marks=pytest.mark.slow), "cosine", "one-cycle"])
+@pytest.mark.parametrize("schedule", slow_where(lambda name: name != "one-cycle", ["constant", "cosine", "one-cycle"]))
 @pytest.mark.parametrize(
     "method", ["pipeoptim", pytest.param("pb(predict=step, horizon=decayed, stash=True)", marks=pytest.mark.slow)]
 )
@@ -375,7 +399,7 @@ def test_a_resumed_prediction_knows_the_rates_to_come(method, schedule, tmp_path
     assert one.flush() == further.flush() == pytest.approx(other.flush(), abs=1e-12)
 
 
-@pytest.mark.parametrize("method", thinned([*CURED, "pipedream", "pipedream-2bw", "1f1b", "paci(every=3)"], 3))
+@pytest.mark.parametrize("method", thinned([*CURED, "pipedream", "pipedream-2bw", "1f1b", "paci(every=3)"], 5, 4))
 def test_a_resumed_run_is_the_run_that_went_on(method, tmp_path):
     """Whatever a cure keeps of the past is in the checkpoint."""
     data = [(torch.tensor(x), torch.tensor(y)) for x, y in batches()[:17]]
@@ -410,7 +434,7 @@ CUT = [
 ]
 
 
-@pytest.mark.parametrize(("method", "behind", "every", "corrects", "until"), thinned(CUT, 3))
+@pytest.mark.parametrize(("method", "behind", "every", "corrects", "until"), thinned(CUT, 5, first=3))
 def test_micro_batches_of_an_update(method, behind, every, corrects, until):
     """The gradient of a minibatch of `every` micro-batches, each forward at its own version, each backward now.
 

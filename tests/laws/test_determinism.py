@@ -1,6 +1,6 @@
 """Law 2, on one process: numbers depend on the seed and the batches, not on placement or on who else draws."""
 
-from functools import partial
+from functools import cache, partial
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy
 
 import stretto
 from laws.networks import NETWORKS, Row, assert_equal, features, labels
-from pairwise import in_turn
+from pairwise import in_turn, thinned
 
 SGD = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
 METHODS = [
@@ -42,14 +42,24 @@ def assert_same(first, second):
     assert_equal([*first[0].stages, *first[0].heads], [*second[0].stages, *second[0].heads])
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_placement_changes_no_bit(method):
-    first = train(drawing_stages(), method, batches(), workers=1)
-    for workers in range(2, 6):
-        assert_same(train(drawing_stages(), method, batches(), workers=workers), first)
+@cache
+def on_one_worker(method):
+    return train(drawing_stages(), method, batches(), workers=1)
 
 
-@pytest.mark.parametrize(("method", "name"), in_turn(METHODS, ["transformer", "cnn"], rounds=2, slow=1))
+OTHERS = ["overlapping(combine=mean)", "chunked(chunks=3)", "chunked(chunks=4)"]
+ONCE = [method for method in METHODS if method not in OTHERS]
+
+
+@pytest.mark.parametrize(
+    ("method", "workers"),
+    [*in_turn(ONCE, [3, 5, 2, 4], rounds=4, slow=3), *in_turn(OTHERS, [3, 5, 2, 4], rounds=4, slow=4)],
+)
+def test_placement_changes_no_bit(method, workers):
+    assert_same(train(drawing_stages(), method, batches(), workers=workers), on_one_worker(method))
+
+
+@pytest.mark.parametrize(("method", "name"), thinned(in_turn(METHODS, ["transformer", "cnn"], rounds=2), 5, first=1))
 def test_placement_changes_no_bit_of_larger_networks(name, method):
     network = NETWORKS[name]
     first, *others = (
@@ -59,7 +69,7 @@ def test_placement_changes_no_bit_of_larger_networks(name, method):
         assert_same(other, first)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", thinned(METHODS, 2))
 def test_the_same_seed_gives_the_same_bits_whoever_else_draws(method):
     first = train(drawing_stages(), method, batches(), seed=3)
     torch.manual_seed(99)
@@ -73,7 +83,7 @@ def test_the_same_seed_gives_the_same_bits_whoever_else_draws(method):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", thinned(METHODS, 2, first=1))
 def test_the_global_generator_is_left_alone(method):
     torch.manual_seed(7)
     before = torch.get_rng_state()
@@ -107,7 +117,7 @@ class Recorder(nn.Module):
         return self.linear(x)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", thinned(METHODS, 2, first=1))
 def test_what_a_stage_draws_depends_on_the_stage_and_the_micro_batch_only(method):
     stages = [Recorder() for _ in range(4)]
     train(stages, method, batches(3))

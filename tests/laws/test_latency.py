@@ -85,7 +85,7 @@ def run(name, S, turns, tables, latency, workers=None):
 # -- makespans ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("S", [1, 2, 3, *(pytest.param(S, marks=pytest.mark.slow) for S in (4, 5, 6))])
+@pytest.mark.parametrize("S", [1, 3, *(pytest.param(S, marks=pytest.mark.slow) for S in (2, 4, 5, 6))])
 def test_gpipe_and_1f1b_with_latency(S):
     """GPipe's critical path goes up once and down once. 1F1B's also turns around in between: after each of its
     backwards at the top comes a forward that waits for the way down and up again, from S micro-batches earlier.
@@ -132,7 +132,6 @@ METHODS = (
 
 
 @given(seed=st.integers(0, 10**6), half=st.integers(1, 3), turns=st.integers(1, 4), latency=COST)
-@settings(max_examples=25)
 def test_every_pipeline_on_any_number_of_workers(seed, half, turns, latency):
     """The lists are the library's (other tests compare them with the published ones); the times are the reference's."""
     generator, S = random.Random(seed), 2 * half
@@ -149,7 +148,6 @@ def test_every_pipeline_on_any_number_of_workers(seed, half, turns, latency):
 
 
 @given(S=st.integers(1, 6), workers=st.integers(1, 6), M=st.integers(1, 12))
-@settings(max_examples=30)
 def test_activations_of_a_worker_are_those_of_all_its_stages_at_one_moment(S, workers, M):
     workers = min(S, workers)
     tables = {"F": [1] * S, "B": [2] * S, "U": [0] * S}
@@ -175,7 +173,6 @@ def test_peaks_at_different_moments_are_not_added():
 
 
 @given(S=st.integers(1, 6), F=COST, B=COST, latency=COST)
-@settings(max_examples=30)
 def test_periods_with_latency(S, F, B, latency):
     """The way from a stage d stages down and back is amortised over the micro-batches under way: d+1 for PipeDream,
     2d+1 for the PB clock, which therefore hides a latency of half a stage's work.

@@ -10,7 +10,7 @@ from torch.func import functional_call
 import stretto
 from laws.networks import NETWORKS, assert_equal, stepped_together, train_plainly
 from laws.pipelines import async_1f1b, gpipe, one_f_one_b, pb_clock
-from pairwise import pairwise
+from pairwise import in_turn, pairwise, thinned
 from stretto.schedule import Reach
 
 SGD = partial(torch.optim.SGD, lr=0.05, momentum=0.9, weight_decay=1e-2)
@@ -63,9 +63,11 @@ CLOCKS = {
 }
 
 
-@pytest.mark.parametrize("clock", CLOCKS)
-@pytest.mark.parametrize(("name", "num_stages", "flush_after"), pairwise(NETWORKS, (4, 2, 1), (4, None, 0)))
-def test_asynchronous_pipelines_with_a_stash(name, clock, num_stages, flush_after):
+CASES = [(*case, clock) for case in pairwise(NETWORKS, (4, 2, 1), (4, None, 0)) for clock in CLOCKS]
+
+
+@pytest.mark.parametrize(("name", "num_stages", "flush_after", "clock"), thinned(CASES, 5, first=2))
+def test_asynchronous_pipelines_with_a_stash(name, num_stages, flush_after, clock):
     schedule, delay = CLOCKS[clock]
     network = NETWORKS[name]
     batches = network.batches(STEPS)
@@ -88,9 +90,11 @@ def test_without_a_stash_a_delayed_backward_is_refused_not_wrong():
     assert "in action 1B1: stage 1, micro-batch 1" in error.value.__notes__
 
 
-@pytest.mark.parametrize("schedule", [gpipe, one_f_one_b])
-@pytest.mark.parametrize("microbatches", [1, 3, 4, 5])
-@pytest.mark.parametrize("name", ["mlp", "tuples"])
+PIECES = [(name, microbatches, schedule) for name in ("mlp", "tuples") for microbatches in (4, 1, 3, 5)
+          for schedule in (gpipe, one_f_one_b)]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "microbatches", "schedule"), thinned(PIECES, 5))
 def test_a_minibatch_in_pieces_gives_the_gradient_of_the_whole(name, microbatches, schedule):
     """Six examples in four pieces: two of two, two of one."""
     network = NETWORKS[name]
@@ -103,8 +107,7 @@ def test_a_minibatch_in_pieces_gives_the_gradient_of_the_whole(name, microbatche
     assert_equal(trainer.stages, wanted, tolerance=1e-12)
 
 
-@pytest.mark.parametrize("ahead", [1, 2, 9])
-@pytest.mark.parametrize("workers", [4, 2])
+@pytest.mark.parametrize(("ahead", "workers"), in_turn([1, 2, 9], [4, 2], rounds=2, slow=1))
 def test_forwards_that_run_ahead_change_no_bit_of_1f1b(workers, ahead):
     """Each stage runs its backwards in the same order, so that gradients are summed in it."""
     network = NETWORKS["mlp"]

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 import stretto
 from laws.networks import NETWORKS, Row, assert_equal, features, labels, run, train_plainly
-from pairwise import pairwise
+from pairwise import each_once, in_turn, pairwise, thinned
 from stretto.errors import UsageError
 
 SGD = partial(torch.optim.SGD, lr=0.05, momentum=0.9, weight_decay=1e-2)
@@ -41,7 +41,7 @@ def linear(a, b, *more):
 CUTS = [(10, 4), (9, 2), (5, 3), (7, 1), (3, 3)]  # examples, and micro-batches
 
 
-@pytest.mark.parametrize(("name", "method", "cut"), pairwise(("mlp", "tuples"), SYNCHRONOUS, CUTS))
+@pytest.mark.parametrize(("name", "method", "cut"), each_once(pairwise(("mlp", "tuples"), SYNCHRONOUS, CUTS)))
 def test_uneven_and_few_micro_batches_give_plain_training(name, method, cut):
     """Ten examples in four pieces: two of three, two of two; and fewer pieces than the four stages."""
     examples, pieces = cut
@@ -53,7 +53,7 @@ def test_uneven_and_few_micro_batches_give_plain_training(name, method, cut):
     assert_equal(trainer.stages, wanted, tolerance=1e-12)
 
 
-@pytest.mark.parametrize("method", SYNCHRONOUS)
+@pytest.mark.parametrize("method", thinned(SYNCHRONOUS, 3))
 def test_the_last_batch_of_an_epoch_is_shorter(method):
     stages = [linear(6, 5), linear(5, 5), linear(5, 5), linear(5, 4)]
     data = [*batches(3, n=8), *batches(1, n=5)]
@@ -78,8 +78,7 @@ def by_gpipe():
     return *runs[0], runs[1][1]
 
 
-@pytest.mark.parametrize("workers", [1, 2, 4])
-@pytest.mark.parametrize("method", SYNCHRONOUS)
+@pytest.mark.parametrize(("method", "workers"), in_turn(SYNCHRONOUS, [2, 4, 1], rounds=3, slow=2))
 def test_dropout_is_the_same_under_every_synchronous_schedule(method, workers):
     if method == "zb-v" and workers != 2:
         pytest.skip("a V has two stages a worker")
@@ -110,8 +109,7 @@ def train_in_pieces(stages, data, pieces):
     return model, losses
 
 
-@pytest.mark.parametrize("pieces", [1, 2, 4])
-@pytest.mark.parametrize("method", SYNCHRONOUS)
+@pytest.mark.parametrize(("method", "pieces"), in_turn(SYNCHRONOUS, [4, 2, 1], rounds=3, slow=2))
 def test_batch_norm_sees_micro_batches_in_order(method, pieces):
     """Each normalises by itself, as plain training in pieces does; running statistics move once for each."""
     stages, data = norms(), batches()
@@ -140,8 +138,11 @@ class Noting(torch.optim.SGD):
         return super().step(closure)
 
 
-@pytest.mark.parametrize("method", ["pb", "pb-lwp-sc", "spectrain", "pipemare", "pipedream", "pipedream-2bw", "paci",
-                                    "greedy", "overlapping(delay=1)", "gpipe"])  # fmt: skip
+RATED = ["pb", "pb-lwp-sc", "spectrain", "pipemare", "pipedream", "pipedream-2bw", "paci", "greedy",
+         "overlapping(delay=1)", "gpipe"]  # fmt: skip
+
+
+@pytest.mark.parametrize("method", thinned(RATED, 2, first=1))
 def test_the_kth_update_of_a_stage_has_the_kth_rate(method):
     """Whenever it happens: a late stage's updates come at other times than an early one's."""
     scheduler = partial(torch.optim.lr_scheduler.MultiStepLR, milestones=[2, 5], gamma=0.1)
@@ -175,8 +176,8 @@ WHOLE = ["backprop", "gpipe", "1f1b", "interleaved", "looped-bfs"]
 
 
 @pytest.mark.parametrize(("method", "reentrant"), [
-    *((method, False) for method in (*WHOLE, "zb-h1", "zb-v", "greedy", "overlapping")),
-    *((method, True) for method in WHOLE),
+    *thinned([(method, False) for method in (*WHOLE, "zb-h1", "zb-v", "greedy", "overlapping")], 2, first=1),
+    *thinned([(method, True) for method in WHOLE], 2),
 ])  # fmt: skip
 def test_a_checkpoint_inside_a_stage_changes_nothing(method, reentrant):
     """Dropout included, which it draws again.
@@ -192,8 +193,10 @@ def test_a_checkpoint_inside_a_stage_changes_nothing(method, reentrant):
         assert torch.equal(a, b)
 
 
-@pytest.mark.parametrize("reentrant", [False, True])
-@pytest.mark.parametrize("method", ["pb", "pb-lwp", "pipemare", "paci", "pb(stash=True)", "pipedream", "pipedream-2bw"])
+OTHER_WEIGHTS = ["pb", "pb-lwp", "pipemare", "paci", "pb(stash=True)", "pipedream", "pipedream-2bw"]
+
+
+@pytest.mark.parametrize(("method", "reentrant"), in_turn(OTHER_WEIGHTS, [False, True], rounds=2, slow=1))
 def test_a_checkpoint_is_refused_where_it_would_recompute_with_other_weights(method, reentrant):
     with pytest.raises(UsageError, match=r"recomputed in the backward.*take the checkpoint out") as error:
         train(checkpointed(reentrant), method, batches())
@@ -233,7 +236,7 @@ def u_net():
     return [Down(6, 5), Down(5, 5), Down(5, 5), Up(5, 5), Up(5, 5), Up(5, 4, last=True)]
 
 
-@pytest.mark.parametrize("method", ["backprop", *(f"{name}(microbatches=3)" for name in SYNCHRONOUS)])
+@pytest.mark.parametrize("method", ["backprop", *(thinned([f"{name}(microbatches=3)" for name in SYNCHRONOUS], 3))])
 def test_skip_connections_over_several_stages(method):
     """A U: stage s hands what it made to stage 5-s, through all between."""
     stages, data = u_net(), batches()
@@ -257,10 +260,13 @@ class TwoWeights(torch.autograd.Function):
         return g @ other, g.T @ x, None
 
 
-@pytest.mark.parametrize(("method", "delay", "stash"), [
+LATE = [
     ("pb", lambda s: 2 * (5 - s), False), ("pb(stash=True)", lambda s: 2 * (5 - s), True),
-    ("pipedream", lambda s: 5 - s, True), ("paci(every=1)", lambda s: 5 - s, False),
-])  # fmt: skip
+    ("paci(every=1)", lambda s: 5 - s, False), ("pipedream", lambda s: 5 - s, True),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("method", "delay", "stash"), thinned(LATE, 3))
 def test_skip_connections_under_delay(method, delay, stash):
     """The same U by hand: the forward of minibatch n sees the weights after n - D updates, its backward today's."""
     stages, data = u_net(), batches(16)

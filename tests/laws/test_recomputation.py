@@ -66,7 +66,7 @@ STASHED = ["pipedream", "pipedream-2bw", "pb(stash=True)", "pb(stash=True, predi
 
 @pytest.mark.parametrize(
     ("name", "network"),
-    [*((name, "draws") for name in SYNCHRONOUS), *in_turn(SYNCHRONOUS, list(NETWORKS), slow=1)],
+    [*thinned([(name, "draws") for name in SYNCHRONOUS], 2), *in_turn(SYNCHRONOUS, list(NETWORKS), slow=1)],
 )
 def test_synchronous_training_is_the_same_bit_for_bit(network, name):
     """Running statistics and counters included, which a second forward must not move."""
@@ -107,7 +107,7 @@ def test_one_worker_for_several_stages(name, workers):
     assert_equal([*again.stages, *again.heads], [*plain.stages, *plain.heads])
 
 
-@pytest.mark.parametrize("name", sorted(set(stretto.methods.METHODS) - {"nesterov"}))
+@pytest.mark.parametrize("name", thinned(sorted(set(stretto.methods.METHODS) - {"nesterov"}), 2, first=1))
 def test_one_stage_is_plain_training(name):
     """Up to the order in which micro-batches are summed."""
     network = NETWORKS["mlp"]
@@ -117,7 +117,7 @@ def test_one_stage_is_plain_training(name):
     assert_equal(trainer.stages, wanted, tolerance=1e-12)
 
 
-@pytest.mark.parametrize("name", ["pipedream", "pipedream-2bw", "pb(stash=True)"])
+@pytest.mark.parametrize("name", thinned(["pipedream", "pipedream-2bw", "pb(stash=True)"], 2))
 def test_synchronous_phases_before_and_after(name):
     phases = {"warmup": 3, "finish": 7}
     network = EXACT["draws"]
@@ -280,7 +280,18 @@ CURED = {
 LAYOUTS = [("True", 5), ("True", 2), ("1", 5), ("3", 3)]  # segments, and workers
 
 
-@pytest.mark.parametrize(("name", "layout"), in_turn(CURED, LAYOUTS, rounds=2, slow=1))
+REPEATED = ["paci(every=1)", "pipemare", "pipemare(microbatches=12, reschedule=9)", "pipemare(correct=False)",
+            "pipemare(reschedule=15, correct=False)"]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    [
+        pytest.param(name, LAYOUTS[(i + n) % 4], marks=[pytest.mark.slow] * (n > 0 or name in REPEATED))
+        for n in range(2)
+        for i, name in enumerate(CURED)
+    ],
+)
 def test_weights_and_losses_equal_the_reference(name, layout):
     """Over fill, steady state and drain: 23 minibatches, at most 8 in flight."""
     recompute, workers = layout
@@ -295,6 +306,7 @@ def test_weights_and_losses_equal_the_reference(name, layout):
     assert_trains_as(trainer, data, expected, losses)
 
 
+@pytest.mark.slow  # of the references alone
 def test_the_reference_tells_them_apart():
     """Methods, and lengths of segments, end somewhere else by far more than the tolerance."""
     data, ends = batches(), {}
@@ -343,7 +355,9 @@ def step(trainer):
     trainer.step(torch.randn(8, 6), torch.randint(6, (8,)))
 
 
-@pytest.mark.parametrize(("name", "delay"), [("pb", 2), ("pipemare", 2), ("pb(stash=True)", 2), ("pipedream", 1)])
+@pytest.mark.parametrize(
+    ("name", "delay"), thinned([("pb", 2), ("pipemare", 2), ("pb(stash=True)", 2), ("pipedream", 1)], 3)
+)
 def test_no_graph_is_held_between_a_forward_and_its_recompute(name, delay):
     """Between turns: D_s - D_e graphs a stage, D_e inputs where a segment begins, and nothing that hangs on a graph."""
     trainer = stretto.Trainer(deep(), cross_entropy, SGD, method(name, recompute=3))
@@ -368,7 +382,7 @@ def test_no_graph_is_held_between_a_forward_and_its_recompute(name, delay):
     assert not trainer._interpreter.values
 
 
-@pytest.mark.parametrize("name", ["pb", "pipemare", "pb-lwp", "paci", "pipedream", "gpipe"])
+@pytest.mark.parametrize("name", thinned(["pb", "pipemare", "pb-lwp", "paci", "pipedream", "gpipe"], 3))
 def test_statistics_are_counted_once(name):
     trainer = stretto.Trainer(deep(4), cross_entropy, SGD, method(name, recompute=True))
     for _ in range(6):

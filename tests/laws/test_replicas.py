@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import stretto
-from pairwise import in_turn
+from pairwise import in_turn, slow_where, thinned
 from stretto import ScheduleError, UsageError
 from stretto.schedule import Action, check
 from stretto.schedule.library.one_f_one_b import one_f_one_b
@@ -58,7 +58,16 @@ def distance(one, other):
     return max(float((one[key].double() - other[key].double()).abs().max()) for key in one)
 
 
-@pytest.mark.parametrize(("method", "data"), in_turn(METHODS, (3, 2)))
+REPEATED = ("interleaved", "chunked", "gpipe(recompute=True)", "pipemare(warmup=3)", "pipedream")
+
+
+@pytest.mark.parametrize(
+    ("method", "data"),
+    [
+        pytest.param(method, (3, 2)[i % 2], marks=[pytest.mark.slow] * (method in REPEATED))
+        for i, method in enumerate(METHODS)
+    ],
+)
 def test_replicas_that_add_up_gradients_are_one_device(method, data):
     """13 examples: neither replicas nor micro-batches are of the same size."""
     losses, weights, evaluated = train(method)
@@ -171,8 +180,7 @@ def regress(sync, replicas, momentum=0.9):
     return trainer.gather()["0.weight"].numpy().T
 
 
-@pytest.mark.parametrize("replicas", [1, 2, 4])
-@pytest.mark.parametrize("every", [1, 3, 5])
+@pytest.mark.parametrize(("every", "replicas"), in_turn([1, 3, 5], [2, 4, 1], rounds=3, slow=2))
 def test_local_sgd_is_its_definition(every, replicas):
     assert regress(stretto.LocalSGD(every=every), replicas) == pytest.approx(reference(every, replicas), abs=1e-12)
 
@@ -184,7 +192,7 @@ def test_post_local_sgd_is_its_definition(every, start):
     assert got == pytest.approx(reference(every, 4, start=start), abs=1e-12)
 
 
-@pytest.mark.parametrize("method", ["1f1b", "pb", "greedy"])
+@pytest.mark.parametrize("method", slow_where(lambda method: method != "pb", ["1f1b", "pb", "greedy"]))
 def test_post_local_sgd_that_never_starts_is_all_reduce(method):
     one, other = (train(method, 2, steps=4, sync=each) for each in ("local-sgd(start=9)", "all-reduce"))
     runs = [build(method, 2, sync=each, clip=0.1) for each in ("local-sgd(start=9)", "all-reduce")]
@@ -196,8 +204,7 @@ def test_post_local_sgd_that_never_starts_is_all_reduce(method):
     assert distance(one[1], other[1]) > 1e-6  # 13 examples: a mean of means
 
 
-@pytest.mark.parametrize("replicas", [1, 2, 4])
-@pytest.mark.parametrize("every", [2, 5])
+@pytest.mark.parametrize(("every", "replicas"), in_turn([2, 5], [2, 4, 1], rounds=3, slow=2))
 def test_diloco_is_its_definition(every, replicas):
     got = regress(stretto.DiLoCo(every=every, outer_lr=0.7, outer_momentum=0.9), replicas)
     assert got == pytest.approx(reference(every, replicas, 0.7, 0.9), abs=1e-12)
@@ -219,7 +226,7 @@ MERGING = ["local-sgd(every=2)", "diloco(every=3,outer_lr=1,outer_momentum=0)"]
 
 @pytest.mark.parametrize(
     ("method", "sync"),
-    in_turn(["pb", "pipedream", "pipedream-2bw", "pb-lwp-sc", "pipemare", "greedy"], MERGING),
+    thinned(in_turn(["pb", "pipedream", "pipedream-2bw", "pb-lwp-sc", "pipemare", "greedy"], MERGING), 3),
 )
 def test_merging_weights_that_are_the_same_changes_nothing(method, sync):
     """Replicas get the same examples; gradients are in flight while they merge."""

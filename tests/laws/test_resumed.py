@@ -15,7 +15,7 @@ from torch import nn
 
 import stretto
 from checkpoint.states import assert_same
-from pairwise import slow_where, thinned
+from pairwise import thinned
 
 METHODS = [
     "backprop", "1f1b(microbatches=3)", "zb-h1", "interleaved", "gpipe(recompute=True)", "greedy",
@@ -41,10 +41,10 @@ SCHEDULERS = {
 }
 
 
-def stages(seed=0):
+def stages(seed=0, hidden=2):
     torch.manual_seed(seed)
-    hidden = [nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Dropout(0.1)) for _ in range(2)]
-    return [stage.double() for stage in (*hidden, nn.Linear(6, 4))]
+    below = [nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Dropout(0.1)) for _ in range(hidden)]
+    return [stage.double() for stage in (*below, nn.Linear(6, 4))]
 
 
 def batches(number, size=29):
@@ -58,7 +58,7 @@ def batches(number, size=29):
 def build(case, seed=0, **changed):
     options = {key: value for key, value in {**case, **changed}.items() if key not in ("before", "after")}
     given = {
-        "stages": stages(seed),
+        "stages": stages(seed, options.pop("hidden", 2)),
         "optimizer": OPTIMIZERS[options.pop("optimizer", "sgd")],
         "scheduler": SCHEDULERS[options.pop("scheduler", None)],
         "mesh": stretto.Mesh(data=options.pop("replicas", 2)),
@@ -107,9 +107,30 @@ def go_on(trainer, data):
     return losses, apart, trainer.flush(), everything(trainer), trainer.gather(), trainer.order()
 
 
-@pytest.mark.parametrize("seed", slow_where(lambda seed: seed >= 3, range(28)))
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(28))
 def test_going_on_is_not_having_stopped(seed, tmp_path):
-    case = draw(seed)
+    assert_goes_on(draw(seed), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("sync", "method", "options"),
+    [
+        ("all-reduce", "pb-lwp-sc", {"scheduler": "one-cycle"}),
+        ("all-reduce(hook=bf16)", "paci(every=2)", {"optimizer": "plain", "clip": 0.5}),
+        ("shard-optimizer", "1f1b(microbatches=3)", {"optimizer": "adamw"}),
+        ("fully-shard", "greedy", {"optimizer": "nadam", "scheduler": "exponential"}),
+        ("local-sgd(every=3)", "spectrain", {}),
+        ("local-sgd(every=2,start=3)", "pipemare(warmup=3)", {"optimizer": "adamw"}),
+        ("diloco(every=3)", "overlapping(delay=1)", {"optimizer": "nadam", "clip": 0.5}),
+        ("parameter-server(staleness=4)", "pipedream", {"scheduler": "one-cycle"}),
+    ],
+)
+def test_each_sync_goes_on_in_the_middle_of_a_round(sync, method, options, tmp_path):
+    assert_goes_on({"sync": sync, "method": method, "before": 4, "after": 3, "hidden": 1, **options}, tmp_path)
+
+
+def assert_goes_on(case, tmp_path):
     data = batches(case["before"] + case["after"])
     first, second = data[: case["before"]], data[case["before"] :]
     through, saved = build(case), build(case)
@@ -200,8 +221,8 @@ def test_an_outer_step_begins_where_replicas_were_alike(tmp_path):
     ],
 )  # fmt: skip
 def test_replicas_that_cannot_go_on_so_are_refused(before, had, sync, replicas, words, tmp_path):
-    saved(tmp_path / "run", before, had)
-    trainer = build({"method": "pb"}, seed=1, sync=sync, replicas=replicas)
+    saved(tmp_path / "run", before, had, steps=1, hidden=1)
+    trainer = build({"method": "pb"}, seed=1, sync=sync, replicas=replicas, hidden=1)
     kept = copy.deepcopy(everything(trainer))
     with pytest.raises(stretto.UsageError, match=f"{tmp_path / 'run'} was {words}"):
         trainer.load(tmp_path / "run")

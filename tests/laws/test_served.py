@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import stretto
+from pairwise import in_turn, thinned
 from stretto.errors import UsageError
 from stretto.replicas import Order
 
@@ -57,8 +58,10 @@ def an_order(replicas, bound, each, seed):
     return tuple(order)
 
 
-@pytest.mark.parametrize("method", ["backprop", "1f1b", "pb", "pipedream", "pipedream-2bw", "pb-lwpw", "greedy"])
-@pytest.mark.parametrize("precision", [None, "bf16"])
+METHODS = ["backprop", "1f1b", "pb", "pipedream", "pipedream-2bw", "pb-lwpw", "greedy"]
+
+
+@pytest.mark.parametrize(("method", "precision"), in_turn(METHODS, [None, "bf16"], rounds=2, slow=1))
 def test_one_replica_is_plain_training(method, precision):
     scheduler = lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)  # noqa: E731
     both = []
@@ -123,7 +126,9 @@ def by_hand(orders, replicas, steps):
     return means, [each[-1] for each in versions]
 
 
-@pytest.mark.parametrize(("replicas", "bound", "stages"), [(2, 4, 1), (3, 2, 1), (3, 5, 1), (2, 1, 2), (2, 3, 2)])
+@pytest.mark.parametrize(
+    ("replicas", "bound", "stages"), thinned([(2, 4, 1), (3, 2, 1), (3, 5, 1), (2, 1, 2), (2, 3, 2)], 2)
+)
 def test_a_given_order_is_what_it_says(replicas, bound, stages):
     steps = 8
     orders = [an_order(replicas, bound, steps, seed) for seed in range(stages)]

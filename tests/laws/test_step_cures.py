@@ -10,6 +10,7 @@ from torch import nn
 import stretto
 from laws.numpy_network import Network
 from laws.step_rules import AdamW, Muon, Rotated, Sgd, train_versions
+from pairwise import in_turn, thinned
 
 S, STEPS, BATCH = 4, 14, 12
 WIDTHS = [6, 7, 8, 7, 4]
@@ -103,21 +104,20 @@ def assert_weights(trainer, wanted):
             np.testing.assert_allclose(linear.bias.detach().numpy(), b, rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
-@pytest.mark.parametrize(
-    ("method", "feedback", "phases"),
-    [
-        ("pb", 1.5, {}),
-        ("pb(stash=True)", "delay", {}),
-        ("pipedream", "delay", {"warmup": 3, "finish": 10}),
-        ("pipedream-2bw", 1, {}),
-        ("pipedream-2bw", 2, {"warmup": 4}),
-        ("paci(every=3)", "delay", {"finish": 9}),
-    ],
-)
-def test_feedback_equals_the_reference(name, method, feedback, phases):
+FED = [
+    ("pb", 1.5, {}),
+    ("pb(stash=True)", "delay", {}),
+    ("pipedream", "delay", {"warmup": 3, "finish": 10}),
+    ("pipedream-2bw", 1, {}),
+    ("pipedream-2bw", 2, {"warmup": 4}),
+    ("paci(every=3)", "delay", {"finish": 9}),
+]
+
+
+@pytest.mark.parametrize(("fed", "name"), in_turn(FED, list(OPTIMIZERS), rounds=3, slow=2), ids=str)
+def test_feedback_equals_the_reference(fed, name):
     """Losses, weights, and the plain sums: w + c u after the method's own steps, w after plain ones."""
-    make, rule = OPTIMIZERS[name]
+    (method, feedback, phases), (make, rule) = fed, OPTIMIZERS[name]
     seen, stashed, delay = METHODS[method]
     network, data = network_of(bias=name != "muon"), batches()
     c = delay if feedback == "delay" else lambda s: feedback
@@ -195,7 +195,7 @@ def test_rotation_equals_the_reference(method, options, intervals):
     assert_weights(trainer, [each[-1] for each in versions])
 
 
-@pytest.mark.parametrize("method", ["pb", "paci(every=3)"])
+@pytest.mark.parametrize("method", ["pb", pytest.param("paci(every=3)", marks=pytest.mark.slow)])
 def test_nothing_of_it_is_plain_to_the_bit(method):
     network, data = network_of(), batches()
     ends = [
@@ -209,17 +209,17 @@ def test_nothing_of_it_is_plain_to_the_bit(method):
     assert all((weights[0] - other).abs().max() > 1e-4 for other in weights[2:])
 
 
-@pytest.mark.parametrize(
-    ("method", "options"),
-    [
-        ("pb", {"feedback": 2, "warmup": 3, "finish": 11}),
-        ("pipedream", {"rotate": True, "feedback": "delay", "refresh": 3}),
-        ("paci(every=2)", {"rotate": "one-sided", "recompute": True}),
-    ],
-)
-@pytest.mark.parametrize("save_at", [2, pytest.param(7, marks=pytest.mark.slow)])
-def test_a_resumed_run_is_the_run_that_went_on(method, options, save_at, tmp_path):
+RESUMED = [
+    ("pipedream", {"rotate": True, "feedback": "delay", "refresh": 3}),
+    ("paci(every=2)", {"rotate": "one-sided", "recompute": True}),
+    ("pb", {"feedback": 2, "warmup": 3, "finish": 11}),
+]
+
+
+@pytest.mark.parametrize(("cured", "save_at"), thinned(in_turn(RESUMED, [7, 2], rounds=2), 4), ids=str)
+def test_a_resumed_run_is_the_run_that_went_on(cured, save_at, tmp_path):
     """To the bit, with float32 masters of bfloat16 weights."""
+    method, options = cured
     data = [(torch.tensor(x, dtype=torch.float32), torch.tensor(y)) for x, y in batches()]
 
     def make(seed):

@@ -7,7 +7,7 @@ import torch
 
 import stretto
 from laws.networks import NETWORKS, assert_equal, train_plainly
-from pairwise import pairwise
+from pairwise import each_once, pairwise, thinned
 
 STEPS = 10
 ONE_STAGE = [
@@ -42,19 +42,19 @@ def compare(name, method, num_stages, optimizer, scheduler=None, **options):
     return trainer, wanted
 
 
-@pytest.mark.parametrize(("name", "num_stages", "optimizer"), pairwise(NETWORKS, (1, 2, 3, 4), OPTIMIZERS))
+@pytest.mark.parametrize(("name", "num_stages", "optimizer"), each_once(pairwise(NETWORKS, (1, 2, 3, 4), OPTIMIZERS)))
 def test_backprop_with_any_number_of_stages_is_plain_training(name, num_stages, optimizer):
     compare(name, "backprop", num_stages, *OPTIMIZERS[optimizer])
 
 
 @pytest.mark.parametrize(
-    ("name", "method", "optimizer"), pairwise(NETWORKS, ONE_STAGE, ("sgd-steplr", "adam-onecycle"))
+    ("name", "method", "optimizer"), each_once(pairwise(NETWORKS, ONE_STAGE, ("sgd-steplr", "adam-onecycle")))
 )
 def test_every_method_with_one_stage_is_plain_training(name, method, optimizer):
     compare(name, method, 1, *OPTIMIZERS[optimizer])
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", thinned(NETWORKS, 4, first=1))
 def test_one_chunk_is_backprop(name):
     compare(name, "chunked(chunks=1)", 4, *OPTIMIZERS["sgd-steplr"])
 

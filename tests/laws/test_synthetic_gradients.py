@@ -14,6 +14,7 @@ from torch.nn.functional import cross_entropy
 
 import stretto
 from laws.networks import NETWORKS, assert_equal, features, labels, stepped_together
+from pairwise import in_turn
 from stretto import UsageError
 
 OPTIMIZERS = {
@@ -124,17 +125,16 @@ def compare(method, network, optimizer="sgd", *, batches=BATCHES, scheduler=None
     return trainer
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize(
-    ("method", "known"),
-    [
-        ("synthetic-gradients", {}),
-        ("synthetic-gradients(head=mlp, labels=True, rate=3)", {"labelled": True, "rate": 3.0}),
-        ("synthetic-gradients(head=mlp(hidden=2, width=5), delay=3)", {"delay": 3}),
-    ],
-)
-def test_the_method_is_its_definition(method, known, optimizer):
-    compare(method, NETWORKS["mlp"], optimizer, scheduler=falling, **known)
+OPTIONS = {
+    "synthetic-gradients": {},
+    "synthetic-gradients(head=mlp, labels=True, rate=3)": {"labelled": True, "rate": 3.0},
+    "synthetic-gradients(head=mlp(hidden=2, width=5), delay=3)": {"delay": 3},
+}
+
+
+@pytest.mark.parametrize(("method", "optimizer"), in_turn(OPTIONS, list(OPTIMIZERS), rounds=2, slow=1))
+def test_the_method_is_its_definition(method, optimizer):
+    compare(method, NETWORKS["mlp"], optimizer, scheduler=falling, **OPTIONS[method])
 
 
 @pytest.mark.parametrize(
@@ -166,10 +166,11 @@ def trained(method, batches=BATCHES, name="mlp", **options):
 
 
 def test_workers_and_recomputation_change_no_number():
-    plain = trained("synthetic-gradients(labels=True)")
+    few = BATCHES[:5]
+    plain = trained("synthetic-gradients(labels=True)", few)
     for method, workers in (("synthetic-gradients(labels=True)", 1), ("synthetic-gradients(labels=True)", 3),
                             ("synthetic-gradients(labels=True, recompute=True)", 2)):  # fmt: skip
-        other = trained(method, workers=workers)
+        other = trained(method, few, workers=workers)
         assert_equal([*other.stages, *other.heads], [*plain.stages, *plain.heads])
     with pytest.raises(UsageError, match="nothing to recompute"):
         trained("synthetic-gradients(recompute=True)")

@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy, embedding, linear, tanh
 
 import stretto
 from laws.networks import Attention, assert_equal, run, token_loss
-from pairwise import pairwise, thinned
+from pairwise import each_once, in_turn, pairwise
 
 VOCABULARY, WIDTH = 11, 8
 
@@ -64,7 +64,7 @@ SYNCHRONOUS = ["backprop", "gpipe", "1f1b", "1f1b(microbatches=2)", "interleaved
 
 @pytest.mark.parametrize(
     ("method", "workers", "clip"),
-    thinned(pairwise([*SYNCHRONOUS, "pb(warmup=99)", "pipedream-2bw(warmup=99)"], (None, 2), (None, 0.05)), 2),
+    each_once(pairwise([*SYNCHRONOUS, "pb(warmup=99)", "pipedream-2bw(warmup=99)"], (None, 2), (None, 0.05))),
 )
 def test_synchronous_methods_equal_plain_pytorch(method, workers, clip):
     stages, data = language_model(), batches(7)
@@ -143,7 +143,7 @@ METHODS = {
 }
 
 
-@pytest.mark.parametrize(("method", "flush_at", "workers"), thinned(pairwise(METHODS, (None, 4), (None, 1, 2)), 2))
+@pytest.mark.parametrize(("method", "flush_at", "workers"), each_once(pairwise(METHODS, (None, 4), (None, 1, 2))))
 def test_asynchronous_methods_equal_explicit_versions(method, flush_at, workers, tmp_path):
     """From fill to drain; a drain in between, a save and a load change nothing but what is in flight."""
     g = torch.Generator().manual_seed(3)
@@ -247,8 +247,7 @@ def heads_at(hops):
 LOCAL = {"greedy": (0, 0, 0, 0), "overlapping": (None, 1, 1, 1), "chunked(chunks=2)": (None, 1, None, 1)}
 
 
-@pytest.mark.parametrize("workers", [None, 2])
-@pytest.mark.parametrize("method", LOCAL)
+@pytest.mark.parametrize(("method", "workers"), in_turn(LOCAL, [None, 2], rounds=2, slow=1))
 def test_under_local_methods_the_first_stages_losses_train_them(method, workers):
     """The last stage reads what the first one's forward of the same minibatch read."""
     stages, data, hops = language_model(), batches(7), LOCAL[method]

@@ -1,16 +1,15 @@
 """Stages that the user compiled: right where the weights of a backward can be guaranteed, refused by name elsewhere."""
 
+import copy
 from functools import partial
 
 import pytest
 import torch
-from functorch.compile import make_boxed_func
 from torch import nn
-from torch._dynamo.backends.common import aot_autograd
 from torch.nn.functional import cross_entropy
 
 import stretto
-from pairwise import thinned
+from pairwise import in_turn, slow_where
 from stretto.doctor.objections import survey
 from stretto.errors import UsageError
 from stretto.measure import layer_costs
@@ -33,8 +32,12 @@ class Block(nn.Module):
 def compiled():
     """Runs the graphs of forward and backward as they are, and notes them: quicker than a compiler, as strict.
 
-    What one test has had compiled serves the others, whose blocks are alike.
+    What one test has had compiled serves the others, whose blocks are alike. torch's compiler is imported here: that
+    takes a second, which processes that only collect this file can spare.
     """
+    from functorch.compile import make_boxed_func
+    from torch._dynamo.backends.common import aot_autograd
+
     torch._dynamo.reset()
     made, ran = [], []
 
@@ -91,7 +94,10 @@ GUARANTEED = ["backprop", "1f1b", "gpipe", "pipedream", "pipedream-2bw", "pb(sta
               "pb(predict=weight, stash=True)"]  # fmt: skip
 
 
-@pytest.mark.parametrize("method", thinned(GUARANTEED, 3, first=1))
+QUICK = ("1f1b", "pipedream-2bw", "overlapping", "pb(predict=weight, stash=True)")
+
+
+@pytest.mark.parametrize("method", slow_where(lambda method: method not in QUICK, GUARANTEED))
 def test_one_compiled_stage_among_others(method, backend):
     if method == "overlapping":  # two backwards: a graph that was compiled for one lets go of what it needs
         torch._dynamo.reset()
@@ -122,8 +128,9 @@ def partly(stage, backend):
 WAYS = {"whole": lambda stage, backend: torch.compile(stage, backend=backend), "in place": in_place, "partly": partly}
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("method", ["pb", "pb-lwp", "spectrain", "pipemare", "paci"])
+@pytest.mark.parametrize(
+    ("method", "way"), in_turn(["pb", "pb-lwp", "spectrain", "pipemare", "paci"], list(WAYS), rounds=3, slow=2)
+)
 def test_refused_where_a_backward_sees_other_weights(method, way, backend):
     stages = blocks()
     stages[1] = WAYS[way](stages[1], backend)
@@ -168,7 +175,7 @@ def test_a_checkpoint_and_gather_have_the_models_own_keys(way, backend, tmp_path
     }[way]
 
 
-@pytest.mark.parametrize("method", ["zb-h1", "overlapping"])
+@pytest.mark.parametrize("method", ["zb-h1", pytest.param("overlapping", marks=pytest.mark.slow)])
 def test_a_backward_in_two_halves_wants_buffers_that_are_not_donated(method, backend):
     """torch refuses to run a compiled graph twice otherwise, and says so; its W then repeats its I."""
     plain, stages = make(method), blocks()
@@ -203,9 +210,10 @@ def test_what_was_measured_first_is_compiled_afterwards(measure, backend):
 
 
 def test_stages_of_a_split_model(backend):
-    model = nn.Sequential(*blocks())
-    stages = [torch.compile(stage, backend=backend) for stage in stretto.split(model, 3, example=batches()[0][0])]
-    plain, trainer = make("pipedream"), make("pipedream", stages)
+    ends = [*blocks()[:1], Block(5, 4)]
+    model, plain = nn.Sequential(*copy.deepcopy(ends)), make("pipedream", ends)
+    stages = [torch.compile(stage, backend=backend) for stage in stretto.split(model, 2, example=batches()[0][0])]
+    trainer = make("pipedream", stages)
     assert train(trainer, batches()) == pytest.approx(train(plain, batches()), rel=1e-5)
     assert {key for key, _ in model.named_parameters()} == set(plain.gather())
     for key, value in plain.gather().items():

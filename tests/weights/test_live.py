@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from two_weights import LAYERS, assert_close, by_hand, found, make, values
 
+from pairwise import in_turn
 from stretto.errors import UsageError
 from stretto.weights import CurrentRule, Live, Predicted, Stash, Substituted, unnoticed_changes
 
@@ -66,8 +67,7 @@ MECHANISMS = {
 }
 
 
-@pytest.mark.parametrize("mechanism", MECHANISMS)
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize(("name", "mechanism"), in_turn(LAYERS, list(MECHANISMS), rounds=4, slow=3))
 def test_without_delay_it_is_plain_pytorch_bit_for_bit(name, mechanism):
     module, inputs = make(name)
     plain, given = copy.deepcopy(module), inputs.detach().clone().requires_grad_(inputs.requires_grad)

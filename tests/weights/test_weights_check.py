@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from pairwise import in_turn
 from stretto.doctor.objections import MECHANISMS as MECHANISMS_OF_A_SURVEY
 from stretto.doctor.objections import survey
 from stretto.errors import UsageError
@@ -179,13 +180,15 @@ MECHANISMS = {
 }
 
 
-@pytest.mark.parametrize("wants_gradient", [True, False], ids=["inner", "first"])
+PLACES = {"inner": True, "first": False}
+
+
 @pytest.mark.parametrize("mechanism", MECHANISMS)
-@pytest.mark.parametrize("name", RIGHT)
-def test_no_false_refusal(name, mechanism, wants_gradient):
+@pytest.mark.parametrize(("name", "place"), in_turn(RIGHT, list(PLACES), rounds=2, slow=1))
+def test_no_false_refusal(name, mechanism, place):
     torch.manual_seed(0)
     module, inputs = RIGHT[name]()
-    inputs.requires_grad_(wants_gradient and inputs.is_floating_point())
+    inputs.requires_grad_(PLACES[place] and inputs.is_floating_point())
     weights = MECHANISMS[mechanism](module)
     for _ in range(2):
         output, version = weights.forward((inputs,))
@@ -195,8 +198,7 @@ def test_no_false_refusal(name, mechanism, wants_gradient):
         weights.collect(version)
 
 
-@pytest.mark.parametrize("mechanism", MECHANISMS)
-@pytest.mark.parametrize("name", WRONG)
+@pytest.mark.parametrize(("name", "mechanism"), in_turn(WRONG, list(MECHANISMS), rounds=2, slow=1))
 def test_refused_by_name(name, mechanism):
     make, message = WRONG[name]
     inputs = sequence().requires_grad_()
