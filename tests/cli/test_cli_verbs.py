@@ -160,7 +160,9 @@ def test_train_and_its_report(capsys, tmp_path):
 
 
 def test_defaults_then_file_then_command_line(capsys, tmp_path):
-    (tmp_path / "s.toml").write_text("methods = 'greedy'\nsteps = 7\nseeds = 3\nlr = 0.5\n[model-options]\nwidth = 16\ndepth = 4\n")
+    (tmp_path / "s.toml").write_text(
+        "methods = 'greedy'\nsteps = 7\nseeds = 3\nlr = 0.5\n[model-options]\nwidth = 16\ndepth = 4\n"
+    )
     for words in (["s.toml", "--steps", "9"], ["--steps", "9", "s.toml"], ["--lr", "0.1", "0.2", "s.toml"]):
         settings = tomllib.loads(answer(capsys, "compare", *words, "--dry-run").out)
         assert settings["steps"] == (9 if "9" in words else 7)
