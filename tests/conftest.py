@@ -1,5 +1,6 @@
 """Same numbers on every machine: one thread (float64 sums differ between one and two), examples by a printed seed."""
 
+import gc
 import os
 import shutil
 import signal
@@ -8,6 +9,7 @@ import tempfile
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # torch's stores warn of peers that have gone, as peers of tests do
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a job in the background; some tests press Ctrl-C
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -87,6 +89,12 @@ def pytest_sessionfinish(session):
         good = config.accounts.judge(whole=is_whole(session)) and not config.untidy
         if session.exitstatus == pytest.ExitCode.OK and not (good and not config.left):
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_collection_finish():
+    """What was imported and collected lasts until the end: looking for garbage in it again costs much."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -5,6 +5,7 @@ What ends by itself before all tests have is none of it, nor is what this proces
 
 import contextlib
 import multiprocessing
+import multiprocessing.util
 import os
 import shutil
 import sys
@@ -65,8 +66,8 @@ class Leftovers:
         return {pid: words for pid, words in commands.items() if words and not any(each in words for each in KEPT)}
 
     def clear(self):
-        """Nothing is left of the folder."""
-        shutil.rmtree(self.place, ignore_errors=True)
+        """Nothing is left of the folder once this process has ended: multiprocessing removes its own sockets first."""
+        multiprocessing.util.Finalize(None, shutil.rmtree, (self.place,), {"ignore_errors": True}, exitpriority=-200)
 
 
 def descendants():

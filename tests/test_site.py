@@ -8,7 +8,6 @@ import shlex
 from pathlib import Path
 
 import pytest
-import transformers
 
 import stretto
 from hugging_face_models import SMALL, TEXT
@@ -167,6 +166,8 @@ def test_commands_are_understood(command, tmp_path, monkeypatch, capsys):
     for page in (ROOT / "CONTRIBUTING.md", DOCS / "guide" / "own-model.md"):
         write_files(page, tmp_path)
     if "hf:llama" in command:
+        import transformers
+
         config = transformers.LlamaConfig(
             **{**TEXT, **SMALL, "num_hidden_layers": 2, "vocab_size": 256, "max_position_embeddings": 256}
         )

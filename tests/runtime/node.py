@@ -1,6 +1,7 @@
-"""A machine of a job on two: `python node.py PORT FOLDER` starts its worker.
+"""A machine of a job on two: `python node.py PORT FOLDER [RESTARTS]` starts its worker.
 
-The worker of the second machine is killed at the first attempt. A worker that comes to its end leaves the sum of all.
+The worker of the second machine is killed at the first attempt; with RESTARTS, at each. A worker that comes
+to its end leaves the sum of all.
 """
 
 import os
@@ -15,7 +16,7 @@ from stretto.runtime.launch import LaunchSettings, launch
 from stretto.runtime.rendezvous.signed_store import given_secret
 
 
-def work(folder):
+def work(folder, always):
     member = membership()
     attempt = folder / f"attempt-{member.world.rank}"
     first = not attempt.exists()
@@ -24,12 +25,18 @@ def work(folder):
         total = torch.tensor(each)
         with member.together():
             dist.all_reduce(total)
-        if first and member.world.rank == 1:
+        if (first or always) and member.world.rank == 1:
             os.kill(os.getpid(), 9)
     (folder / f"sum-{member.world.rank}").write_text(f"{total.item()}")
 
 
 if __name__ == "__main__":
-    port, folder = sys.argv[1:]
-    place = LaunchSettings(workers=2, nodes=2, rendezvous=f"127.0.0.1:{port}", restarts=2, secret=given_secret(None))
-    launch(work, [Path(folder)], place)
+    port, folder, *restarts = sys.argv[1:]
+    place = LaunchSettings(
+        workers=2,
+        nodes=2,
+        rendezvous=f"127.0.0.1:{port}",
+        restarts=int(restarts[0]) if restarts else 2,
+        secret=given_secret(None),
+    )
+    launch(work, [Path(folder), bool(restarts)], place)

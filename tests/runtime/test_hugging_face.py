@@ -2,15 +2,16 @@
 
 import pytest
 import torch
-import transformers
 
 from hugging_face_models import build, next_word
+from late_imports import Late
 from runtime import hugging_face
 from runtime.processes import launch
 
+transformers = Late("transformers")
 METHODS = ("1f1b(microbatches=3)", "pb")
 pytestmark = pytest.mark.slow  # tests/cli/test_cli_hugging_face.py trains one on processes
-KINDS = {"gpt2": transformers.GPT2LMHeadModel, "llama": transformers.LlamaForCausalLM}
+KINDS = {"gpt2": "GPT2LMHeadModel", "llama": "LlamaForCausalLM"}
 RUNS = [(kind, method) for kind in KINDS for method in METHODS]
 
 
@@ -35,7 +36,7 @@ def test_1f1b_equals_one_device(trained, kind):
         losses.append(loss.item())
     for found, _ in told:
         assert found == pytest.approx(losses, abs=1e-5)
-    loaded = KINDS[kind].from_pretrained(trained[0] / f"{kind}-{METHODS[0]}")
+    loaded = getattr(transformers, KINDS[kind]).from_pretrained(trained[0] / f"{kind}-{METHODS[0]}")
     before = build(kind).state_dict()
     for name, value in model.state_dict().items():
         torch.testing.assert_close(loaded.state_dict()[name], value, rtol=0, atol=1e-5)
@@ -46,7 +47,7 @@ def test_1f1b_equals_one_device(trained, kind):
 @pytest.mark.parametrize(("kind", "method"), RUNS)
 def test_the_trained_model_loads_with_equal_logits(trained, kind, method):
     folder, told = trained
-    loaded = KINDS[kind].from_pretrained(folder / f"{kind}-{method}")
+    loaded = getattr(transformers, KINDS[kind]).from_pretrained(folder / f"{kind}-{method}")
     assert torch.equal(hugging_face.logits(loaded), told[kind, method][0][1])
     shared = [p.data_ptr() for p in (loaded.get_input_embeddings().weight, loaded.get_output_embeddings().weight)]
     assert (shared[0] == shared[1]) == (kind == "gpt2")  # tied

@@ -4,7 +4,6 @@ import contextlib
 import os
 import pickle
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -283,13 +282,12 @@ def test_values_of_another_job_with_the_same_secret_lead_nowhere(monkeypatch):
 def everywhere(port, payload, stop, within=""):
     """Write a payload under every key that there is and that torch might read, once somebody listens there."""
     known = ("meeting/call", "torch.rendezvous.stretto", "torchelastic/role_info/0", "MASTER_ADDR", "init/")
-    store, pause = None, 0.002
-    while not stop.wait(pause):
+    store = None
+    while not stop.wait(0.002):
         with contextlib.suppress(RuntimeError, OSError):
             if store is None:
                 socket.create_connection(("127.0.0.1", port), timeout=5).close()
                 store = stranger(port)
-            pause = min(1.1 * pause, 0.02)  # a job that does not end by it waits for long
             for key in {*known, *(each.removeprefix("/") for each in store.list_keys())}:
                 if not key.startswith("meeting/") or within == "meeting":
                     store.set(key, payload)
@@ -322,13 +320,17 @@ def test_a_stranger_writes_while_launchers_meet(tmp_path):
 def test_a_stranger_writes_while_a_job_runs(tmp_path):
     """It ends the job, on two nodes, and the message says why. No pickle is opened."""
     port = free_port()
-    environment = {**os.environ, "STRETTO_SECRET": SECRET.text}
-    command = [sys.executable, NODE, str(port), str(tmp_path)]
-    statuses, said = [0], []
-    for _ in range(4):  # a job may end before a stranger's write arrives, or its first node wait for the second, MEET
-        with writing(port, tmp_path / "made"), contextlib.suppress(subprocess.TimeoutExpired):
-            statuses, said = ended([Forked(command, environment) for _ in range(2)], 40)
-        if all(statuses):
-            break
+    temporary = tmp_path / "t"  # what a killed node leaves
+    temporary.mkdir()
+    environment = {**os.environ, "STRETTO_SECRET": SECRET.text, "TMPDIR": str(temporary)}
+    command = [sys.executable, NODE, str(port), str(tmp_path), "1000"]  # it goes on until a write comes in time
+    nodes = [Forked(command, environment) for _ in range(2)]
+    with writing(port, tmp_path / "made"):
+        until = time.monotonic() + 120
+        while all(node.poll() is None for node in nodes) and time.monotonic() < until:
+            time.sleep(0.01)
+    goes_on = [rank for rank, node in enumerate(nodes) if node.poll() is None]  # one may wait for the other, MEET
+    assert len(goes_on) < 2
+    statuses, said = ended(nodes, killed=goes_on)
     assert all(statuses)
     assert any("not signed with the secret of this job" in each for each in said), said
