@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # torch's stores warn of peers that have gone, as peers of tests do
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # of stores whose peers have gone, as in tests they do
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a job in the background; some tests press Ctrl-C
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
