@@ -91,6 +91,16 @@ def pytest_sessionfinish(session):
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Of --dist loadfile."""
+    if config.option.dist == "loadfile":
+        from schedulers import TogetherScheduling  # not where xdist is missing
+
+        return TogetherScheduling(config, log)
+    return None
+
+
 def pytest_collection_finish():
     """What was imported and collected lasts until the end: looking for garbage in it again costs much."""
     gc.collect()

@@ -105,10 +105,14 @@ def test_an_import_is_not_cut_through(command, number, tmp_path, monkeypatch):
     (tmp_path / f"{name}.py").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(interrupts, "LONGEST_IMPORT", ENDLESS)
+
+    def run():
+        importlib.import_module(name)
+        time.sleep(ENDLESS)
+
     with raising():
         with pytest.raises(Interrupted):
-            importlib.import_module(name)
-            time.sleep(ENDLESS)
+            run()
         interrupts.answered(said=False)
     assert sys.modules[name].whole
 

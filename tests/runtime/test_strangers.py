@@ -279,8 +279,11 @@ def test_values_of_another_job_with_the_same_secret_lead_nowhere(monkeypatch):
         assert first.get_run_id() == second.get_run_id() != old
 
 
-def everywhere(port, payload, stop, within=""):
-    """Write a payload under every key that there is and that torch might read, once somebody listens there."""
+def everywhere(port, payload, stop, within="", after=lambda keys: None):
+    """Write a payload under every key that there is and that torch might read, once somebody listens there.
+
+    After each round `after` has the keys that there were.
+    """
     known = ("meeting/call", "torch.rendezvous.stretto", "torchelastic/role_info/0", "MASTER_ADDR", "init/")
     store = None
     while not stop.wait(0.002):
@@ -288,15 +291,17 @@ def everywhere(port, payload, stop, within=""):
             if store is None:
                 socket.create_connection(("127.0.0.1", port), timeout=5).close()
                 store = stranger(port)
-            for key in {*known, *(each.removeprefix("/") for each in store.list_keys())}:
+            keys = [each.removeprefix("/") for each in store.list_keys()]
+            for key in {*known, *keys}:
                 if not key.startswith("meeting/") or within == "meeting":
                     store.set(key, payload)
+            after(keys)
 
 
 @contextlib.contextmanager
-def writing(port, made, within=""):
+def writing(port, made, **options):
     stop = threading.Event()
-    thread = threading.Thread(target=everywhere, args=(port, pickle.dumps(Trap(made)), stop, within))
+    thread = threading.Thread(target=everywhere, args=(port, pickle.dumps(Trap(made)), stop), kwargs=options)
     thread.start()
     try:
         yield
@@ -323,10 +328,18 @@ def test_a_stranger_writes_while_a_job_runs(tmp_path):
     temporary = tmp_path / "t"  # what a killed node leaves
     temporary.mkdir()
     environment = {**os.environ, "STRETTO_SECRET": SECRET.text, "TMPDIR": str(temporary)}
-    command = [sys.executable, NODE, str(port), str(tmp_path), "1000"]  # it goes on until a write comes in time
-    nodes = [Forked(command, environment) for _ in range(2)]
-    with writing(port, tmp_path / "made"):
-        until = time.monotonic() + 120
+    nodes = [Forked([sys.executable, NODE, str(port), str(tmp_path), "late"], environment) for _ in range(2)]
+
+    def after(keys):
+        own = {key for key in keys if key.endswith("/torchelastic/role_info/1")}
+        if len(own) == 2:  # of both rounds: the second node has told who it is, and waits for the first
+            (tmp_path / "go").touch()
+
+    while not (tmp_path / "attempt-1").exists():  # the job runs
+        assert all(node.poll() is None for node in nodes)
+        time.sleep(0.01)
+    with writing(port, tmp_path / "made", after=after):
+        until = time.monotonic() + 60
         while all(node.poll() is None for node in nodes) and time.monotonic() < until:
             time.sleep(0.01)
     goes_on = [rank for rank, node in enumerate(nodes) if node.poll() is None]  # one may wait for the other, MEET
