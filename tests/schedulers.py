@@ -10,6 +10,7 @@ ROOT = Path(__file__).parent.parent
 # What is in a file of tests, by what its process then has, which takes seconds: modules, processes that wait for work
 TOGETHER = {
     "processes": re.compile(r"\b(nursery|worlds)\b|runtime(\.| import )processes"),
+    "commands on processes": re.compile(r"[\"]--workers[\"]|fork_server"),
     "other trainers": re.compile(r"transformers|lightning|hugging_face"),
 }
 

@@ -76,6 +76,7 @@ def test_a_sum_above_its_budget_names_what_is_new(on_record):
 
 def test_twice_the_cpu_on_record_is_too_much_whatever_the_machine(on_record, monkeypatch):
     monkeypatch.setattr(costs, "reference", lambda: 0.1)  # a machine half as fast
+    monkeypatch.setattr(costs, "ONCE", 0)
     assert costs.too_slow([[name, p, s, e, 2 * cpu] for name, p, s, e, cpu in ROWS[:2]]) == []
     title, long, every = costs.too_slow([["tests/a.py::test_old[1]", 1, 40, 0, 3.0]])
     assert "this one takes 2.00 times as long" in title

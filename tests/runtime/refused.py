@@ -1,5 +1,7 @@
 """What one process refuses, all refuse; caught, they make a new Trainer and train as if nothing had been."""
 
+import contextlib
+import gc
 import os
 from pathlib import Path
 
@@ -62,6 +64,19 @@ def refuse(kind, folder):
     if kind == "load of one":
         trainer.save(Path(folder) / "saved")
         trainer.load(Path(folder) / ("nowhere" if last else "saved"))
+
+
+def threads_after(kind, folder):
+    """How many threads of groups are left by a refusal that was caught."""
+    before = threads_of_groups()
+    with contextlib.suppress(stretto.StrettoError):
+        refuse(kind, folder)
+    gc.collect()
+    return threads_of_groups() - before
+
+
+def threads_of_groups():
+    return [(each / "comm").read_text() for each in Path("/proc/self/task").iterdir()].count("gloo_tcp_loop\n")
 
 
 def go(kinds, folder):

@@ -1,5 +1,7 @@
 """A refusal is the same error on every process, which a script can catch to go on; `refused.py` has the script."""
 
+import sys
+
 import pytest
 import torch
 
@@ -47,3 +49,9 @@ def test_all_processes_refuse_alike_and_go_on(processes, kinds, tmp_path):
     for _, (there, gathered, same) in results:
         assert (there, same) == (losses, evaluated)
         assert gathered is None or all(torch.equal(gathered[key], weights[key]) for key in weights)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads have names where there is /proc")
+def test_nothing_works_for_groups_that_have_parted(tmp_path):
+    """A thread of gloo whose connections were cut turns without end."""
+    assert launch(3, "runtime.refused:threads_after", "stage", str(tmp_path)) == [0, 0, 0]

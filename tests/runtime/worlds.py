@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 
 from runtime.nursery import Forked
-from stretto.runtime import channel, job_member
+from stretto.runtime import job_member
 
 TESTS = Path(__file__).resolve().parents[1]
 REST = 25  # jobs after which a world is made anew: a Trainer leaves threads and sockets in its process
@@ -180,7 +180,6 @@ def part():
         member._leave()
         sys.excepthook = member._excepthook
     job_member._members.clear()
-    channel._given_up.clear()  # all has been taken; each holds a group, whose thread wakes a hundred times a second
     if dist.is_initialized():  # by the job itself
         dist.destroy_process_group()
 

@@ -81,8 +81,13 @@ class Sent(NamedTuple):
 
 
 # What outboxes that were given up had under way. gloo drops a message whose sender no longer holds it, and a send does
-# not tell that it has been taken unless one waits for it: these are few, and stay.
-_given_up: list[Sent] = []
+# not tell that it has been taken unless one waits for it: these are few, and stay as long as their group. Longer, they
+# would keep its thread, which turns without end once the connections have been cut.
+_given_up: weakref.WeakKeyDictionary[dist.ProcessGroup, list[Sent]] = weakref.WeakKeyDictionary()
+
+
+def _give_up(group: dist.ProcessGroup, under_way: deque[Sent]) -> None:
+    _given_up.setdefault(group, []).extend(under_way)
 
 
 class Outbox:
@@ -96,7 +101,7 @@ class Outbox:
         self._device = device
         self._layout: Layout | None = None
         self._under_way: deque[Sent] = deque()
-        weakref.finalize(self, _given_up.extend, self._under_way).atexit = False
+        weakref.finalize(self, _give_up, self._group, self._under_way).atexit = False
         self._values = 0  # under way
         self._free: MessageBuffer | None = None
 

@@ -43,7 +43,7 @@ class Member:
         self.world = world
         self.status = Status()
         self._default = dist.group.WORLD
-        self._group = world.group(timeout)
+        self._group: dist.ProcessGroup | None = world.group(timeout)
         self.failures = Failures(world.store, world.rank)
         self.services: WeakSet[Service] = WeakSet()
         self._failed = self._inside = False
@@ -166,6 +166,7 @@ class Member:
             cut()
         if self.belongs:
             dist.destroy_process_group()
+            self._default = self._group = None  # whoever holds a group keeps its thread
 
 
 def keep_connections() -> None:
