@@ -8,6 +8,7 @@ import pytest
 from stretto.cli import main
 from stretto.collectives import ALGORITHMS, Calibration
 from stretto.cost import find_cluster
+from stretto.errors import StrettoError
 
 SMALL = ["calibrate", "--collectives", "--sizes", "1024,65536"]
 
@@ -57,6 +58,13 @@ def test_a_machine_as_a_cluster(capsys, tmp_path):
     assert device.peak_of("float32") > 1e8
     assert told["noise"] >= 0
     assert [each.name for each in tmp_path.iterdir()] == ["cluster.toml"]
+
+
+def test_messages_that_other_work_has_kept_waiting_are_no_link():
+    from stretto.measure.machine_calibration import link_of
+
+    with pytest.raises(StrettoError, match="messages of 1048576 bytes took no longer than those of 256: other work"):
+        link_of(((256, 3e-3), (1 << 20, 1e-3)))
 
 
 def test_the_table_of_a_machine(capsys, tmp_path):

@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from stretto.cost.cluster import Cluster, Device, Group, Link
 from stretto.cost.collective import GRADIENTS, HALO, TENSOR_GATHER, TENSOR_SUM, Collective
+from stretto.errors import StrettoError
 from stretto.measure.all_reduce import adding, ping_pong
 from stretto.measure.collective_times import WORK, CollectiveTime, collectives_of, measure_collectives
 from stretto.measure.collective_times import steps_of as steps_of_collectives
@@ -149,7 +150,11 @@ def link_of(times: Times, passed: Sequence[Passage] = ()) -> Link:
     """alpha and beta from times of messages, and what its ends have to do with one while they compute."""
     found = line(times)
     latency, per_byte = found.rates
-    assert per_byte > 0, f"messages of {times[-1][0]} bytes take no longer than those of {times[0][0]}"
+    if per_byte <= 0:
+        raise StrettoError(
+            f"messages of {times[-1][0]} bytes took no longer than those of {times[0][0]}: other work has kept these "
+            "processes waiting; calibrate while the machine has nothing else to do"
+        )
     if not passed:
         return Link(latency=latency, bandwidth=1 / per_byte, residual=found.residual)
     send, receive, whole = (
