@@ -1,6 +1,7 @@
 """Each tracker read back by its own means: the same run, settings, rows under their steps, files, and going on."""
 
 import importlib
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -70,8 +71,10 @@ def test_mlflow():
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-def test_wandb():
+def test_wandb(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # where it leaves folders until its process ends
     (name,) = twice(WandB(project="mine")).values()
+    importlib.import_module("wandb").teardown()  # its service, which would wait for further runs
     folders = sorted(Path("wandb").glob(f"offline-run-*-{name}"))
     assert folders, [*Path("wandb").iterdir()]
     record_type = importlib.import_module("wandb.proto.wandb_internal_pb2").Record
