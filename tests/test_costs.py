@@ -15,10 +15,10 @@ ROWS = [
     ["tests/a.py::test_old[2]", 1, 50, 0, 0.2],
     ["tests/b.py::test_new", 3, 0, 7, 0.4],
 ]
-TABLE = """test,processes,steps,examples,cpu,reason
-reference,0,0,0,0.05,
-all,2,90,0,0.4,
-tests/a.py::test_old,2,90,0,0.40,
+TABLE = """test,processes,steps,examples,cpu,longest,reason
+reference,0,0,0,0.05,0,
+all,2,90,0,0.4,0,
+tests/a.py::test_old,2,90,0,0.40,0.20,
 """
 HARMLESS = """
 def test_nothing():
@@ -85,12 +85,12 @@ def test_twice_the_cpu_on_record_is_too_much_whatever_the_machine(on_record, mon
 
 
 def test_what_is_kept_is_read_again_with_its_reasons(on_record):
-    costs.TABLE.write_text(TABLE + "tests/b.py::test_new,1,0,0,0.9,the only one of its kind\n")
-    costs.write_table([*ROWS, ["tests/b.py::test_new", 0, 0, 0, 0.5]])
+    costs.TABLE.write_text(TABLE + "tests/b.py::test_new,1,0,0,0.9,0.9,the only one of its kind\n")
+    costs.write_table([*ROWS, ["tests/b.py::test_new[2]", 0, 0, 0, 0.6]])
     costs.write_budget(ROWS)
     table, reference, cpu = costs.read_table()
     assert list(table) == ["tests/a.py::test_old", "tests/b.py::test_new"]
-    assert (reference > 0, cpu) == (True, 1.3)
+    assert (reference > 0, cpu) == (True, 1.4)
     assert table["tests/b.py::test_new"]["reason"] == "the only one of its kind"
     assert costs.without_reason() == []
     assert costs.BUDGET.read_text() == "# why\nprocesses = 6\nsteps = 99\nexamples = 8\n"

@@ -388,6 +388,10 @@ def test_plans_with_an_optimizer_that_must_be_given_a_rate(capsys):
     adam = json.loads(said(capsys, *words, "--optimizer", "own.py:adam"))
     usual = json.loads(said(capsys, *words, "--optimizer", "adamw"))
     assert adam["predicted"] == usual["predicted"], "it keeps as much as AdamW"
+
+
+def test_plans_with_an_optimizer_that_fails(capsys):
+    words = ["plan", *WORDS[:-2], "--cluster", "8-a100", "--workers", "2", "--json"]
     Path("own.py").write_text(OWN + "\n\ndef picky(params, lr):\n    return params[7]\n")
     told = mistake(capsys, *words, "--optimizer", "own.py:picky")
     assert "optimizer own.py:picky fails on a single parameter" in told

@@ -159,12 +159,16 @@ def test_one_configuration_is_priced(capsys, tmp_path, cluster, words, chosen):
 
 
 @pytest.mark.slow
-def test_limits_in_a_file_and_limits_that_cannot_be(capsys, tmp_path, cluster):
+def test_limits_in_a_file(capsys, tmp_path, cluster):
     file, base = tmp_path / "limits.toml", ("plan", "--cluster", cluster(), "--out", tmp_path / "p.toml")
     text = 'model = "cnn"\nmodel_options.depth = 3\nworkers = 2\nmethods = "1f1b"\npipeline = [1, 2]\n'
     for space in ("[2, 1]", '["2,1", "4,1"]', '"2,1"'):
         file.write_text(f"{text}space = {space}\n")
         assert run(capsys, base[0], file, *base[1:])["chosen"]["space"] == [2, 1]
+
+
+def test_limits_that_cannot_be(capsys, tmp_path, cluster):
+    base = ("plan", "--cluster", cluster(), "--out", tmp_path / "p.toml")
     for words, said in (
         (("--workers", 2, "--pipeline", 4), "--pipeline 4: pipeline x data-parallel x tensor x space is the number of"),
         (("--space", "2,1"), "no layer of this model convolves or pools images"),

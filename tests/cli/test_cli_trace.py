@@ -105,7 +105,6 @@ def test_a_finished_run_gives_its_trace_again_if_it_has_one(capsys, tmp_path):
     assert (tmp_path / "one.pftrace").read_bytes() == (tmp_path / "two.pftrace").read_bytes()
 
 
-@pytest.mark.slow
 def test_a_trace_of_a_run_that_was_made_without_is_refused(capsys, tmp_path):
     assert main([*RUN, "--out", "run", "--quiet"]) == 0
     assert main(["report", "run", "--quiet"]) == 0
