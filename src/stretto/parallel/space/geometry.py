@@ -84,6 +84,13 @@ class SlidingWindow:
         first = -((self.reach - 1 - self.before - rows.start) // self.stride)
         return out.intersection(RowRange(first, (rows.stop - 1 + self.before) // self.stride + 1))
 
+    def outputs_covering(self, rows: RowRange, out: RowRange) -> RowRange:
+        """Those, and what more it takes for their `hull` to have all of `rows`: strides leave gaps between windows."""
+        touching = self.outputs_touching(rows, out)
+        first = (rows.start + self.before) // self.stride
+        last = -((self.reach - self.before - rows.stop) // self.stride)
+        return out.intersection(RowRange(min(touching.start, first), max(touching.stop, last + 1)))
+
 
 @dataclass(frozen=True)
 class TransposedWindow:

@@ -112,7 +112,7 @@ def strip(sides: tuple[AxisSlab, ...], exchange: RowExchange, axis: int, rows: R
         rows if at == axis else side.hull.intersection(side.own if at < axis else RowRange(0, side.size))
         for at, side in enumerate(sides)
     )
-    outs = tuple(side.window.outputs_touching(rows, side.out) for side, rows in zip(sides, region, strict=True))
+    outs = tuple(side.window.outputs_covering(rows, side.out) for side, rows in zip(sides, region, strict=True))
     hulls = tuple(side.window.hull(out) for side, out in zip(sides, outs, strict=True))
     boxes, at = [], []
     for index, box in enumerate(exchange.receives):
