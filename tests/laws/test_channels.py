@@ -20,7 +20,7 @@ NUMBERS = {
 }
 
 
-@pytest.mark.parametrize(("share", "least", "cut"), [pytest.param(1, 120, 100, marks=pytest.mark.slow), (6, 20, 12)])
+@pytest.mark.parametrize(("share", "least", "cut"), [pytest.param(1, 120, 80, marks=pytest.mark.slow), (6, 20, 10)])
 def test_channels_equal_one_device(share, least, cut):
     every = [case for strategy, number in NUMBERS.values() for case in drawn(strategy, number // share, cases)]
     results = launch(4, "laws.operator_cases:law", every)

@@ -16,7 +16,7 @@ NUMBERS = {
 }
 
 
-@pytest.mark.parametrize(("share", "least", "cut"), [pytest.param(1, 20, 15, marks=pytest.mark.slow), (4, 5, 2)])
+@pytest.mark.parametrize(("share", "least", "cut"), [pytest.param(1, 20, 10, marks=pytest.mark.slow), (4, 5, 1)])
 def test_channels_of_slabs_equal_one_device(share, least, cut):
     every = [case for strategy, number in NUMBERS.values() for case in drawn(strategy, number // share, cases)]
     results = launch(4, "laws.cut_slab_cases:law", every)

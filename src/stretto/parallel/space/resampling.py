@@ -39,7 +39,16 @@ def pad(func: Func, input: Slab, pad: Any, mode: str = "constant", value: float 
     result = fetch(input, cut, axis_rows, value or 0.0)
     if any(uncut_pad):
         result = func(result, uncut_pad, mode, value)
-    return slab(result, output_cut) if result is not input else result
+    return cut_anew(result, input, output_cut)
+
+
+def cut_anew(result: Tensor, input: Slab, cut: ImageCut) -> Tensor:
+    """The result as a slab of an image that is cut so; it may be the input, if its rows are those that it shall have."""
+    if result is input:
+        if cut == input.cut:
+            return input
+        result = input.clone()
+    return slab(result, cut)
 
 
 @lru_cache(maxsize=256)
@@ -92,7 +101,7 @@ def interpolate(
         rows = slice(*outs.get(dim, (0, output_sizes[dim])))
         index, weight = axes[dim][0][rows] - origins.get(dim, 0), axes[dim][1][rows]
         result = combined(result, dim, index, weight)
-    return slab(result, output_cut) if result is not input else result
+    return cut_anew(result, input, output_cut)
 
 
 def hull(index: Any) -> RowRange:
