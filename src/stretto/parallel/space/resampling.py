@@ -43,7 +43,7 @@ def pad(func: Func, input: Slab, pad: Any, mode: str = "constant", value: float 
 
 
 def cut_anew(result: Tensor, input: Slab, cut: ImageCut) -> Tensor:
-    """The result as a slab of an image that is cut so; it may be the input, if its rows are those that it shall have."""
+    """The result as a slab of an image that is cut so; it may be the input, if its rows are the ones to have."""
     if result is input:
         if cut == input.cut:
             return input
