@@ -5,8 +5,9 @@ import json
 import multiprocessing
 import os
 import signal
+import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,8 @@ class Agent(LocalElasticAgent):
         before = multiprocessing.active_children()
         try:
             of_script = any(getattr(each, "__module__", None) == "__main__" for each in worker_group.spec.args)
-            with contextlib.nullcontext() if of_script else fork_server.without_script():
+            keeping = contextlib.nullcontext() if of_script else fork_server.without_script()
+            with keeping, temporary_files_in(self._folder):
                 started: dict[int, Any] = super()._start_workers(worker_group)
         except fork_server.LOST:
             self._unstarted = self._failure()
@@ -77,6 +79,19 @@ class Agent(LocalElasticAgent):
             for pid in living.intersection(self._pcontext.pids().values()):
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGCONT)
+
+
+@contextlib.contextmanager
+def temporary_files_in(folder: Path) -> Iterator[None]:
+    """Have files for temporary use made there meanwhile: what an interrupt leaves of them goes with the folder.
+
+    torch makes a file for each worker's error and removes it at once, to have its name.
+    """
+    before, tempfile.tempdir = tempfile.tempdir, str(folder)
+    try:
+        yield
+    finally:
+        tempfile.tempdir = before
 
 
 def run(
