@@ -22,8 +22,12 @@ def pairwise(*axes):
 
 def paired(*axes):
     """All cases; those that `pairwise` does without are slow tests."""
-    few = pairwise(*axes)
-    return [pytest.param(*case, marks=[pytest.mark.slow] * (case not in few)) for case in product(*axes)]
+    return slow_but(pairwise(*axes), product(*axes))
+
+
+def slow_but(few, cases):
+    """All cases; but for a few of them they are slow tests."""
+    return [pytest.param(*case, marks=[pytest.mark.slow] * (case not in few)) for case in cases]
 
 
 def pairs(case):
@@ -54,7 +58,7 @@ def each_once(cases):
         left -= {*enumerate(best)}
         used.update(enumerate(best))
         quick.append(best)
-    return [pytest.param(*case, marks=[pytest.mark.slow] * (case not in quick)) for case in cases]
+    return slow_but(quick, cases)
 
 
 def as_tuple(case):

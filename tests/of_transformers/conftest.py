@@ -16,6 +16,4 @@ def _imported():
 
         import stretto.transformers  # noqa: F401
 
-    gc.freeze()
-    yield
-    gc.unfreeze()
+    gc.freeze()  # as tests/conftest.py does with what was collected; to undo it would undo that

@@ -1,13 +1,13 @@
 """Rules against their formulas, step by step; and who may use them."""
 
 import math
-from itertools import pairwise, product
+from itertools import pairwise
 
 import pytest
 import torch
 from torch import nn
 
-from pairwise import pairwise as meeting
+from pairwise import paired
 from stretto.errors import UsageError
 from stretto.weights import (
     Correction,
@@ -67,13 +67,9 @@ def test_prediction(form, horizon):
 HALVED = torch.optim.lr_scheduler.ExponentialLR  # with gamma=0.5: rates whose sums are known
 
 
-STEPPED = ["sgd", "adam", "adamw", "amsgrad"], [0, 1, 4, 2.5], [False, True], [False, True]
-QUICK = meeting(*STEPPED)
-
-
 @pytest.mark.parametrize(
     ("kind", "horizon", "maximize", "halved"),
-    [pytest.param(*case, marks=[pytest.mark.slow] * (case not in QUICK)) for case in product(*STEPPED)],
+    paired(["sgd", "adam", "adamw", "amsgrad"], [0, 1, 4, 2.5], [False, True], [False, True]),
 )
 def test_prediction_along_the_step_is_what_steps_without_surprises_do(kind, horizon, maximize, halved):
     """h updates later, were the direction to stay: by the optimizer's own last step, scaled by the rates to come."""
