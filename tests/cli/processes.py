@@ -28,14 +28,6 @@ def links():
     return tempfile.mkdtemp(prefix="links-")  # it goes with all that tests leave (leftovers.py)
 
 
-def wait_for(condition, process, seconds=60):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < end, "it takes too long"
-        time.sleep(0.02)
-
-
 def descendants(pid):
     """The processes that a process has started, and theirs."""
     children = parenthood()

@@ -7,7 +7,7 @@ import tomllib
 
 import pytest
 
-from cli.processes import descendants, gone, left, start, wait_for
+from cli.processes import descendants, gone, left, start
 from cluster_text import cluster_text
 from stretto.cli import main
 from stretto.mesh import Mesh
@@ -15,6 +15,7 @@ from stretto.plan import Candidate, Plan
 from stretto.plan.trials import Trial, TrialFailedError
 from stretto.study import plan_trials
 from stretto.study.trial_processes import TrialGroup
+from waiting import wait_for
 
 SMALL = ("--model", "mlp", "--model-options.width", "16", "--model-options.depth", "4")
 

@@ -9,8 +9,9 @@ import time
 
 import pytest
 
-from cli.processes import descendants, forks, gone, left, start, wait_for
+from cli.processes import descendants, forks, gone, left, start
 from stretto.cli import main
+from waiting import wait_for
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals and process groups")
 

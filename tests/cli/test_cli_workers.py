@@ -15,10 +15,11 @@ import safetensors.torch
 import torch
 
 from cli.kills import survives
-from cli.processes import alive, descendants, forks, gone, left, listening, start, wait_for
+from cli.processes import alive, descendants, forks, gone, left, listening, start
 from stretto.cli import main
 from stretto.nn.devices import name_of, pick_device
 from stretto.study import read_study
+from waiting import wait_for
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 

@@ -20,6 +20,7 @@ from stretto.errors import StrettoError, UsageError
 from stretto.runtime.rendezvous import addresses, nodes
 from stretto.runtime.rendezvous.nodes import MeetingError, NodesRendezvous
 from stretto.runtime.rendezvous.signed_store import ForgedError, Secret, Signed, given_secret, of_round
+from waiting import wait_for
 
 SECRET, OTHER = Secret("the secret of this test"), Secret("the secret of another")
 NODE = str(Path(__file__).with_name("node.py"))
@@ -126,8 +127,7 @@ def test_launchers_meet_and_meet_again():
         assert [each.num_nodes_waiting() for each in launchers] == [0, 0, 0]
         leaves = threading.Thread(target=second.next_rendezvous)
         leaves.start()
-        while not first.num_nodes_waiting():
-            time.sleep(0.01)
+        wait_for(first.num_nodes_waiting)
         assert third.num_nodes_waiting() == 1
         for each in met(first, third):
             assert each.store.check(["word"]) is False
@@ -146,8 +146,7 @@ def test_another_launcher_takes_the_place_of_one_that_has_gone(monkeypatch):
     with ThreadPoolExecutor(1) as threads:
         begun = threads.submit(first.next_rendezvous)
         board = gone._meeting
-        while not (call := board.signed.get("call").decode()):
-            time.sleep(0.01)
+        call = wait_for(lambda: board.signed.get("call").decode())
         board.answer(call, "the number of one that has gone")
         time.sleep(0.3)
         assert second.next_rendezvous().rank == 1
@@ -238,6 +237,9 @@ def test_something_else_listens_there():
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(addresses, "ANSWER_TIMEOUT", 0.5)
             error = outcome(at(listener.getsockname()[1]).next_rendezvous)
+    for thread in threading.enumerate():
+        if thread.name == "stretto-connect":
+            thread.join()  # torch says on stderr that the listener has gone
     assert "answers, but no stretto job listens there" in str(error)
 
 
@@ -335,13 +337,9 @@ def test_a_stranger_writes_while_a_job_runs(tmp_path):
         if len(own) == 2:  # of both rounds: the second node has told who it is, and waits for the first
             (tmp_path / "go").touch()
 
-    while not (tmp_path / "attempt-1").exists():  # the job runs
-        assert all(node.poll() is None for node in nodes)
-        time.sleep(0.01)
+    wait_for((tmp_path / "attempt-1").exists, *nodes)  # the job runs
     with writing(port, tmp_path / "made", after=after):
-        until = time.monotonic() + 60
-        while all(node.poll() is None for node in nodes) and time.monotonic() < until:
-            time.sleep(0.01)
+        wait_for(lambda: any(node.poll() is not None for node in nodes))
     goes_on = [rank for rank, node in enumerate(nodes) if node.poll() is None]  # one may wait for the other, MEET
     assert len(goes_on) < 2
     statuses, said = ended(nodes, killed=goes_on)

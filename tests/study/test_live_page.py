@@ -2,7 +2,6 @@
 
 import multiprocessing
 import shutil
-import time
 from dataclasses import replace
 
 import pytest
@@ -15,6 +14,7 @@ from stretto.study.live_page import LivePage, PageWriter
 from stretto.study.report_page import describe
 from stretto.study.study import claimed
 from stretto.study.training_run import run
+from waiting import wait_for
 
 SETTINGS = CompareSettings(
     model_options={"depth": 2, "width": 8}, steps=6, evaluations=2, methods=("backprop", "greedy"), lr=(0.1,),
@@ -92,13 +92,6 @@ def test_one_writer_of_several_commands(opened, described, monkeypatch):
     alone = PageWriter(opened, described)
     with locked(opened.out / ".lock", opened.out):
         assert alone.write_if_due(0.3, None)
-
-
-def wait_for(condition, seconds=60):
-    until = time.monotonic() + seconds
-    while not condition() and time.monotonic() < until:
-        time.sleep(0.05)
-    assert condition()
 
 
 def test_a_process_writes_it_and_ends(opened, described):

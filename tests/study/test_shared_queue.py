@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from cli.processes import start, wait_for
+from cli.processes import start
 from stretto import UsageError
 from stretto.cli.program import main
 from stretto.errors import StrettoError
@@ -29,6 +29,7 @@ from stretto.study.shared_queue import (
 )
 from stretto.study.store import EVENTS, RUN
 from stretto.study.training_run import run as make_run
+from waiting import wait_for
 
 SETTINGS = CompareSettings(
     model_options={"depth": 2, "width": 8},
@@ -102,16 +103,9 @@ def test_the_run_of_a_process_that_was_killed_is_made_by_another_one(tmp_path):
     assert lost.state.name == "RUNNING"
     with study.claimed(opened), queue(url, opened) as mine:
         assert mine.take() is None  # it may be alive
-        wait_for(lambda: (mine.take() or None) is not None, Alive())
+        wait_for(lambda: (mine.take() or None) is not None)
     first, second = trials_of(url, opened)
     assert (first.state.name, second.user_attrs["run"]) == ("FAIL", first.user_attrs["run"])
-
-
-class Alive:
-    """What `wait_for` asks whether it has ended: nothing that could."""
-
-    def poll(self):
-        return None
 
 
 @pytest.mark.parametrize(
@@ -330,7 +324,7 @@ def test_signs_of_life_go_on_when_the_storage_was_away(tmp_path, monkeypatch):
             real(*said)
 
         monkeypatch.setattr(mine._storage, "set_trial_user_attr", away_twice)
-        wait_for(lambda: any("beats" in trial.user_attrs for trial in mine._trials()), Alive())
+        wait_for(lambda: any("beats" in trial.user_attrs for trial in mine._trials()))
 
 
 def test_a_storage_that_is_lost_is_said_without_its_password():
