@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import warnings
 from pathlib import Path
 from unittest import mock
 
@@ -160,6 +161,7 @@ def forked(_, command, kept):
             os.closerange(first, number)
             first = number + 1
         os.closerange(first, os.sysconf("SC_OPEN_MAX"))
+        warnings._processoptions([each for each in os.environ.get("PYTHONWARNINGS", "").split(",") if each])
         with contextlib.suppress(SystemExit):
             exec(command[-1], {})
         os._exit(0)
