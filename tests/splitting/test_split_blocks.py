@@ -445,7 +445,7 @@ def by_kind(model, x):
 
 
 def test_what_tracing_changes_is_found_out():
-    with pytest.raises(UsageError, match=r"stages of Around do not give what the model gives.*isinstance"):
+    with pytest.raises(UsageError, match=r"stages of Around do not train as the model does.*isinstance"):
         stretto.split(Around(by_kind), 2, path="blocks", example=numbers(2, 4).float())
 
 

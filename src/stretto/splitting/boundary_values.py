@@ -106,6 +106,16 @@ def unpack(tensor: Tensor) -> Tensor | None:
     return None if tensor.dim() == 1 and not tensor.numel() else tensor.detach()
 
 
+def passed_on(tensor: Tensor) -> Tensor:
+    """A tensor that depends on no weight, as a stage returns it: no leaf, should an input of it have a gradient."""
+    return tensor.view_as(tensor) if tensor.requires_grad else tensor
+
+
+def received(tensor: Tensor) -> Tensor:
+    """What `passed_on` gave as the next stage takes it: without a gradient in training, where it comes as a leaf."""
+    return tensor.detach() if tensor.is_leaf else tensor
+
+
 def outline(tensor: Tensor) -> Tensor:
     """An empty tensor of shape [0, *tensor.shape]: it carries the shape and no elements."""
     return tensor.new_empty((0, *tensor.shape))
@@ -133,7 +143,7 @@ def leaves(graph: fx.Graph, value: Any, form: Form) -> list[fx.Node]:
     if form is None:
         return []
     if isinstance(form, ValueKind):
-        return [value]
+        return [graph.call_function(passed_on, (value,)) if form is ValueKind.FIXED else value]
     members = value if isinstance(value, (tuple, list)) else [None] * len(form)
     tensors: list[fx.Node] = []
     for index, (member, member_form) in enumerate(zip(members, form, strict=True)):
@@ -150,7 +160,7 @@ def rebuild(graph: fx.Graph, form: Form, name: str) -> Any:
     if form is ValueKind.TENSOR:
         return graph.placeholder(name)
     if form is ValueKind.FIXED:
-        return graph.call_method("detach", (graph.placeholder(name),))
+        return graph.call_function(received, (graph.placeholder(name),))
     if form is ValueKind.OPTIONAL:
         return graph.call_function(unpack, (graph.placeholder(name),))
     return type(form)(rebuild(graph, member_form, f"{name}__{index}") for index, member_form in enumerate(form))

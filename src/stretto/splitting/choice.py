@@ -14,6 +14,7 @@ from stretto.splitting.cost import Inputs, PieceCosts, measure
 from stretto.splitting.fx.modules import Modules
 from stretto.splitting.lists import whole_list, whole_tuples
 from stretto.splitting.parts import SplitParts
+from stretto.splitting.proof import Proof
 from stretto.splitting.structure import check_bounds, find, find_exported, shortage, stage_starts
 
 LOGGER = logging.getLogger("stretto")
@@ -109,11 +110,18 @@ class StageCut:
         """The same units cut into `num_stages` stages, as even as possible."""
         return replace(self, chosen=self.parts.choose(self.costs.values, self.units, num_stages))
 
-    def stages(self) -> list[nn.Module]:
-        """The stages. Raises UsageError if they do not compute what the model does."""
+    def proved(self, inputs: Inputs | None) -> "ProvedCut":
+        """The stages. Raises UsageError if they do not train as the model does."""
         stages = self.parts.cut(self.bounds)
-        self.parts.verify(stages)
-        return stages
+        return ProvedCut(self, stages, self.parts.verify(stages, inputs))
+
+
+class ProvedCut(NamedTuple):
+    """A cut, its stages, and the proof that they train as the model does."""
+
+    cut: StageCut
+    stages: list[nn.Module]
+    proof: Proof
 
 
 def measured(parts: SplitParts, inputs: Inputs | None, by: str) -> StageCut:
@@ -138,18 +146,16 @@ def placed(parts: SplitParts, inputs: Inputs | None, by: str, num_stages: int | 
     return measured(parts, inputs, by).into(num_stages)
 
 
-def most_even(
-    choices: Iterable[Way], inputs: Inputs | None, by: str, num_stages: int | Sequence[int]
-) -> tuple[StageCut, list[nn.Module]]:
-    """The cut of the plainest way that makes even stages, else of the way with the least imbalance; and its stages.
+def most_even(choices: Iterable[Way], inputs: Inputs | None, by: str, num_stages: int | Sequence[int]) -> ProvedCut:
+    """The cut of the plainest way that makes even stages, else of the way with the least imbalance; proved.
 
     Given the bounds of an earlier result, it chooses the same way again. Raises UsageError if every way fails: the
     first way's error, or that of a way whose number of parts the given bounds end with.
     """
-    best: tuple[StageCut, list[nn.Module]] | None = None
+    best: ProvedCut | None = None
     refusal: UsageError | None = None
     for index, way in enumerate(choices):
-        if way.costly and (isinstance(num_stages, int) if best is None else not best[0].divisible):
+        if way.costly and (isinstance(num_stages, int) if best is None else not best.cut.divisible):
             continue
         try:
             parts = way.make()
@@ -160,13 +166,13 @@ def most_even(
             continue
         try:
             cut = placed(parts, inputs, by, num_stages)
-            if best is None or cut.imbalance <= FAIR or cut.imbalance * GAIN < best[0].imbalance:
-                best = cut, cut.stages()
+            if best is None or cut.imbalance <= FAIR or cut.imbalance * GAIN < best.cut.imbalance:
+                best = cut.proved(inputs)
         except UsageError as error:
             bounds_match = not isinstance(num_stages, int) and list(num_stages[-1:]) == [len(parts)]
             refusal = error if refusal is None or bounds_match else refusal
             LOGGER.debug("another way to cut the model fails: %s", error)
-        if best is not None and best[0].imbalance <= FAIR:
+        if best is not None and best.cut.imbalance <= FAIR:
             break
     if best is None:
         assert refusal is not None, "there is at least one way"

@@ -15,6 +15,7 @@ from stretto.nn.shapes import describe
 from stretto.splitting.cost import Inputs, attempt
 from stretto.splitting.lists import opens, whole_tuples
 from stretto.splitting.parts import Joint, SplitParts, tally, tied
+from stretto.splitting.proof import Original, Proof
 
 
 class NamedLayer(NamedTuple):
@@ -28,9 +29,9 @@ class NamedLayer(NamedTuple):
 class Layers(SplitParts):
     """Layers by name. A stage's layers keep their names, so `f"{stage}.{name}"` is a key of the trained model.
 
-    An nn.Sequential (`whole`) passes a tuple on as one argument; in a list of layers, as between stages, the members
-    of a tuple become arguments. So an nn.Sequential cannot be cut where a layer returns a tuple. With `opened`, a plain
-    nn.Sequential among the layers can be cut between its own layers.
+    They are those of `sequence`, if one was given. An nn.Sequential (`whole`) passes a tuple on as one argument; in a
+    list of layers, as between stages, the members of a tuple become arguments. So an nn.Sequential cannot be cut where
+    a layer returns a tuple. With `opened`, a plain nn.Sequential among the layers can be cut between its own layers.
     """
 
     noun = "layer"
@@ -40,10 +41,12 @@ class Layers(SplitParts):
         layers: Sequence[tuple[str, nn.Module]],
         inputs: Inputs | None,
         *,
+        sequence: nn.Sequential | None,
         whole: bool,
         together: bool,
         opened: bool = False,
     ) -> None:
+        self._given, self._sequence, self._opened = layers, sequence, opened
         whole_layers = [NamedLayer((name,), layer, ()) for name, layer in layers]
         self._layers = [inner for layer in whole_layers for inner in leaf_layers(layer)] if opened else whole_layers
         self._whole = whole
@@ -76,6 +79,24 @@ class Layers(SplitParts):
     def kinds(self, start: int, stop: int) -> str:
         """The classes of the layers from `start` up to `stop`, and how many of each."""
         return tally(layer.module for layer in self._layers[start:stop])
+
+    @property
+    def original(self) -> Original:
+        """The nn.Sequential, or the list of layers called one after the other."""
+        modules = [layer for _, layer in self._given]
+        if self._sequence is None:
+            return Original(Chain(*modules), modules, "the list of layers")
+        return Original(self._sequence, [self._sequence], type(self._sequence).__name__)
+
+    def why_different(self) -> str:
+        """A container that does more than to call its layers."""
+        return "Give split a list of layers, list(model), which are called one after the other and nothing else"
+
+    def verify(self, stages: Sequence[nn.Module], inputs: Inputs | None) -> Proof:
+        """Nothing is to be proved of the layers of a list that are stages as they are."""
+        if self._sequence is None and not self._opened:
+            return Proof("proved: the stages are the layers of the list, and nothing else was there")
+        return super().verify(stages, inputs)
 
     def divisible(self, index: int) -> bool:
         """Whether a layer has submodules."""

@@ -9,6 +9,8 @@ from torch import nn
 
 from stretto.nn.tied_weights import find as find_ties
 from stretto.splitting.balance import partition
+from stretto.splitting.cost import Inputs
+from stretto.splitting.proof import Original, Proof, prove
 
 
 @dataclass(frozen=True)
@@ -48,8 +50,18 @@ class SplitParts(ABC):
         """Whether a finer way to cut may cut inside this piece."""
         return True
 
-    def verify(self, stages: Sequence[nn.Module]) -> None:  # noqa: B027
-        """Raise UsageError if the stages do not compute what the model computes."""
+    @property
+    @abstractmethod
+    def original(self) -> Original:
+        """What the stages have to do."""
+
+    @abstractmethod
+    def why_different(self) -> str:
+        """The likely cause if stages do not do what the model does, and a remedy."""
+
+    def verify(self, stages: Sequence[nn.Module], inputs: Inputs | None) -> Proof:
+        """Raise UsageError if the stages do not train as the model does."""
+        return prove(self.original, stages, inputs, self.why_different())
 
     def choose(self, costs: Sequence[int], units: Sequence[int], num_stages: int) -> list[int]:
         """The stages' bounds, as indices into `units`: pieces that a stage can begin with. `costs` has one a unit."""

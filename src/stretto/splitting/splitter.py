@@ -18,6 +18,7 @@ from stretto.options.checks import of_kind, one_of, sequence
 from stretto.splitting.choice import FAIR, StageCut, measured, most_even, uneven, ways
 from stretto.splitting.cost import Inputs
 from stretto.splitting.parts import tied_notes
+from stretto.splitting.proof import Proof
 from stretto.splitting.stages import Stages, explain
 from stretto.splitting.structure import find
 
@@ -96,15 +97,16 @@ def divide(
     target_stages = num_stages if isinstance(num_stages, int) else len(num_stages) - 1
     possible_ways = ways(model, inputs, names, path, target_stages, together=tied == "together")
     try:
-        cut, stages = most_even(possible_ways, inputs, by, num_stages)
+        cut, stages, proof = most_even(possible_ways, inputs, by, num_stages)
     except UsageError:
         if num_stages == 1 and isinstance(model, nn.Module) and gives_tensors(model, example):
             return Stages([model], model=model, bounds=[0, 1], explanation="the whole model", shares=[1.0])
         raise
     is_uneven = isinstance(num_stages, int) and cut.imbalance > FAIR and cut.costs.known
     warning = uneven(cut, path) if is_uneven else ""
-    explanation = explanation_of(cut, stages)
+    explanation = explanation_of(cut, stages, proof)
     LOGGER.info("%s", explanation)
+    LOGGER.info("the proof took %.3g s, %d forwards and as many backwards", proof.seconds, proof.steps)
     return Stages(
         stages,
         model=model,
@@ -139,7 +141,7 @@ def pieces(
     names, inputs = named_inputs(model, example)
     together = tied == "together"
     try:
-        cut, _ = most_even(ways(model, inputs, names, path, 2, together=together), inputs, BY[0], 2)
+        cut = most_even(ways(model, inputs, names, path, 2, together=together), inputs, BY[0], 2).cut
     except UsageError:  # there is a single piece; any other mistake is raised again below
         cut = measured(find(model, inputs, names, path, 2, together=together), inputs, BY[0])
     finest = cut.into(len(cut.units) - 1)
@@ -165,10 +167,10 @@ def named_inputs(
     return names, tuple(tensor.to(device) for tensor in tensors)
 
 
-def explanation_of(cut: StageCut, stages: Sequence[nn.Module]) -> str:
+def explanation_of(cut: StageCut, stages: Sequence[nn.Module], proof: Proof) -> str:
     """The text of `Stages.explanation`."""
     kinds = [cut.parts.kinds(start, stop) for start, stop in pairwise(cut.bounds)]
-    notes = [*cut.parts.notes(cut.bounds), *tied_notes(stages)]
+    notes = [*cut.parts.notes(cut.bounds), *tied_notes(stages), proof.text]
     return explain(cut.parts.noun, cut.bounds, kinds, cut.costs.together(cut.chosen), notes)
 
 

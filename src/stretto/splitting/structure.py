@@ -44,7 +44,8 @@ def find(
         raise UsageError(f"example names {', '.join(names)}, but a list of layers knows no names: give a tuple instead")
     layers = entries(model, "the list of layers")
     check_layers(layers, "the list of layers")
-    return Layers(layers, inputs, whole=whole_tuples(model), together=together, opened=opened)
+    sequence = model if isinstance(model, nn.Sequential) else None
+    return Layers(layers, inputs, sequence=sequence, whole=whole_tuples(model), together=together, opened=opened)
 
 
 def find_blocks(

@@ -15,6 +15,7 @@ from stretto.splitting.forward_arguments import find_call
 from stretto.splitting.fx.traced import Traced
 from stretto.splitting.graph_operations import OperationRecorder, held_together
 from stretto.splitting.parts import tally, tied
+from stretto.splitting.proof import Proof, compare_outputs
 
 
 class Exported(Traced):
@@ -77,17 +78,17 @@ class Exported(Traced):
         """Of all nearly even stages, those with the fewest bytes sent between them."""
         return cheapest(costs, [self._bytes[unit] for unit in units], num_stages)
 
-    def verify(self, stages: Sequence[nn.Module]) -> None:
-        """Compare with the model in evaluation, on one row fewer, and in training, on all rows."""
+    def verify(self, stages: Sequence[nn.Module], inputs: Inputs | None) -> Proof:
+        """On one row fewer, too, since any number of rows will do."""
         assert self._inputs is not None
-        all_rows = self._inputs
-        fewer_rows = tuple(x[:-1] if x.dim() and len(x) == len(all_rows[0]) > 2 else x for x in all_rows)
-        modes = {module: True for stage in stages for module in stage.modules()}
-        modes |= {module: module.training or not self._model.training for module in self._model.modules()}
-        self._compare(stages, fewer_rows)
-        self._compare(stages, all_rows, modes)
+        rows = len(self._inputs[0]) if self._inputs[0].dim() else 0
+        if rows > 2:
+            fewer = tuple(x[:-1] if x.dim() and len(x) == rows else x for x in self._inputs)
+            compare_outputs(self.original, stages, fewer, self.why_different())
+        return super().verify(stages, self._inputs)
 
-    def _why_different(self) -> str:
+    def why_different(self) -> str:
+        """An operation that is not recorded."""
         return f"its forward does not do what torch.export recorded. {REMEDY}"
 
     def _number(self) -> dict[fx.Node, int]:

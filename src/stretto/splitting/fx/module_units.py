@@ -40,7 +40,8 @@ class Units(Traced):
     def _begins(self, node: fx.Node) -> bool:
         """Whether a unit begins with this node."""
 
-    def _why_different(self) -> str:
+    def why_different(self) -> str:
+        """A decision that tracing changes."""
         return (
             f"between its {self.noun}s, its forward decides by something that tracing changes, such as "
             f"isinstance(x, torch.Tensor). {REMEDY}"

@@ -54,14 +54,6 @@ class Modules(Units):
         """Whether a module has submodules."""
         return any(True for _ in self._targets[str(self._calls[index].target)].children())
 
-    def verify(self, stages: Sequence[nn.Module]) -> None:
-        """Compare with the model in evaluation, then in training."""
-        super().verify(stages)
-        assert self._inputs is not None
-        modes = {module: True for stage in stages for module in stage.modules()}
-        modes |= {module: module.training or not self._model.training for module in self._model.modules()}
-        self._compare(stages, self._inputs, modes)
-
     @cached_property
     def _calls(self) -> list[fx.Node]:
         return [node for node in self._graph.nodes if self._begins(node)]

@@ -1,19 +1,15 @@
 """A model's recorded forward, cut between units: runs of consecutive nodes."""
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
-import torch
-from torch import Tensor, fx, nn
+from torch import fx, nn
 from torch.fx.node import map_arg
 
-from stretto.errors import UsageError
 from stretto.nn import deferred
-from stretto.nn.chain import Chain
-from stretto.nn.preserve import device_of, output_tensors, trainable, undisturbed, without_fused_transformers
+from stretto.nn.preserve import device_of, trainable, undisturbed
 from stretto.splitting.assembly import assemble
 from stretto.splitting.boundary_values import (
     Form,
@@ -33,6 +29,7 @@ from stretto.splitting.fx.decisions import reads_metadata
 from stretto.splitting.fx.graph import RecordedForward
 from stretto.splitting.graph_operations import OperationRecorder
 from stretto.splitting.parts import Joint, SplitParts
+from stretto.splitting.proof import Original
 
 
 class Traced(SplitParts):
@@ -60,10 +57,10 @@ class Traced(SplitParts):
             for index, (start, stop) in enumerate(pairwise(bounds))
         ]
 
-    def verify(self, stages: Sequence[nn.Module]) -> None:
-        """Run the example through the model and through the stages. Raises UsageError if they differ."""
-        if self._inputs is not None:
-            self._compare(stages, self._inputs)
+    @property
+    def original(self) -> Original:
+        """The model, called as the batch fills its arguments."""
+        return Original(lambda *x: self._call.run(self._model, x), [self._model], type(self._model).__name__)
 
     @abstractmethod
     def _number(self) -> dict[fx.Node, int]:
@@ -72,35 +69,6 @@ class Traced(SplitParts):
     @abstractmethod
     def _first(self, position: int, live: Sequence[fx.Node]) -> fx.Node | None:
         """Which of the values sent to unit `position` comes first; None for no preference."""
-
-    @abstractmethod
-    def _why_different(self) -> str:
-        """The likely cause if the stages' outputs differ from the model's, and a remedy."""
-
-    def _compare(
-        self, stages: Sequence[nn.Module], inputs: Inputs, modes: Mapping[nn.Module, bool] | None = None
-    ) -> None:
-        # In evaluation, but for the modules that `modes` sets. Without values for the weights, shapes are compared.
-        outputs = []
-        agree = close
-        for run in (partial(self._call.run, self._model, inputs), partial(Chain(*stages), *inputs)):
-            with (
-                undisturbed([self._model, *stages], device_of([self._model])),
-                torch.no_grad(),
-                without_fused_transformers(),  # no tracer records it
-                deferred.faked([self._model, *stages]) as valueless,
-            ):
-                for module, training in (modes or {}).items():
-                    module.training = training
-                torch.manual_seed(0)  # some modules draw random numbers in evaluation too
-                outputs.append(tensors_of(run()))
-            agree = alike if valueless else close
-        expected, actual = outputs
-        if len(expected) < len(actual) or not all(map(agree, expected, actual)):
-            raise UsageError(
-                f"the stages of {type(self._model).__name__} do not give what the model gives for the example: "
-                f"{self._why_different()}"
-            )
 
     def _record_forms(self, inputs: Inputs) -> dict[fx.Node, Form]:
         # Run the example once and record the form of every node's value.
@@ -257,21 +225,3 @@ class Traced(SplitParts):
                 outputs += leaves(graph, values[node], self._forms[node])
         graph.output(outputs[0] if len(outputs) == 1 else tuple(outputs))
         return graph
-
-
-def tensors_of(output: Any) -> tuple[Tensor, ...]:
-    """The tensors of a model's output, a mapping or not."""
-    return output_tensors(tuple(output.values()) if isinstance(output, Mapping) else output)
-
-
-def alike(expected: Tensor, actual: Tensor) -> bool:
-    """Whether two tensors have the same shape and dtype."""
-    return expected.shape == actual.shape and expected.dtype == actual.dtype
-
-
-def close(expected: Tensor, actual: Tensor) -> bool:
-    """Whether two tensors are equal up to rounding, relative to the largest element."""
-    if not alike(expected, actual):
-        return False
-    scale = float(expected.abs().amax()) if expected.numel() and expected.is_floating_point() else 0.0
-    return torch.allclose(expected, actual, rtol=1e-3, atol=1e-3 * scale, equal_nan=True)

@@ -1,0 +1,381 @@
+"""Proof that stages train as their model does: outputs, gradients, buffers and draws of random numbers on an example.
+
+A recorded forward loses what no graph has: torch.no_grad, the backward of an autograd.Function, hooks of modules that
+are called no more, decisions by random numbers or by attributes. So both run on the example, in training and in
+evaluation, with all generators seeded alike, and every number that training depends on is compared.
+"""
+
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from stretto.errors import UsageError
+from stretto.nn import deferred
+from stretto.nn.chain import Chain
+from stretto.nn.preserve import device_of, unchanged, undisturbed, unique, without_fused_transformers
+from stretto.splitting.cost import Inputs
+
+RUNS = ((True, 0), (True, 1), (False, 0))  # training or evaluation, and the seed of all generators
+WHOLE = 65_536  # elements of a gradient up to which all are compared; of a larger one, as many at equal distances
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
+NOISE = 1e-2  # what rounding may leave of a gradient that is zero, over the tolerance times the largest gradient
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+PLAIN = (bool, int, float, str, bytes, type(None))
+
+
+class Original(NamedTuple):
+    """What stages have to do: `run` on the tensors of a batch, with the modules `roots`, called `title` in messages."""
+
+    run: Callable[..., Any]
+    roots: Sequence[nn.Module]
+    title: str
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What was compared, as a line of text, how many forwards and backwards that took, and how many seconds."""
+
+    text: str
+    steps: int = 0
+    seconds: float = 0.0
+
+
+@dataclass
+class Observation:
+    """What a run on the example came to."""
+
+    outputs: tuple[Tensor, ...] = ()
+    gradients: dict[str, Tensor | None] = field(default_factory=dict)
+    buffers: dict[str, Tensor] = field(default_factory=dict)
+    attributes: dict[str, object] = field(default_factory=dict)
+    generators: dict[str, object] = field(default_factory=dict)
+    functions: frozenset[str] = frozenset()
+
+
+def prove(original: Original, stages: Sequence[nn.Module], inputs: Inputs | None, why: str) -> Proof:
+    """Compare stages with the model on the example. `why` is the likely cause of a difference, and its remedy.
+
+    Raises UsageError, which names what differs, for stages that do not train as the model does.
+    """
+    refuse_lost_hooks(original, stages)
+    if inputs is None:
+        return Proof("unproved: without an example stages are not compared with the model")
+    began, steps = time.perf_counter(), 0
+    if deferred.placeholders([*original.roots, *stages]):
+        compare_outputs(original, stages, inputs, why)
+        return Proof("unproved: weights without values; shapes alone were compared")
+    for training, seed in RUNS:
+        actual = attempted(partial(observe, Chain(*stages), original, stages, inputs, training, seed))
+        most = len(actual.outputs) if isinstance(actual, Observation) else None
+        expected = attempted(partial(observe, original.run, original, stages, inputs, training, seed, most))
+        steps += 2
+        mode = "training" if training else "evaluation"
+        if isinstance(expected, Exception):
+            if isinstance(actual, Exception):
+                said = f"{type(expected).__name__}: {expected}".splitlines()[0]
+                return Proof(f"unproved: the model fails on the example in {mode}: {said}", steps)
+            raise UsageError(
+                f"{original.title} fails on the example in {mode}, where its stages do not: "
+                f"{type(expected).__name__}: {expected}"
+            ) from expected
+        if isinstance(actual, Exception):
+            raise UsageError(
+                f"the stages of {original.title} fail on the example in {mode}, where the model does not "
+                f"({type(actual).__name__}: {actual}): {why}"
+            ) from actual
+        difference = first_difference(expected, actual)
+        if difference is not None:
+            again = observe(original.run, original, stages, inputs, training, seed, most)
+            if (varies := first_difference(expected, again)) is not None:
+                difference = f"the model itself comes to other numbers when it is called again ({varies})"
+            raise UsageError(
+                f"the stages of {original.title} do not train as the model does: in {mode}, {difference}. "
+                f"{cause(expected, actual) or why[0].upper() + why[1:]}"
+            )
+    count = len(named_parameters(original.roots))
+    text = (
+        f"proved on the example: outputs, gradients of {count} parameters, buffers and random numbers are the model's, "
+        "in training and in evaluation"
+    )
+    return Proof(text, steps, time.perf_counter() - began)
+
+
+def attempted(call: Callable[[], Observation]) -> Observation | Exception:
+    """What a call returns, or the exception that it raises."""
+    try:
+        return call()
+    except Exception as error:  # noqa: BLE001 (judged by the caller)
+        return error
+
+
+def observe(
+    run: Callable[..., Any],
+    original: Original,
+    stages: Sequence[nn.Module],
+    inputs: Inputs,
+    training: bool,
+    seed: int,
+    most: int | None = None,
+) -> Observation:
+    """One forward and one backward; afterwards everything is as before. At most `most` outputs are looked at."""
+    roots = [*original.roots, *stages]
+    modules = named_modules(original.roots)
+    parameters = named_parameters(original.roots)
+    seen, frozen = Observation(), frozen_modules(original.roots)
+    with as_before(roots, parameters.values()):
+        for module in unique(roots):
+            module.training = training and id(module) not in frozen
+        before = plain_attributes(modules)
+        leaves = [x.detach().clone().requires_grad_(x.is_floating_point()) for x in inputs]
+        seed_all(seed)
+        with torch.enable_grad(), without_fused_transformers():
+            outputs = tensors_in(run(*(x.clone() for x in leaves)))[:most]
+            seen.outputs = tuple(output.detach().clone() for output in outputs)
+            wanted = [output for output in outputs if output.requires_grad]
+            seen.functions = own_functions(wanted)
+            if wanted:
+                torch.autograd.backward(wanted, [cotangent(output, i) for i, output in enumerate(wanted)])
+        values = {**parameters, **{f"input {index}": leaf for index, leaf in enumerate(leaves) if leaf.requires_grad}}
+        seen.gradients = {name: shortened(value.grad) for name, value in values.items()}
+        seen.buffers = {
+            f"{path}.{name}".lstrip("."): buffer.detach().clone()
+            for path, module in modules.items()
+            for name, buffer in module._buffers.items()
+            if buffer is not None
+        }
+        after = plain_attributes(modules)
+        seen.attributes = {name: after.get(name) for name in {**before, **after} if before.get(name) != after.get(name)}
+        seen.generators = {
+            "torch": torch.get_rng_state().numpy().tobytes(),
+            "random": random.getstate(),
+            "numpy.random": str(np.random.get_state()),
+        }
+    return seen
+
+
+@contextmanager
+def as_before(roots: Sequence[nn.Module], parameters: Any) -> Iterator[None]:
+    """Afterwards modes, buffers, attributes, gradients, their hooks, and all generators are as before."""
+    python, numpy = random.getstate(), np.random.get_state()
+    kept = [(p, p.grad, p._post_accumulate_grad_hooks) for p in parameters]
+    modules = nn.ModuleList(unique(roots))
+    try:
+        with unchanged(modules), undisturbed(list(roots), device_of(roots)):
+            for parameter, _, _ in kept:
+                parameter.grad, parameter._post_accumulate_grad_hooks = None, None
+            yield
+    finally:
+        for parameter, gradient, hooks in kept:
+            parameter.grad, parameter._post_accumulate_grad_hooks = gradient, hooks
+        random.setstate(python)
+        np.random.set_state(numpy)
+
+
+def seed_all(seed: int) -> None:
+    """Seed the generators of torch, Python and NumPy."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed)
+
+
+def frozen_modules(roots: Sequence[nn.Module]) -> set[int]:
+    """The ids of modules that are in evaluation while their model trains: they stay in it."""
+    trains = any(root.training for root in roots)
+    return {id(module) for module in unique(roots) if trains and not module.training}
+
+
+def named_modules(roots: Sequence[nn.Module]) -> dict[str, nn.Module]:
+    """The modules of a model by name; of a list of layers, by layer and name."""
+    root = roots[0] if len(roots) == 1 else nn.ModuleList(roots)
+    return dict(root.named_modules())
+
+
+def named_parameters(roots: Sequence[nn.Module]) -> dict[str, nn.Parameter]:
+    """The parameters of a model by name; of a list of layers, by layer and name."""
+    root = roots[0] if len(roots) == 1 else nn.ModuleList(roots)
+    return dict(root.named_parameters())
+
+
+def plain_attributes(modules: Mapping[str, nn.Module]) -> dict[str, object]:
+    """The numbers, texts and truth values that modules hold, by the names of module and attribute."""
+    return {
+        f"{path}.{name}".lstrip("."): value
+        for path, module in modules.items()
+        for name, value in vars(module).items()
+        if isinstance(value, PLAIN)
+    }
+
+
+def tensors_in(output: Any) -> list[Tensor]:
+    """The tensors in a forward's output, however nested."""
+    if isinstance(output, Mapping):  # a Hugging Face ModelOutput may be unknown to torch
+        output = list(output.values())
+    return [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
+
+
+def cotangent(output: Tensor, index: int) -> Tensor:
+    """A fixed random gradient for an output."""
+    drawn = torch.randn(output.shape, generator=torch.Generator().manual_seed(index), dtype=torch.float64)
+    return drawn.to(output.device, output.dtype)
+
+
+def own_functions(outputs: Sequence[Tensor]) -> frozenset[str]:
+    """The names of the autograd.Functions, torch's own left out, that outputs come from."""
+    pending: list[Any] = [output.grad_fn for output in outputs]
+    known: set[Any] = set()
+    while pending:
+        node = pending.pop()
+        if node is not None and node not in known:
+            known.add(node)
+            pending += [source for source, _ in node.next_functions]
+    kinds = {getattr(node, "_forward_cls", torch.Tensor) for node in known}
+    return frozenset(kind.__name__ for kind in kinds if not of_torch(kind))
+
+
+def of_torch(thing: Any) -> bool:
+    """Whether a function or class is torch's own."""
+    return str(getattr(thing, "__module__", type(thing).__module__)).partition(".")[0] == "torch"
+
+
+def shortened(gradient: Tensor | None) -> Tensor | None:
+    """A gradient, or, of a large one, elements at equal distances and its norm."""
+    if gradient is None or gradient.layout is not torch.strided or gradient.numel() <= WHOLE:
+        return gradient
+    some = gradient.flatten()[:: -(-gradient.numel() // WHOLE)]
+    return torch.cat([some, torch.linalg.vector_norm(gradient).reshape(1)])
+
+
+def first_difference(expected: Observation, actual: Observation) -> str | None:
+    """What the stages come to that the model does not, None if they are alike."""
+    if len(expected.outputs) != len(actual.outputs):
+        return f"they give {len(actual.outputs)} tensors where the model gives {len(expected.outputs)}"
+    for index, (ours, theirs) in enumerate(zip(expected.outputs, actual.outputs, strict=True)):
+        if not alike(ours, theirs):
+            return f"output {index} is {described(theirs)} where the model gives {described(ours)}"
+        if not close(ours, theirs):
+            return f"output {index} differs from the model's by {distance(ours, theirs)}"
+    for name, value in expected.buffers.items():
+        if not (alike(value, actual.buffers[name]) and close(value, actual.buffers[name])):
+            return f"the buffer {name} differs afterwards by {distance(value, actual.buffers[name])}"
+    floor = NOISE * max((largest(value) for value in expected.gradients.values() if value is not None), default=0.0)
+    for name, gradient in expected.gradients.items():
+        other = actual.gradients[name]
+        if gradient is None or other is None:
+            if gradient is not other:
+                here, there = ("no gradient", "one") if other is None else ("a gradient", "none")
+                return f"{name} has {here}, in the model {there}"
+        elif not (alike(gradient, other) and close(gradient, other, floor)):
+            return f"the gradient of {name} differs from the model's by {distance(gradient, other)}"
+    for name in {**expected.attributes, **actual.attributes}:
+        if expected.attributes.get(name) != actual.attributes.get(name):
+            return f"the attribute {name} does not become {expected.attributes.get(name)!r}, as in the model"
+    drawn = [name for name, state in expected.generators.items() if state != actual.generators[name]]
+    return f"they draw other random numbers from {drawn[0]}" if drawn else None
+
+
+def cause(expected: Observation, actual: Observation) -> str:
+    """The construct of the forward that stages do not have, with a remedy; empty if none is known."""
+    lost = sorted(expected.functions - actual.functions)
+    apart = "in a module of its own, which is called as it is, or give split a list of layers"
+    if lost:
+        return f"The backward of {' and '.join(lost)}, an autograd.Function, is not recorded: call it {apart}"
+    given = [name for name, value in actual.gradients.items() if value is not None]
+    silent = [name for name in given if expected.gradients[name] is None]
+    if silent:
+        return (
+            f"The model gives {', '.join(silent[:3])}{' ...' * (len(silent) > 3)} no gradient (torch.no_grad() or "
+            f"set_grad_enabled in its forward?), which is not recorded: use requires_grad_(False), or detach(), or put "
+            f"those calls {apart}"
+        )
+    drawn = [name for name, state in expected.generators.items() if state != actual.generators[name]]
+    if drawn:
+        return f"What its forward draws from {' and '.join(drawn)} would be the same at every step: draw it {apart}"
+    kept = [name for name in expected.attributes if name not in actual.attributes]
+    if kept:
+        return f"What its forward keeps in {', '.join(kept[:3])} would be lost: keep it {apart}"
+    return ""
+
+
+def alike(expected: Tensor, actual: Tensor) -> bool:
+    """Whether two tensors have the same shape, dtype and layout."""
+    return (expected.shape, expected.dtype, expected.layout) == (actual.shape, actual.dtype, actual.layout)
+
+
+def close(expected: Tensor, actual: Tensor, floor: float = 0.0) -> bool:
+    """Whether two tensors are equal up to rounding, relative to the largest element, or to `floor` if that is more."""
+    if expected.layout is not torch.strided:
+        expected, actual = expected.to_dense(), actual.to_dense()
+    if not (expected.is_floating_point() or expected.is_complex()):
+        return torch.equal(expected, actual)
+    tolerance = TOLERANCE.get(expected.dtype, 1e-2)
+    return torch.allclose(
+        expected, actual, rtol=tolerance, atol=tolerance * max(largest(expected), floor), equal_nan=True
+    )
+
+
+def largest(tensor: Tensor) -> float:
+    """The largest finite magnitude in a tensor."""
+    if tensor.layout is not torch.strided:
+        tensor = tensor.to_dense()
+    finite = tensor.detach().abs()
+    finite = finite[finite.isfinite()]
+    return float(finite.max()) if finite.numel() else 0.0
+
+
+def distance(expected: Tensor, actual: Tensor) -> str:
+    """How far apart two tensors are, for messages."""
+    if not alike(expected, actual):
+        return f"its kind: {described(actual)} instead of {described(expected)}"
+    ours, theirs = (each.to_dense() if each.layout is not torch.strided else each for each in (expected, actual))
+    return f"{largest(ours.double() - theirs.double()):.3g}, its largest element is {largest(ours):.3g}"
+
+
+def described(tensor: Tensor) -> str:
+    """Dtype and shape."""
+    return f"{tensor.dtype} {list(tensor.shape)}"
+
+
+def compare_outputs(original: Original, stages: Sequence[nn.Module], inputs: Inputs, why: str) -> None:
+    """Raise UsageError unless stages give what the model gives in evaluation; without values of weights, the shapes."""
+    roots = [*original.roots, *stages]
+    outputs = []
+    with torch.no_grad(), without_fused_transformers():
+        for run in (original.run, Chain(*stages)):
+            with undisturbed(roots, device_of(roots)), deferred.faked(roots) as valueless:
+                torch.manual_seed(0)  # some modules draw random numbers in evaluation, too
+                outputs.append(tensors_in(run(*inputs)))
+    expected, actual = outputs
+    agree = alike if valueless else lambda one, other: alike(one, other) and close(one, other)
+    if len(expected) < len(actual) or not all(map(agree, expected, actual)):
+        raise UsageError(f"the stages of {original.title} do not give what the model gives for the example: {why}")
+
+
+# -- hooks ----------------------------------------------------------------------------------------------------------
+
+
+def refuse_lost_hooks(original: Original, stages: Sequence[nn.Module]) -> None:
+    """Raise UsageError for hooks of modules that stages do not call, torch's own left out, which graphs record."""
+    called = {id(module) for module in unique(stages)}
+    lost = [
+        f"{getattr(hook, '__qualname__', type(hook).__name__)} of {path or original.title}"
+        for path, module in named_modules(original.roots).items()
+        if id(module) not in called
+        for kind in HOOKS
+        for hook in getattr(module, kind).values()
+        if not of_torch(hook)
+    ]
+    if lost:
+        raise UsageError(
+            f"{original.title} has hooks on modules that its stages do not call: {'; '.join(lost[:3])}"
+            f"{' ...' * (len(lost) > 3)}. Remove them, hook a module inside one stage, or do in a module's forward "
+            "what they do"
+        )
