@@ -7,22 +7,18 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
+from stretto.nn.preserve import python_generators_restored
 from stretto.nn.seeding import PreservedGenerator
 
 
 @contextmanager
 def seeded(seed: int, device: torch.device) -> Iterator[None]:
     """In this block torch, NumPy and random draw from `seed`; afterwards they go on as if nothing had been drawn."""
-    python, numpy = random.getstate(), np.random.get_state()
     cpu = torch.device("cpu")
-    with PreservedGenerator(cpu) as on_cpu, PreservedGenerator(device) as on_device:
+    with python_generators_restored(), PreservedGenerator(cpu) as on_cpu, PreservedGenerator(device) as on_device:
         on_cpu.seed(seed)
         if device != cpu:
             on_device.seed(seed)
         random.seed(seed)
         np.random.seed(seed & 0xFFFFFFFF)
-        try:
-            yield
-        finally:
-            random.setstate(python)
-            np.random.set_state(numpy)
+        yield

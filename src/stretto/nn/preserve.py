@@ -1,9 +1,11 @@
 """Contexts for running a model to inspect it: modes, buffers, attributes and random generators are restored."""
 
+import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -31,6 +33,17 @@ def evaluating(modules: Sequence[nn.Module]) -> Iterator[None]:
 
 
 @contextmanager
+def python_generators_restored() -> Iterator[None]:
+    """After this block the generators of Python's random and of numpy.random are as before."""
+    python, numpy = random.getstate(), np.random.get_state()
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+
+
+@contextmanager
 def undisturbed(modules: Sequence[nn.Module], device: torch.device) -> Iterator[None]:
     """Evaluation mode in this block; afterwards modes, buffers (statistics, counters) and generators are as before.
 
@@ -42,7 +55,7 @@ def undisturbed(modules: Sequence[nn.Module], device: torch.device) -> Iterator[
         for name, buffer in module._buffers.items()
         if buffer is not None
     ]
-    with forked_generators(device), evaluating(modules):
+    with forked_generators(device), python_generators_restored(), evaluating(modules):
         try:
             yield
         finally:

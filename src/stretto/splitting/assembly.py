@@ -5,10 +5,12 @@ from typing import Any
 
 from torch import Tensor, fx, nn
 
+from stretto.splitting.graph_module import GraphModule
+
 
 def assemble(
     graph: fx.Graph, targets: Mapping[str, Any], persistent: set[str], model: nn.Module, name: str
-) -> fx.GraphModule:
+) -> GraphModule:
     """A GraphModule that runs `graph` on the model's own modules, parameters and buffers, under their own names.
 
     `targets` maps each dotted name in the graph to its object; `persistent` are the names in the model's state_dict.
@@ -18,7 +20,7 @@ def assemble(
     for target in sorted(used_targets, key=lambda target: target.count(".")):
         install(holder, target, targets[target])
     holder.training = model.training
-    module = fx.GraphModule(holder, graph, class_name=name)
+    module = GraphModule(holder, graph, class_name=name)
     in_model = {
         id(submodule) for value in targets.values() if isinstance(value, nn.Module) for submodule in value.modules()
     }

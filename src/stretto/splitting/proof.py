@@ -165,19 +165,19 @@ def observe(
 @contextmanager
 def as_before(roots: Sequence[nn.Module], parameters: Any) -> Iterator[None]:
     """Afterwards modes, buffers, attributes, gradients, their hooks, and all generators are as before."""
-    python, numpy = random.getstate(), np.random.get_state()
-    kept = [(p, p.grad, p._post_accumulate_grad_hooks) for p in parameters]
+    kept = [(p, p.grad, p._post_accumulate_grad_hooks or {}) for p in parameters]
+    acting = [dict(hooks) for _, _, hooks in kept]  # an optimizer, perhaps
     modules = nn.ModuleList(unique(roots))
     try:
         with unchanged(modules), undisturbed(list(roots), device_of(roots)):
-            for parameter, _, _ in kept:
-                parameter.grad, parameter._post_accumulate_grad_hooks = None, None
+            for parameter, _, hooks in kept:
+                parameter.grad = None
+                hooks.clear()
             yield
     finally:
-        for parameter, gradient, hooks in kept:
-            parameter.grad, parameter._post_accumulate_grad_hooks = gradient, hooks
-        random.setstate(python)
-        np.random.set_state(numpy)
+        for (parameter, gradient, hooks), former in zip(kept, acting, strict=True):
+            parameter.grad = gradient
+            hooks.update(former)
 
 
 def seed_all(seed: int) -> None:

@@ -1,13 +1,10 @@
 """`StrettoTrainer`: transformers' Trainer whose steps are those of a stretto.Trainer."""
 
 import inspect
-import random
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from accelerate.utils.memory import clear_device_cache
 from torch import Tensor, nn
@@ -21,6 +18,7 @@ from stretto.losses import Loss
 from stretto.methods import Method
 from stretto.methods import method as find_method
 from stretto.methods.table import check_written, is_advised, with_microbatches
+from stretto.nn.preserve import python_generators_restored
 from stretto.nn.seeding import PreservedGenerator
 from stretto.optim.named import NamedOptimizer
 from stretto.runtime import membership
@@ -158,7 +156,7 @@ class StrettoTrainer(Trainer):
 
     def _first_batch(self) -> Inputs:
         """The first batch of the training data; the random numbers of the first epoch are left alone."""
-        with PreservedGenerator(torch.device("cpu")), preserved_python():
+        with PreservedGenerator(torch.device("cpu")), python_generators_restored():
             loader = self.get_train_dataloader()
             batch = next(iter(loader), None)
         end = getattr(loader, "end", None)
@@ -523,14 +521,3 @@ def defaults(args: TrainingArguments) -> dict[str, Any]:
     if args.bf16:
         options["precision"] = "bf16-autocast"  # as accelerate's: weights stay in float32
     return options
-
-
-@contextmanager
-def preserved_python() -> Iterator[None]:
-    """Afterwards Python's and NumPy's random generators are as before: data collators draw from them."""
-    states = random.getstate(), np.random.get_state()
-    try:
-        yield
-    finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])

@@ -20,6 +20,7 @@ from stretto.splitting.export.quiet import output_held_back
 from stretto.splitting.forward_arguments import ForwardCall
 from stretto.splitting.fx.graph import RecordedForward, place
 from stretto.splitting.fx.tracer import is_record
+from stretto.splitting.graph_module import GraphModule
 
 aten = torch.ops.aten
 ROOT = "model"
@@ -66,6 +67,7 @@ def export(model: nn.Module, call: ForwardCall, inputs: Inputs) -> RecordedForwa
             model_call = ModelCall(model, call)
             programs.append(run_export(model_call, call, inputs))
             graphs.append(with_local_shapes(lower(programs[-1], model, call, targets), device_of([model])))
+    refuse_other_outputs(model, programs)
     merged = merge(graphs[0], graphs[1], targets, training=model.training)
     check(merged, model, call, inputs, programs)
     return RecordedForward(merged, targets, model_call.outputs)
@@ -94,6 +96,18 @@ def run_export(model_call: ModelCall, call: ForwardCall, inputs: Inputs) -> Any:
             f"{kind}.forward cannot be exported{place(error)}: {type(error).__name__}: {lines[0] if lines else ''}"
             f"{call.hint}. {REMEDY}"
         ) from error
+
+
+def refuse_other_outputs(model: nn.Module, programs: Sequence[Any]) -> None:
+    """Raise UsageError for a forward that returns other outputs in training than in evaluation."""
+    trained, evaluated = (program.call_spec.out_spec for program in programs)
+    if trained != evaluated:
+        counts = [spec.num_leaves for spec in (trained, evaluated)]
+        raise UsageError(
+            f"{type(model).__name__}.forward returns {counts[0]} outputs in training and {counts[1]} in evaluation, or "
+            "arranges them otherwise: return the same in both (the auxiliary ones, too, and use them in the loss in "
+            "training alone), or give split a list of layers"
+        )
 
 
 def lower(program: Any, model: nn.Module, call: ForwardCall, targets: dict[str, Any]) -> fx.Graph:
@@ -126,7 +140,8 @@ def copy_nodes(source: fx.GraphModule, graph: fx.Graph, values: dict[fx.Node, An
     """Append the operations of `source` to `graph`; `values` maps nodes of `source` to nodes of `graph`."""
     for node in source.graph.nodes:
         if node.op == "get_attr":
-            values[node] = getattr(source, node.target)  # a region under no_grad or autocast: kept as one module
+            region = getattr(source, node.target)  # under no_grad or autocast: kept as one module
+            values[node] = GraphModule(region, region.graph, class_name="Region")
         if node.op != "call_function" or node.target is aten._assert_tensor_metadata.default:
             continue
         args, kwargs = map_arg((node.args, node.kwargs), lambda used: as_argument(values[used], graph, targets))

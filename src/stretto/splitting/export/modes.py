@@ -14,6 +14,8 @@ from typing import Any
 from torch import fx, nn
 from torch.fx.node import map_arg
 
+from stretto.splitting.graph_module import GraphModule
+
 Pair = tuple[fx.Node, fx.Node]  # the same value in the training graph and in the evaluation graph
 
 
@@ -222,7 +224,7 @@ class Merger:
             for index, side in enumerate((trained, evaluated))
         ]
         name = f"_switches.{sum(isinstance(value, Switch) for value in self._targets.values())}"
-        modules = [fx.GraphModule(nn.Module(), graph, class_name="Branch") for graph in graphs]
+        modules = [GraphModule(nn.Module(), graph, class_name="Branch") for graph in graphs]
         self._targets[name] = Switch(*modules).train(self._training)
         switch = self._graph.create_node("call_module", name, tuple(inputs))
         switch.meta = copy.copy([*reversed(trained), *evaluated, *(node for pair in outputs for node in pair)][0].meta)
