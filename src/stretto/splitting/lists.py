@@ -1,12 +1,14 @@
 """The lists of layers in a model, and which of them is its list of blocks."""
 
 from collections.abc import Iterable
+from itertools import chain
 from typing import Any
 
 from torch import nn
 
 from stretto.errors import UsageError, nearest
 from stretto.nn.chain import Chain
+from stretto.splitting.lost_hooks import hooks_of
 from stretto.splitting.parts import tally
 
 
@@ -24,8 +26,7 @@ def whole_tuples(model: object) -> bool:
 
 def opens(module: nn.Module) -> bool:
     """Whether a module is a plain nn.Sequential, without hooks, parameters or buffers of its own."""
-    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    extras = (*module._parameters, *module._buffers, *(hook for name in hooks for hook in getattr(module, name)))
+    extras = (*module._parameters, *module._buffers, *chain.from_iterable(hooks_of(module)))
     return isinstance(module, nn.Sequential) and whole_list(module) and len(module) > 0 and not extras
 
 

@@ -23,12 +23,12 @@ from stretto.nn import deferred
 from stretto.nn.chain import Chain
 from stretto.nn.preserve import device_of, unchanged, undisturbed, unique, without_fused_transformers
 from stretto.splitting.cost import Inputs
+from stretto.splitting.lost_hooks import of_torch, refuse_lost_hooks
 
 RUNS = ((True, 0), (True, 1), (False, 0))  # training or evaluation, and the seed of all generators
 WHOLE = 65_536  # elements of a gradient up to which all are compared; of a larger one, as many at equal distances
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 NOISE = 1e-2  # what rounding may leave of a gradient that is zero, over the tolerance times the largest gradient
-HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 PLAIN = (bool, int, float, str, bytes, type(None))
 
 
@@ -66,7 +66,8 @@ def prove(original: Original, stages: Sequence[nn.Module], inputs: Inputs | None
 
     Raises UsageError, which names what differs, for stages that do not train as the model does.
     """
-    refuse_lost_hooks(original, stages)
+    for root in original.roots:
+        refuse_lost_hooks(root, stages)
     if inputs is None:
         return Proof("unproved: without an example stages are not compared with the model")
     began, steps = time.perf_counter(), 0
@@ -241,11 +242,6 @@ def own_functions(outputs: Sequence[Tensor]) -> frozenset[str]:
     return frozenset(kind.__name__ for kind in kinds if not of_torch(kind))
 
 
-def of_torch(thing: Any) -> bool:
-    """Whether a function or class is torch's own."""
-    return str(getattr(thing, "__module__", type(thing).__module__)).partition(".")[0] == "torch"
-
-
 def shortened(gradient: Tensor | None) -> Tensor | None:
     """A gradient, or, of a large one, elements at equal distances and its norm."""
     if gradient is None or gradient.layout is not torch.strided or gradient.numel() <= WHOLE:
@@ -357,25 +353,3 @@ def compare_outputs(original: Original, stages: Sequence[nn.Module], inputs: Inp
     agree = alike if valueless else lambda one, other: alike(one, other) and close(one, other)
     if len(expected) < len(actual) or not all(map(agree, expected, actual)):
         raise UsageError(f"the stages of {original.title} do not give what the model gives for the example: {why}")
-
-
-# -- hooks ----------------------------------------------------------------------------------------------------------
-
-
-def refuse_lost_hooks(original: Original, stages: Sequence[nn.Module]) -> None:
-    """Raise UsageError for hooks of modules that stages do not call, torch's own left out, which graphs record."""
-    called = {id(module) for module in unique(stages)}
-    lost = [
-        f"{getattr(hook, '__qualname__', type(hook).__name__)} of {path or original.title}"
-        for path, module in named_modules(original.roots).items()
-        if id(module) not in called
-        for kind in HOOKS
-        for hook in getattr(module, kind).values()
-        if not of_torch(hook)
-    ]
-    if lost:
-        raise UsageError(
-            f"{original.title} has hooks on modules that its stages do not call: {'; '.join(lost[:3])}"
-            f"{' ...' * (len(lost) > 3)}. Remove them, hook a module inside one stage, or do in a module's forward "
-            "what they do"
-        )

@@ -39,6 +39,11 @@ class Stages(list[nn.Module]):
         self._model = model if isinstance(model, nn.Module) else nn.ModuleList(model)
         self._names = names_in(self._model, self)
 
+    @property
+    def model(self) -> nn.Module:
+        """The model that was cut; a list of layers as an nn.ModuleList."""
+        return self._model
+
     def name_in_model(self, key: str) -> str | None:
         """The name in the model of a weight "<stage>.<name>"; None for one that an earlier stage has, too (tied)."""
         own = self._key(key)

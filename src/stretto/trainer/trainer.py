@@ -30,6 +30,7 @@ from stretto.replicas import Order, Sync
 from stretto.replicas import find as find_sync
 from stretto.replicas.resume_check import refuse_other
 from stretto.runtime.process_memory import most_held
+from stretto.splitting.lost_hooks import refuse_lost_hooks
 from stretto.stage.interpreter import Interpreter, Profile
 from stretto.stage.precision import Precision
 from stretto.stage.trainer_arguments import StageLike, check_kinds, check_mesh, check_number, check_recompute
@@ -39,6 +40,7 @@ from stretto.tracing.pauses import PAUSE
 from stretto.trackers.tracker import RunDescription, Tracker
 from stretto.trainer.backend import State, find_backend
 from stretto.trainer.build import Construction
+from stretto.trainer.changes import settled
 from stretto.trainer.chosen_method import chosen_method, refuse_hidden_norms
 from stretto.trainer.early_stop import EarlyStop
 from stretto.trainer.feed import Needs
@@ -144,8 +146,10 @@ class Trainer:
         self._backend = find_backend(timeout, mesh)
         with self._backend.together():
             check_kinds(stages, loss, scheduler, heads, workers, seed, clip)
-            stages = list(stages)
+            given, stages = stages, list(stages)
             check_number(stages, workers)
+            if isinstance(given, nn.Sequential | nn.ModuleList):
+                refuse_lost_hooks(given, [*given])
             sync = find_sync(sync)
             check_mesh(mesh, sync)
             check_recompute(recompute, mesh)
@@ -176,6 +180,7 @@ class Trainer:
         #: have as many bytes of gradients on their way back.
         self.weight_bytes = built.weight_bytes
         self._begin(built)
+        self._settled = settled(self._stages, given)
 
     def _begin(self, built: Construction) -> None:
         # What trains, before the first minibatch.
@@ -254,6 +259,7 @@ class Trainer:
         if self._broken is not None or self._sums:
             self._refuse_halted()
         with self._backend.together():
+            self._settled.check()
             loads = self._splitter.loads(x, y)
         n = self._entered
         with self._running("step", n):

@@ -1,0 +1,139 @@
+"""What a user may change after a Trainer was made, and the trainer would not see: found at the next step, by name.
+
+The weights that are trained, the modules of stages and what a recorded forward has made of a model's attributes are
+settled when the Trainer is made. A plain loop would honour a change from the next step on.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import nn
+
+from stretto.errors import UsageError
+from stretto.nn.preserve import unique
+from stretto.splitting.lost_hooks import REMEDY, hooks_of
+from stretto.splitting.proof import PLAIN
+from stretto.splitting.stages import Stages
+from stretto.stage.stage import Stage
+
+AGAIN = "do so before the Trainer is made, or make another one, which may go on with this one's weights"
+ABSENT = object()
+
+
+class Settled:
+    """What was settled when a Trainer was made. `check` takes about 50 ns for each module, parameter and attribute."""
+
+    def __init__(
+        self, stages: Mapping[int, nn.Module], optimizers: Sequence[torch.optim.Optimizer], model: nn.Module | None
+    ) -> None:
+        inside = unique([*stages.values()])
+        lost = [] if model is None else [module for module in unique([model]) if module not in set(inside)]
+        self._parameters = [p for module in inside for p in module.parameters(recurse=False)]
+        self._trained = [p.requires_grad for p in self._parameters]
+        self._entries = [
+            (vars(module)["_modules"], name, child)
+            for module in (*inside, *lost)
+            for name, child in module._modules.items()
+        ]
+        self._entries += [
+            (vars(module), name, vars(module)[name])
+            for module in lost
+            for name in sorted(read_in_forward(type(module)))
+            if name in vars(module) and isinstance(vars(module)[name], PLAIN)
+        ]
+        self._hooks = [(hooks, len(hooks)) for module in lost for hooks in hooks_of(module)]
+        self._groups = [(optimizer.param_groups, group_sizes(optimizer)) for optimizer in optimizers]
+        self._stages, self._model = stages, model
+
+    def check(self) -> None:
+        """Raise UsageError if something has changed that is settled."""
+        if [p.requires_grad for p in self._parameters] != self._trained:
+            raise UsageError(self._said_of_parameters())
+        for where, name, value in self._entries:
+            now = where.get(name, ABSENT)
+            if now is not value and (isinstance(value, nn.Module) or now != value):
+                raise UsageError(self._said_of_entry(where, name, value, now))
+        for hooks, number in self._hooks:
+            if len(hooks) > number:
+                path = self._place(hooks)
+                raise UsageError(
+                    f"a hook was added to {path} after the Trainer was made, but no stage calls that module: {REMEDY}"
+                )
+        for groups, sizes in self._groups:
+            if [len(group["params"]) for group in groups] != sizes:
+                raise UsageError(
+                    f"an optimizer has {len(groups)} groups of {[len(group['params']) for group in groups]} parameters "
+                    f"now, and had {sizes} when the Trainer was made: {AGAIN}"
+                )
+
+    def _said_of_parameters(self) -> str:
+        changed = {id(p) for p, then in zip(self._parameters, self._trained, strict=True) if p.requires_grad != then}
+        names = list(
+            dict.fromkeys(
+                f"{index}.{name}"
+                for index, stage in self._stages.items()
+                for name, parameter in stage.named_parameters()
+                if id(parameter) in changed
+            )
+        )
+        first = next(p for p in self._parameters if id(p) in changed)
+        verb = "requires a gradient now, and did not" if first.requires_grad else "requires no gradient now, and did"
+        more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
+        return f"{names[0]}{more} {verb} when the Trainer was made: {AGAIN}"
+
+    def _said_of_entry(self, where: Any, name: str, value: object, now: object) -> str:
+        place = self._place(where)
+        if isinstance(value, nn.Module):
+            kinds = "nothing" if now is ABSENT else f"another {type(now).__name__}"
+            return f"{place} has {kinds} as {name!r} since the Trainer was made: {AGAIN}"
+        return (
+            f"{place} has {name}={'nothing' if now is ABSENT else repr(now)} now, and had {value!r} when it was split: "
+            "its stages go on with that; split it and make the Trainer again, or let a module that is called as it is "
+            "read the attribute"
+        )
+
+    def _place(self, held: Any) -> str:
+        # The module that holds these attributes, modules or hooks.
+        roots = [(f"stage {index}", stage) for index, stage in self._stages.items()]
+        if self._model is not None:
+            roots.append((type(self._model).__name__, self._model))
+        for title, root in roots:
+            for path, module in root.named_modules():
+                if any(held is each for each in (vars(module), module._modules, *hooks_of(module))):
+                    return f"{path} of {title}" if path else title
+        return "a module"
+
+
+def settled(stages: Mapping[int, Stage], given: object) -> Settled:
+    """What is settled for this process's stages; `given` is what the Trainer was given as stages."""
+    model = given.model if isinstance(given, Stages) else given if isinstance(given, nn.Sequential) else None
+    optimizers = [stage.optimizer for stage in stages.values() if stage.optimizer is not None]
+    return Settled({index: stage.module for index, stage in stages.items()}, optimizers, model)
+
+
+def group_sizes(optimizer: torch.optim.Optimizer) -> list[int]:
+    """How many parameters each group has."""
+    return [len(group["params"]) for group in optimizer.param_groups]
+
+
+def read_in_forward(kind: type[nn.Module]) -> frozenset[str]:
+    """The names that a forward and the methods that it names mention."""
+    pending, known = ["forward"], set[str]()
+    while pending:
+        name = pending.pop()
+        if name not in known:
+            known.add(name)
+            pending += mentioned(getattr(kind, name, None))
+    return frozenset(known)
+
+
+def mentioned(function: object) -> Iterator[str]:
+    """The names in a function's code, functions inside it included."""
+    if isinstance(function, FunctionType):
+        codes = [function.__code__]
+        while codes:
+            code = codes.pop()
+            yield from code.co_names
+            codes += [constant for constant in code.co_consts if hasattr(constant, "co_names")]
