@@ -18,6 +18,8 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor, nn
 
+from stretto.nn.parameter_hooks import hooked
+
 Values = Mapping[int, Tensor]  # by the number of the tied parameter
 
 
@@ -84,7 +86,8 @@ class Lender:
         """Add the gradients that borrowers sent to the parameters' gradients."""
         for by_number in gradients:
             for number in self.parameters.keys() & by_number.keys():
-                parameter, gradient = self.parameters[number], by_number[number]
+                parameter = self.parameters[number]
+                gradient = hooked(parameter, by_number[number])
                 parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
 
 

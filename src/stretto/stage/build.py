@@ -13,6 +13,7 @@ from stretto.errors import UsageError
 from stretto.heads.reading import HeadReadings
 from stretto.methods.cure import Place
 from stretto.nn import tied_weights
+from stretto.nn.parameter_hooks import refuse_hooks
 from stretto.nn.seeding import ForwardSeeds, derive
 from stretto.nn.sharded_modules import is_sharded
 from stretto.nn.tied_weights import Lender
@@ -77,6 +78,10 @@ class StageBuilder:
         `reducer` connects it with its copies in the other replicas; None without replicas.
         """
         specification = self.specification
+        refuse_hooks(
+            f"stage {index}", module, tied=[tie.parameter for tie in self.ties], per_update=self.rules.per_update,
+            replicas=specification.mesh.data, stashed=specification.method.weights not in ("live", "current"),
+        )  # fmt: skip
         parts = self._parts(index, module, head)
         optimizer = parts.optimizer
         place = self._place(index, optimizer)

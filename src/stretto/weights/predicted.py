@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from stretto.nn.parameter_hooks import with_hooks_of
 from stretto.weights.stash import Stash, Version
 from stretto.weights.value_rules import Rule
 
@@ -26,7 +27,9 @@ class Predicted(Stash):
         """The version with the rule's values for the current weights; all forwards until the next update share it."""
         if self._standing is None:
             values = {name: self.rule.value(name, p).data for name, p in self._parameters.items()}
-            self._standing = Version({name: nn.Parameter(value) for name, value in values.items()})
+            self._standing = Version(
+                {name: with_hooks_of(self._parameters[name], nn.Parameter(value)) for name, value in values.items()}
+            )
         return self._standing
 
     def forget(self) -> None:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from stretto.nn.batch import Named
+from stretto.nn.parameter_hooks import with_hooks_of
 from stretto.weights import saved_tensor_check
 from stretto.weights.weights import Weights
 from stretto.weights.written_elsewhere import step_elsewhere
@@ -46,7 +47,9 @@ class Stash(Weights):
     def standing(self) -> Version:
         """The version with the current weights; all forwards until the next update share it."""
         if self._standing is None:
-            self._standing = Version({name: nn.Parameter(p.data) for name, p in self._parameters.items()})
+            self._standing = Version(
+                {name: with_hooks_of(p, nn.Parameter(p.data)) for name, p in self._parameters.items()}
+            )
         return self._standing
 
     def run_on(self, version: Version, inputs: Sequence[Tensor]) -> tuple[Any, Any]:
