@@ -28,6 +28,7 @@ from stretto.nn.shapes import describe, summary
 from stretto.nn.sharded_modules import gathered, is_sharded, local_share, local_state, whole_state
 from stretto.nn.state_check import check_part, check_weights, explaining_misfits
 from stretto.nn.tied_weights import Borrower, Lender
+from stretto.nn.unsaved_buffers import UnsavedBuffers
 from stretto.optim import Label, Masters
 from stretto.optim.loading import load
 from stretto.optim.update_feedback import plain_sums
@@ -157,6 +158,7 @@ class Stage:
         self.module = module
         self.head = head
         self.optimizer = parts.optimizer
+        self._unsaved = UnsavedBuffers(parts.module)
         self.scheduler = parts.scheduler
         self.weights, self._step, self._clip = phase
         self.loss = specification.precision.loss(of_stage(specification.loss, index))
@@ -270,7 +272,9 @@ class Stage:
     def state_dict(self) -> dict[str, Any]:
         """All that training changes of this stage, in this replica; nothing in flight, replicas settled."""
         parts = {name: None if part is None else whole_state(part.state_dict()) for name, part in self._parts()}
-        return {**parts, "updates": self.updates, "weights": self.weights.state_dict()}
+        unsaved = self._unsaved.state_dict()
+        more = {"buffers": unsaved} if unsaved else {}
+        return {**parts, "updates": self.updates, "weights": self.weights.state_dict(), **more}
 
     def load_state_dict(self, state: Mapping[str, Any], origin: str) -> None:
         """Load what `state_dict` returned. Raises UsageError, naming `origin`, if it is of another kind of stage."""
@@ -288,6 +292,7 @@ class Stage:
                     share = local_state(state[name], part)
                     load(part, share) if isinstance(part, torch.optim.Optimizer) else part.load_state_dict(share)
         with explaining_misfits(f"{origin} does not fit stage {self.index}"):
+            self._unsaved.load_state_dict(state.get("buffers", {}))
             check_weights(state["weights"], self.weights.state_dict(), self.module)
             self.updates = state["updates"]
             self._begun = False

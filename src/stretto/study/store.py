@@ -6,6 +6,7 @@ import os
 import platform
 import shutil
 import time
+import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import cache
@@ -103,14 +104,21 @@ class RunWriter:
     def finish(self, run: Mapping[str, Any], weights: Mapping[str, Tensor], heads: Mapping[str, Tensor]) -> None:
         """Write run.json and the weights, flush all files to the disk, and rename the folder.
 
-        `heads` are weights with a file of their own. Neither file is written if it would be empty.
+        `heads` are weights with a file of their own. Neither file is written if it would be empty. A file holds tensors
+        alone: a UserWarning names what is left out.
         """
         from safetensors.torch import save
 
         with writing(self.folder):
             for file, state in ((MODEL, weights), (HEADS, heads)):
+                if left_out := [key for key, value in state.items() if not isinstance(value, Tensor)]:
+                    warnings.warn(
+                        f"{file} holds tensors alone: the extra state {', '.join(left_out)} is not in it, but in "
+                        "checkpoints, as Trainer.save writes them",
+                        stacklevel=2,
+                    )
                 if state:
-                    tensors = {key: value.detach().cpu().clone() for key, value in state.items()}
+                    tensors = {key: value.detach().cpu().clone() for key, value in state.items() if key not in left_out}
                     (self._partial / file).write_bytes(save(tensors))
             (self._partial / RUN).write_text(json.dumps(run, indent=1, allow_nan=False) + "\n", encoding="utf-8")
             replace_into(self._partial, self.folder)

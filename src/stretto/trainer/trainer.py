@@ -712,7 +712,8 @@ class Trainer:
     def gather(self) -> dict[str, Tensor] | None:
         """The trained weights under the keys of `model.state_dict()`, and those of heads as `heads.<s>.<name>`.
 
-        On several processes this is a collective, and the result is on rank 0, None elsewhere.
+        Extra state of modules (get_extra_state) that is no tensor is left out: checkpoints have it. On several
+        processes this is a collective, and the result is on rank 0, None elsewhere.
         """
         self._pause()
         with self._backend.together():
@@ -729,8 +730,9 @@ class Trainer:
         """Write the trained weights as safetensors, each process its own stages: none needs room for all.
 
         The folder gets model-00001-of-00004.safetensors for each stage and model.safetensors.index.json; all processes
-        have to see it. `names` gives each weight that `gather` would name its name in the files, or None to leave it
-        out. Returns the weights of heads as `gather` does, on rank 0; None elsewhere. A collective.
+        have to see it. Extra state of modules that is no tensor is left out. `names` gives each weight that `gather`
+        would name its name in the files, or None to leave it out. Returns the weights of heads as `gather` does, on
+        rank 0; None elsewhere. A collective.
         """
         check_path("write_weights: folder", folder)
         self._pause()
@@ -758,6 +760,7 @@ class Trainer:
             for prefix, module in parts
             if module is not None
             for name, value in self._backend.sharing.state(module).items()
+            if isinstance(value, Tensor)  # extra state is in checkpoints
         }
 
     def save(self, path: str | os.PathLike[str], extra: Mapping[str, Any] | None = None) -> None:
