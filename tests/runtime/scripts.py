@@ -292,3 +292,29 @@ def read_only(method, tied=False, **options):
         losses.append(trainer.step(x, x.roll(1, 1)))
         evaluated.append(trainer.evaluate([(x, words[1])]))  # in lockstep: what is not needed yet has to wait
     return losses, trainer.flush(), evaluated, weights_of(trainer)
+
+
+def shared_norm():
+    """What three steps end with where stages on two processes have one table, and where they have one batch norm."""
+    said = []
+    for shared in (Scaled(), nn.BatchNorm1d(8)):
+        made = [nn.Sequential(nn.Linear(8, 8), shared), nn.Sequential(shared, nn.Linear(8, 4))]
+        trainer = stretto.Trainer(made, nn.functional.cross_entropy, OPTIMIZERS["sgd"])
+        try:
+            for x, y in batches(3):
+                trainer.step(x, y)
+            said.append("trained")
+        except stretto.UsageError as error:
+            said.append(f"{error}")
+    return said
+
+
+class Scaled(nn.Module):
+    """Multiplies by a buffer that nothing changes."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("factor", torch.full((8,), 2.0))
+
+    def forward(self, x):
+        return x * self.factor

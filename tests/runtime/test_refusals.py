@@ -55,3 +55,11 @@ def test_all_processes_refuse_alike_and_go_on(processes, kinds, tmp_path):
 def test_nothing_works_for_groups_that_have_parted(tmp_path):
     """A thread of gloo whose connections were cut turns without end."""
     assert launch(3, "runtime.refused:threads_after", "stage", str(tmp_path)) == [0, 0, 0]
+
+
+def test_a_buffer_that_stages_on_two_processes_share_and_training_changes_is_refused():
+    """The first step finds it out; a table stays the same on both."""
+    for table, norm in launch(2, "runtime.scripts:shared_norm", timeout=60):
+        assert table == "trained"
+        assert "training changes the buffer" in norm
+        assert "Give each stage a module of its own" in norm

@@ -74,9 +74,7 @@ def test_gathered_weights_are_tensors():
 def test_a_run_writes_its_weights_and_says_what_is_left_out(tmp_path):
     data = (X.repeat(5, 1)[:32], Y.repeat(5)[:32]), (X, Y)
     model = lambda: [Counting({"seen": 0}), nn.Linear(8, 3)]  # noqa: E731 (as a user writes it)
-    with pytest.warns(
-        UserWarning, match=r"model.safetensors holds tensors alone: the extra state .*is not"
-    ):
+    with pytest.warns(UserWarning, match=r"model.safetensors holds tensors alone: the extra state .*is not"):
         run = stretto.train(model, data, steps=3, batch_size=8, out=tmp_path / "run", quiet=True)
     assert run is not None
     assert (tmp_path / "run" / "model.safetensors").exists()

@@ -4,12 +4,12 @@ The weights that are trained, the modules of stages and what a recorded forward 
 settled when the Trainer is made. A plain loop would honour a change from the next step on.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import FunctionType
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from stretto.errors import UsageError
 from stretto.nn.preserve import unique
@@ -26,8 +26,13 @@ class Settled:
     """What was settled when a Trainer was made. `check` takes about 50 ns for each module, parameter and attribute."""
 
     def __init__(
-        self, stages: Mapping[int, nn.Module], optimizers: Sequence[torch.optim.Optimizer], model: nn.Module | None
+        self,
+        stages: Mapping[int, nn.Module],
+        optimizers: Sequence[torch.optim.Optimizer],
+        model: nn.Module | None,
+        elsewhere: Mapping[int, nn.Module],
     ) -> None:
+        """`elsewhere` are stages of other processes, as far as they are known here."""
         inside = unique([*stages.values()])
         lost = [] if model is None else [module for module in unique([model]) if module not in set(inside)]
         self._parameters = [p for module in inside for p in module.parameters(recurse=False)]
@@ -46,6 +51,13 @@ class Settled:
         self._hooks = [(hooks, len(hooks)) for module in lost for hooks in hooks_of(module)]
         self._groups = [(optimizer.param_groups, group_sizes(optimizer)) for optimizer in optimizers]
         self._stages, self._model = stages, model
+        theirs = {id(buffer): (index, name) for index, stage in elsewhere.items() for name, buffer in named(stage)}
+        self._shared = [
+            (buffer, buffer._version, f"{index}.{name}", theirs[id(buffer)][0])
+            for index, stage in stages.items()
+            for name, buffer in named(stage)
+            if id(buffer) in theirs
+        ]
 
     def check(self) -> None:
         """Raise UsageError if something has changed that is settled."""
@@ -66,6 +78,14 @@ class Settled:
                 raise UsageError(
                     f"an optimizer has {len(groups)} groups of {[len(group['params']) for group in groups]} parameters "
                     f"now, and had {sizes} when the Trainer was made: {AGAIN}"
+                )
+
+        for buffer, version, title, other in self._shared:
+            if buffer._version != version:
+                raise UsageError(
+                    f"training changes the buffer {title}, which stage {other} on another process has, too: each would "
+                    "keep its own, where one process has one. Give each stage a module of its own, or put both calls "
+                    "into one stage"
                 )
 
     def _said_of_parameters(self) -> str:
@@ -106,11 +126,17 @@ class Settled:
         return "a module"
 
 
-def settled(stages: Mapping[int, Stage], given: object) -> Settled:
+def settled(stages: Mapping[int, Stage], given: Iterable[object]) -> Settled:
     """What is settled for this process's stages; `given` is what the Trainer was given as stages."""
+    elsewhere = {i: stage for i, stage in enumerate(given) if i not in stages and isinstance(stage, nn.Module)}
     model = given.model if isinstance(given, Stages) else given if isinstance(given, nn.Sequential) else None
     optimizers = [stage.optimizer for stage in stages.values() if stage.optimizer is not None]
-    return Settled({index: stage.module for index, stage in stages.items()}, optimizers, model)
+    return Settled({index: stage.module for index, stage in stages.items()}, optimizers, model, elsewhere)
+
+
+def named(stage: nn.Module) -> list[tuple[str, Tensor]]:
+    """The buffers of a stage by name."""
+    return list(stage.named_buffers())
 
 
 def group_sizes(optimizer: torch.optim.Optimizer) -> list[int]:
