@@ -275,7 +275,7 @@ def no_readout():
 
 def tied_blocks():
     network = stages()
-    network[2].mlp[0].weight = network[1].mlp[0].weight
+    network[3][0].mlp[0].weight = network[2].mlp[0].weight
     return network
 
 
@@ -288,7 +288,7 @@ def tied_blocks():
         (stages, "greedy(head=man(depth=0))", {}, "depth=0 must be a whole number"),
         (stages, "greedy(head=man(width=3))", {}, "has no option 'width'"),
         (no_readout, "greedy(head=man)", {}, "the last stage does not end in one of this width"),
-        (tied_blocks, "greedy(head=man)", {}, "reads the next stage's first layers, but stages 1 and 2 share"),
+        (tied_blocks, "greedy(head=man)", {}, "reads the next stage's first layers, but stages 3 and 2 share"),
         (stages, "greedy(head=man)", {"precision": "bf16"}, "stands still in bfloat16"),
         (stages, "chunked(head=man, recompute=True)", {}, "would read newer weights of the next stage"),
         (stages, "greedy(head=man)", {"mesh": stretto.Mesh(data=2), "sync": "local-sgd(every=2)"}, "does not keep"),

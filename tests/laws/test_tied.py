@@ -199,42 +199,50 @@ class Reading(nn.Module):
         return x + self.inner(tanh(linear(x, self.weight)))
 
 
-def locally_by_hand(stages, heads, hops, data, attached=False):
+def locally_by_hand(stages, heads, hops, data):
     """Each head's loss trains its own stage and so many below; all of a minibatch read the same weights.
 
-    The gradient of a use that is not `attached` goes nowhere.
+    The last stage that has the shared weight steps it, with the gradients of all losses; one further down reads it as
+    many updates later as there are stages between the two.
     """
     modules, heads = copy.deepcopy((nn.ModuleList(stages), heads))
     shared = modules[0].weight
-    own = [[p for p in stage.parameters() if not s or p is not shared] for s, stage in enumerate(modules)]
-    optimizers = [
-        sgd([*parameters, *(heads[s].parameters() if heads[s] is not None else ())]) for s, parameters in enumerate(own)
-    ]
-    for x, y in data:
+    holders = [s for s, stage in enumerate(modules) if any(p is shared for p in stage.parameters())]
+    owner, versions = holders[-1], [shared.detach().clone()]
+    own = [[p for p in stage.parameters() if s == owner or p is not shared] for s, stage in enumerate(modules)]
+    stepped = [[*parameters, *(heads[s].parameters() if heads[s] else ())] for s, parameters in enumerate(own)]
+    optimizers = [sgd(parameters) for parameters in stepped if parameters]
+    for t, (x, y) in enumerate(data):
+        read = {s: versions[max(0, t - (owner - s))].clone().requires_grad_() for s in holders[:-1]}
+
+        def stage(s, h, read=read):
+            used = {name: read.get(s, p) if p is shared else p for name, p in modules[s].named_parameters()}
+            return torch.func.functional_call(modules[s], used, (h,))
+
         given = [x]
-        for stage in modules[:-1]:
-            given.append(stage(given[-1]).detach())
+        for s in range(len(modules) - 1):
+            given.append(stage(s, given[-1]).detach())
         gradients = {}
         for s, reach in enumerate(hops):
             if reach is None:
                 continue
             h = given[s - reach]
             for index in range(s - reach, s + 1):
-                used = dict(modules[index].named_parameters())
-                if index and not attached:
-                    used = {name: p.detach() if p is shared else p for name, p in used.items()}
-                h = torch.func.functional_call(modules[index], used, (h,))
+                h = stage(index, h)
             head = heads[s]
-            wanted = list(modules[s - reach : s + 1].parameters())
+            wanted = [p for index in range(s - reach, s + 1) for p in own[index]]
             wanted += list(head.parameters()) if head is not None else []
+            leaves = [read[index] for index in range(s - reach, s + 1) if index in read]
             loss = token_loss(head(h) if head is not None else h, y)
-            for p, gradient in zip(wanted, torch.autograd.grad(loss, wanted, allow_unused=True), strict=True):
+            found = torch.autograd.grad(loss, [*wanted, *leaves], allow_unused=True)
+            for p, gradient in zip([*wanted, *[shared] * len(leaves)], found, strict=True):
                 if gradient is not None:
                     gradients[p] = gradients.get(p, 0) + gradient
         for optimizer in optimizers:
             for p in optimizer.param_groups[0]["params"]:
                 p.grad = gradients.get(p)
             optimizer.step()
+        versions.append(shared.detach().clone())
     return modules
 
 
@@ -248,8 +256,8 @@ LOCAL = {"greedy": (0, 0, 0, 0), "overlapping": (None, 1, 1, 1), "chunked(chunks
 
 
 @pytest.mark.parametrize(("method", "workers"), in_turn(LOCAL, [None, 2], rounds=2, slow=1))
-def test_under_local_methods_the_first_stages_losses_train_them(method, workers):
-    """The last stage reads what the first one's forward of the same minibatch read."""
+def test_under_local_methods_the_networks_loss_trains_them(method, workers):
+    """The last stage owns them, and the first one's losses send their gradients there."""
     stages, data, hops = language_model(), batches(7), LOCAL[method]
     heads = heads_at(hops)
     expected = locally_by_hand(stages, heads, hops, data)
@@ -266,7 +274,7 @@ def test_a_loss_that_trains_both_stages_trains_them_by_both_uses():
     stages, hops, data = language_model(), LOCAL["chunked(chunks=2)"], batches(7)
     stages = [stages[0], Reading(stages[0].weight).double(), stages[1], nn.Linear(WIDTH, VOCABULARY).double()]
     heads = heads_at(hops)
-    expected = locally_by_hand(stages, heads, hops, data, attached=True)
+    expected = locally_by_hand(stages, heads, hops, data)
     trainer = stretto.Trainer(stages, token_loss, sgd, "chunked(chunks=2)", heads=list(heads))
     for x, y in data:
         trainer.step(x, y)
@@ -276,10 +284,8 @@ def test_a_loss_that_trains_both_stages_trains_them_by_both_uses():
 
 def test_who_trains_them_under_local_methods():
     trainer = stretto.Trainer(language_model(), token_loss, sgd, "greedy", example=batches(1)[0][0])
-    assert [tie.trains for tie in trainer.rules.ties] == [False]
-    assert not any(leaf.requires_grad for leaf in trainer._stages[3]._borrows.leaves().values())
-    rules = stretto.method("chunked(chunks=2)").plan(4, ties=((0, 1), (0, 2)))[1]
-    assert [tie.trains for tie in rules.ties] == [True, False]
+    assert [(tie.owner, tie.user, tie.trains) for tie in trainer.rules.ties] == [(3, 0, True)]
+    assert trainer._stages[3].optimizer.param_groups[0]["params"][0] is trainer.stages[3].weight
 
 
 def test_versions_of_a_tied_readout_come_after_each_update():

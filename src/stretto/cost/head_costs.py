@@ -80,15 +80,15 @@ class HeadCosts:
             return self._copies(stage, bounds)
         return self.behind(stage, len(bounds) - 1)[bounds[stage + 1] - 1]
 
-    @property
-    def from_last(self) -> bool:
-        """Whether weights that stages share belong to the last of them, not to the first (`HeadKind.from_last`)."""
-        return self.trains or bool(self.read)
+    def laid_out(
+        self, heads: Sequence[int], costs: ModelCosts, bounds: Sequence[int], *, last_owns: bool
+    ) -> StageHeads:
+        """The heads behind these stages of a cut, where stage s holds the layers from bounds[s] up to bounds[s + 1].
 
-    def laid_out(self, heads: Sequence[int], costs: ModelCosts, bounds: Sequence[int]) -> StageHeads:
-        """The heads behind these stages of a cut, where stage s holds the layers from bounds[s] up to bounds[s + 1]."""
+        `last_owns`: weights that stages share belong to the last of them.
+        """
         rows = [self.at(stage, bounds) if stage in heads else None for stage in range(len(bounds) - 1)]
-        last_owns, read = self.from_last and bool(heads), self.weights_read(bounds, heads, costs)
+        read = self.weights_read(bounds, heads, costs)
         borrowing = {"read": self.read, "readers": heads} if self.trains else {}
         tied = tied_bytes(costs, bounds, last_owns=last_owns, **borrowing)
         weights = {pair: tied.get(pair, 0.0) + read.get(pair, 0.0) for pair in sorted({*tied, *read})}
@@ -143,7 +143,8 @@ def laid_out(
 ) -> StageHeads:
     """The heads behind the stages of a cut, and the weights that stages share, where gradients reach so far."""
     if isinstance(heads, HeadCosts):
-        return heads.laid_out(sorted({*reach.heads[:-1], *reach.predicted}), costs, bounds)
+        behind = sorted({*reach.heads[:-1], *reach.predicted})
+        return heads.laid_out(behind, costs, bounds, last_owns=len(reach.heads) > 1)
     tied = tied_bytes(costs, bounds)
     return StageHeads([None] * (len(bounds) - 1) if heads is None else list(heads), tied, tuple(tied))
 

@@ -86,11 +86,6 @@ class HeadKind:
     reads: WeightReading | None = None
     shares: Callable[..., Mapping[int, Sequence[nn.Parameter]]] | None = None
 
-    @property
-    def from_last(self) -> bool:
-        """Whether a weight that several stages use belongs to the last of them: heads have the newest one of there."""
-        return self.shares is not None or (self.reads is not None and self.reads.of_readout)
-
 
 class First(nn.Module):
     """Wraps a head behind a stage that returns several tensors: the head reads the first one."""

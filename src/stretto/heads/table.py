@@ -110,12 +110,6 @@ def sharing(
     return kind.shares(stages, missing, **resolve(f"head {bare!r}", kind.build, options)) if missing else {}
 
 
-def is_from_last(name: str) -> bool:
-    """Whether with this head a weight that several stages use belongs to the last of them."""
-    kind = HEADS.get(parse(name, "head")[0])
-    return kind is not None and kind.from_last
-
-
 def readings(
     name: str, reach: Reach, given: Sequence[nn.Module | None] | None, stages: Sequence[nn.Module]
 ) -> HeadReadings:

@@ -6,9 +6,10 @@ micro-batch used, which arrives like an activation. Each forward gets a leaf of 
 whose gradient goes back to the owner. The weight rules of a stage (stash, prediction) apply to its other parameters
 only.
 
-With local losses, a loss behind a borrower may not reach the owner; the borrower then reads the parameter and sends no
-gradient. Where heads below a stage share its layers (`heads/segprop.py`), the last stage that has a parameter owns it,
-borrowers compute with an older version, and all send gradients.
+With local losses the last stage that has the parameter owns it: of an output layer the network's loss is there, and
+without it a language model learns nothing. Borrowers below compute with older versions, one update for each stage
+between, and send gradients, for which nobody waits. Behind a predicted gradient (synthetic gradients) the first stage
+owns it, and a borrower whose loss does not reach the owner reads it and sends no gradient.
 """
 
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence

@@ -105,11 +105,11 @@ class Prices(LayerPrices):
     ) -> tuple[tuple[tuple[SharedUse, ...], NDArray[np.bool_]], ...]:
         # The uses of borrowed weights by stage s where it holds [i, j), and at which [i, j): later ones count. Whether
         # it trains a weight may depend on the stage that owns it; what its owner may be decides, in favour of training.
-        tried, heads = planned(method), self.problem.heads_of(method)
+        tried = planned(method)
         flow = flow_of(method, stages, losses)
         if not self.shared or (self.as_large_models and not (flow.heads or flow.predicted)):
             return ()  # a single loss: each stage steps a copy of its own
-        if heads is not None and heads.from_last:
+        if flow.heads:
             return tuple(
                 (tuple(borrowed(shared, max(shared), trains=True) for shared in self.shared if max(shared) >= cut),
                  np.broadcast_to(np.arange(len(self.valid)) <= cut, self.valid.shape))

@@ -78,7 +78,7 @@ def tied_notes(stages: Sequence[nn.Module]) -> list[str]:
     """A line for each parameter that several stages share."""
     return [
         f"tied: stages {' and '.join(map(str, (tie.owner, *tie.users)))} share the parameter {tie.name!r}; "
-        "pipelines train it on the first of them, local methods by that stage's losses alone"
+        "pipelines train it on the first of them, local methods on the last; the gradients of all go there"
         for tie in find_ties(stages)
     ]
 

@@ -60,9 +60,9 @@ def split(
             evaluates as the model does, on any number of rows. All other sizes, and the dtype, must be the example's;
             modules frozen in evaluation mode stay so. One stage is the model itself where nothing can be recorded.
         by: "flops", counted on the forward; "time", forward and backward, measured; or "parameters".
-        tied: whether parts that share a parameter may come "apart", or stay "together" in one stage. Apart, the first
-            of the stages trains it: under pipelines with the gradients of all, under methods whose stages have losses
-            of their own (greedy) with those of its own losses; the others then read what that stage's forward read.
+        tied: whether parts that share a parameter may come "apart", or stay "together" in one stage. Apart, one of the
+            stages trains it with the gradients of all: under pipelines the first; under methods whose stages have
+            losses of their own (greedy) the last, and the others read a version that is some updates old.
 
     The most expensive stage is as cheap as possible; ties go to the least sum of squared stage costs. (In an exported
     graph a stage may cost a tenth more than that, and the bytes sent between stages are least.) If a stage still costs

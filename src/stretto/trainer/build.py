@@ -11,7 +11,7 @@ from stretto.errors import UsageError
 from stretto.heads import LocalLoss
 from stretto.heads.head import Network, Site
 from stretto.heads.man import LOW_PRECISION
-from stretto.heads.table import build_head_at, is_from_last, readings, sharing
+from stretto.heads.table import build_head_at, readings, sharing
 from stretto.mesh import Placement
 from stretto.nn import deferred, memory_limit, tied_weights
 from stretto.nn.batch import arguments_of, inputs_on
@@ -125,7 +125,7 @@ class Construction:
     def _tied(self, known: Sequence[nn.Module]) -> Sequence[tied_weights.Tied]:
         method = self._of.method
         local = method.reach(len(known)).heads[:-1]
-        ties = tied_weights.find(known, last_owns=bool(local) and is_from_last(method.head), heads=self._shared)
+        ties = tied_weights.find(known, last_owns=bool(local), heads=self._shared)
         if ties and (self.merges or self._of.sync.sharding):
             first = ties[0]
             if self._shared:
@@ -156,9 +156,9 @@ class Construction:
         if not reads.readers or reads.kind is None:
             return
         owners = {owner: reads.lent(owner, known[owner]) for owner, _, _ in reads.readers}
-        read = {id(parameter): owner for owner, lent in owners.items() for parameter in lent.values()}
+        read = {(id(parameter), owner) for owner, lent in owners.items() for parameter in lent.values()}
         for tied in self._ties:
-            if read.get(id(tied.parameter), tied.owner) != tied.owner:
+            if any(number == id(tied.parameter) and owner != tied.owner for number, owner in read):
                 raise UsageError(
                     f"head {reads.head!r} reads {reads.kind.what}, but stages {tied.owner} and {tied.users[0]} share "
                     f"{tied.name!r} (tied weights), which stage {tied.owner} trains: use head='auto'"
