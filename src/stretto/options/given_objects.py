@@ -1,13 +1,11 @@
 """Objects that a script gives instead of names: registered under names of their own, and sent to other processes."""
 
-import ast
-import inspect
 from collections.abc import Collection
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from stretto.errors import UsageError
+from stretto.options.object_digest import object_digest
 
 PLACE = "given"  # "given:build" is the name of a registered object
 _objects: dict[str, Any] = {}
@@ -83,27 +81,6 @@ def read_objects(file: Path | None) -> None:
         _loaded.add(file)
 
 
-def object_digest(value: Any) -> str:
-    """Sixteen characters that differ once an object, or the file that a function is in, has changed."""
-    from stretto.options.user_function import digest_of_files
-
-    if isinstance(value, ObjectFactory):
-        return value.digest
-    function = inspect.unwrap(value) if callable(value) else value
-    try:
-        source = inspect.getsourcefile(function)
-    except TypeError:
-        return content_digest(value)
-    if source is not None and Path(source).is_file():
-        return digest_of_files(Path(source))
-    try:  # of a notebook's cell
-        return sha256(ast.dump(ast.parse(inspect.getsource(function).strip())).encode()).hexdigest()[:16]
-    except (OSError, SyntaxError):
-        return content_digest(value)
-
-
-def content_digest(value: Any) -> str:
-    """A digest of what pickle makes of an object."""
-    import cloudpickle
-
-    return sha256(cloudpickle.dumps(value)).hexdigest()[:16]
+def given_digest(value: Any) -> str:
+    """The digest of a registered object."""
+    return value.digest if isinstance(value, ObjectFactory) else object_digest(value)

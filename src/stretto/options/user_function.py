@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from stretto.errors import UsageError, nearest
-from stretto.options.given_objects import is_given, object_digest
+from stretto.options.given_objects import given_digest, is_given
 from stretto.options.import_object import import_object
 from stretto.options.user_errors import error_place
 
@@ -68,7 +68,7 @@ def source_digest(text: str, what: str = "model") -> str:
     """
     value = import_object(text, what)
     if is_given(text):
-        return object_digest(value)
+        return given_digest(value)
     place = text.rpartition(":")[0]
     file = Path(place) if place.endswith(".py") else source_of(place)
     return "no source" if file is None or not file.is_file() else digest_of_files(file)

@@ -204,7 +204,7 @@ def source_of(name: str, place: str) -> str:
     if is_model_folder(place):
         return place
     if is_given(place):
-        return f"the {name} that was given (or a file that it imports)"
+        return f"the {name} that was given (or what it sees: a file, a closure, a global)"
     file, colon, _ = place.rpartition(":")
     return f"{file} (or a file that it imports)" if colon else place
 
