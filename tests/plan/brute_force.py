@@ -293,10 +293,10 @@ def stage_price(n, way, s, S, i, j):
     layers = list(as_run(n, T, again, sequence, slice(i, j + 1)))
     following, layers = layers[-1], layers[: j - i]
     has_heads = method in LOCAL and any(has_head(method, each, S, chunks) for each in range(S))
-    borrows = n["tied"]["bytes"] if "tied" in n and i > 0 and j == len(n["layers"]) else 0
-    if borrows:  # stage 0 owns the weights: the last one reads them, or sends their gradient there
-        layers[-1] = layers[-1] | (n["tied"]["read"] if has_heads else {})
-        layers[-1]["stepped"] = layers[-1]["weights"] - borrows
+    first, last = i == 0, j == len(n["layers"])
+    borrows = n["tied"]["bytes"] if "tied" in n and first != last and (first if has_heads else last) else 0
+    if borrows:  # stage 0 owns the weights, under local methods the last one; the other sends their gradient there
+        layers[-last]["stepped"] = layers[-last]["weights"] - borrows
     busy = [at(n, process) for process in range(R * W * inside)]
     n = n | {"gamma": n["gamma"] * max(slow_of(n, worker) for worker in busy)}
     bandwidth = Q(n["bandwidth"], max(slow_of(n, worker) for group in ranks for worker in group))
@@ -388,7 +388,7 @@ def stage_price(n, way, s, S, i, j):
     if sequence:  # of vectors' gradients, which each process has of its part
         end += max(ring(n, group, sum(x["sums"] for x in layers)) for group in of_slabs)
     if borrows:  # the modules' own copy, where that is not the owner's, and the gradient to send
-        size += Q(borrows) / D * (w != home(method, 0, S, W)) + (0 if has_heads else Q(borrows) / D)
+        size += Q(borrows) / D * (w != home(method, S - 1 if has_heads else 0, S, W)) + Q(borrows) / D
     size += count * enters * b if recomputed else count * kept
     passing = kept if recomputed else layerwise
     x = Q(0)
