@@ -283,3 +283,21 @@ def test_low_precision_with_masters(tmp_path):
     for one, other in zip(history(theirs), history(trained(ours)), strict=True):
         assert other == pytest.approx(one, rel=0.05, abs=0.05)
     assert {p.dtype for p in ours.model.parameters()} == {torch.bfloat16}
+
+
+def test_local_methods_train_tied_models(tmp_path):
+    """The stage with the loss owns the weight; a head of its own layers is refused with a remedy."""
+    model = build("gpt2")
+    before = model.lm_head.weight.detach().clone()
+    ours = piped.StrettoTrainer(model, arguments(tmp_path, max_steps=2), train_dataset=Examples("gpt2"), method="local",
+                                stages=2)  # fmt: skip
+    ours.train()
+    assert model.lm_head.weight is model.transformer.wte.weight
+    assert not torch.equal(model.lm_head.weight, before)
+    with pytest.raises(
+        stretto.UsageError, match="a stage of a model that was traced is one layer: use head='language'"
+    ):
+        piped.StrettoTrainer(
+            build("gpt2"), arguments(tmp_path, max_steps=2), train_dataset=Examples("gpt2"), stages=2,
+            method="greedy(share_top=1)",
+        ).train()  # fmt: skip

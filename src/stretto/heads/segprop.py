@@ -76,10 +76,19 @@ def top_layers(stages: Sequence[nn.Module], layers: int) -> list[tuple[int, nn.M
     of_output = sum(map(has_parameters, end)) if type(end) is nn.Sequential else 1
     start = len(with_parameters) - of_output - layers
     if start < 1:
-        raise UsageError(
-            f"share_top={layers} (head 'segprop(layers={layers})'): the network has "
-            f"{max(0, len(with_parameters) - of_output - 1)} layers between its first layer and its output layer; "
+        between = max(0, len(with_parameters) - of_output - 1)
+        listed = all(isinstance(stage, nn.Sequential) for stage in stages)
+        remedy = (
             "share fewer"
+            if listed
+            else (
+                "a stage of a model that was traced is one layer: use head='language' or 'linear', which every stage trains "
+                "for itself, or give stages as lists of layers"
+            )
+        )
+        raise UsageError(
+            f"share_top={layers} (head 'segprop(layers={layers})'): the network has {between} layers between its first "
+            f"layer and its output layer; {remedy}"
         )
     return placed[with_parameters[start] :]
 

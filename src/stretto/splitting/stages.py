@@ -51,6 +51,10 @@ class Stages(list[nn.Module]):
         first = next(other for other, others in self._names.items() if others == names)
         return names[0] if names and first == own else None
 
+    def first_name_in_model(self, key: str) -> str | None:
+        """The first name in the model of a weight "<stage>.<name>", also of one that several stages have."""
+        return next(iter(self._names[self._key(key)]), None)
+
     def model_state(self, gathered: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The weights that `trainer.gather()` returned, under the names that `model.load_state_dict` takes.
 

@@ -278,7 +278,7 @@ class StrettoTrainer(Trainer):
             self.optimizer = self.optimizer.whole
         whole = self.create_optimizer()
         if self._optimizers is None:
-            self._optimizers = HuggingFaceOptimizers(whole, pipeline.model, pipeline.stages.name_in_model)
+            self._optimizers = HuggingFaceOptimizers(whole, pipeline.model, pipeline.stages.first_name_in_model)
         return whole
 
     def _stage_scheduler(self, optimizer: torch.optim.Optimizer, max_steps: int) -> Any:
