@@ -77,15 +77,12 @@ def top_layers(stages: Sequence[nn.Module], layers: int) -> list[tuple[int, nn.M
     start = len(with_parameters) - of_output - layers
     if start < 1:
         between = max(0, len(with_parameters) - of_output - 1)
-        listed = all(isinstance(stage, nn.Sequential) for stage in stages)
-        remedy = (
-            "share fewer"
-            if listed
-            else (
-                "a stage of a model that was traced is one layer: use head='language' or 'linear', which every stage trains "
-                "for itself, or give stages as lists of layers"
+        remedy = "share fewer"
+        if not all(isinstance(stage, nn.Sequential) for stage in stages):
+            remedy = (
+                "a stage of a model that was traced is one layer: use head='language' or 'linear', which every stage "
+                "trains for itself, or give stages as lists of layers"
             )
-        )
         raise UsageError(
             f"share_top={layers} (head 'segprop(layers={layers})'): the network has {between} layers between its first "
             f"layer and its output layer; {remedy}"
