@@ -11,6 +11,8 @@ from torch import Tensor, nn
 
 from stretto.nn.devices import forked_generators
 
+PLAIN = (bool, int, float, str, bytes, type(None))
+
 
 @contextmanager
 def modes_restored(modules: Sequence[nn.Module]) -> Iterator[None]:
@@ -43,9 +45,14 @@ def python_generators_restored() -> Iterator[None]:
         np.random.set_state(numpy)
 
 
+def plain_attributes(module: nn.Module) -> dict[str, object]:
+    """The numbers, texts and truth values among a module's attributes, but for its mode."""
+    return {name: value for name, value in vars(module).items() if isinstance(value, PLAIN) and name != "training"}
+
+
 @contextmanager
 def undisturbed(modules: Sequence[nn.Module], device: torch.device) -> Iterator[None]:
-    """Evaluation mode in this block; afterwards modes, buffers (statistics, counters) and generators are as before.
+    """Evaluation mode in this block; afterwards modes, buffers, plain attributes and generators are as before.
 
     The caller may switch modules to training mode in the block, and resets gradients itself.
     """
@@ -55,10 +62,13 @@ def undisturbed(modules: Sequence[nn.Module], device: torch.device) -> Iterator[
         for name, buffer in module._buffers.items()
         if buffer is not None
     ]
+    attributes = [(vars(module), plain_attributes(module)) for module in unique(modules)]
     with forked_generators(device), python_generators_restored(), evaluating(modules):
         try:
             yield
         finally:
+            for now, before in attributes:  # a forward may count its calls
+                now.update(before)
             with torch.no_grad():
                 for module, name, buffer, value in buffers:
                     module._buffers[name] = buffer  # the same object: the forward may have assigned another

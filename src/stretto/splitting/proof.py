@@ -21,7 +21,14 @@ from torch.utils._pytree import tree_leaves
 from stretto.errors import UsageError
 from stretto.nn import deferred
 from stretto.nn.chain import Chain
-from stretto.nn.preserve import device_of, unchanged, undisturbed, unique, without_fused_transformers
+from stretto.nn.preserve import (
+    device_of,
+    plain_attributes,
+    unchanged,
+    undisturbed,
+    unique,
+    without_fused_transformers,
+)
 from stretto.splitting.cost import Inputs
 from stretto.splitting.lost_hooks import of_torch, refuse_lost_hooks
 
@@ -29,7 +36,6 @@ RUNS = ((True, 0), (True, 1), (False, 0))  # training or evaluation, and the see
 WHOLE = 65_536  # elements of a gradient up to which all are compared; of a larger one, as many at equal distances
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 NOISE = 1e-2  # what rounding may leave of a gradient that is zero, over the tolerance times the largest gradient
-PLAIN = (bool, int, float, str, bytes, type(None))
 
 
 class Original(NamedTuple):
@@ -135,7 +141,7 @@ def observe(
     with as_before(roots, parameters.values()):
         for module in unique(roots):
             module.training = training and id(module) not in frozen
-        before = plain_attributes(modules)
+        before = attributes_of(modules)
         leaves = [x.detach().clone().requires_grad_(x.is_floating_point()) for x in inputs]
         seed_all(seed)
         with torch.enable_grad(), without_fused_transformers():
@@ -153,7 +159,7 @@ def observe(
             for name, buffer in module._buffers.items()
             if buffer is not None
         }
-        after = plain_attributes(modules)
+        after = attributes_of(modules)
         seen.attributes = {name: after.get(name) for name in {**before, **after} if before.get(name) != after.get(name)}
         seen.generators = {
             "torch": torch.get_rng_state().numpy().tobytes(),
@@ -206,13 +212,12 @@ def named_parameters(roots: Sequence[nn.Module]) -> dict[str, nn.Parameter]:
     return dict(root.named_parameters())
 
 
-def plain_attributes(modules: Mapping[str, nn.Module]) -> dict[str, object]:
-    """The numbers, texts and truth values that modules hold, by the names of module and attribute."""
+def attributes_of(modules: Mapping[str, nn.Module]) -> dict[str, object]:
+    """The plain attributes of modules, by the names of module and attribute."""
     return {
         f"{path}.{name}".lstrip("."): value
         for path, module in modules.items()
-        for name, value in vars(module).items()
-        if isinstance(value, PLAIN)
+        for name, value in plain_attributes(module).items()
     }
 
 

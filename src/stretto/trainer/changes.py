@@ -12,9 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from stretto.errors import UsageError
-from stretto.nn.preserve import unique
+from stretto.nn.preserve import PLAIN, unique
 from stretto.splitting.lost_hooks import REMEDY, hooks_of
-from stretto.splitting.proof import PLAIN
 from stretto.splitting.stages import Stages
 from stretto.stage.stage import Stage
 
@@ -31,8 +30,13 @@ class Settled:
         optimizers: Sequence[torch.optim.Optimizer],
         model: nn.Module | None,
         elsewhere: Mapping[int, nn.Module],
+        *,
+        in_parts: bool,
     ) -> None:
-        """`elsewhere` are stages of other processes, as far as they are known here."""
+        """`elsewhere` are stages of other processes, as far as they are known here.
+
+        `in_parts`: several micro-batches go through the stages before an update.
+        """
         inside = unique([*stages.values()])
         lost = [] if model is None else [module for module in unique([model]) if module not in set(inside)]
         self._parameters = [p for module in inside for p in module.parameters(recurse=False)]
@@ -51,12 +55,14 @@ class Settled:
         self._hooks = [(hooks, len(hooks)) for module in lost for hooks in hooks_of(module)]
         self._groups = [(optimizer.param_groups, group_sizes(optimizer)) for optimizer in optimizers]
         self._stages, self._model = stages, model
-        theirs = {id(buffer): (index, name) for index, stage in elsewhere.items() for name, buffer in named(stage)}
+        holders: dict[int, list[tuple[int, str, Tensor]]] = {}
+        for index, stage in {**stages, **elsewhere}.items():
+            for name, buffer in stage.named_buffers():
+                holders.setdefault(id(buffer), []).append((index, name, buffer))
         self._shared = [
-            (buffer, buffer._version, f"{index}.{name}", theirs[id(buffer)][0])
-            for index, stage in stages.items()
-            for name, buffer in named(stage)
-            if id(buffer) in theirs
+            (buffer, buffer._version, f"{index}.{name}", others[0][0])
+            for (index, name, buffer), *others in holders.values()
+            if others and (in_parts or not {index, *(other for other, *_ in others)} <= stages.keys())
         ]
 
     def check(self) -> None:
@@ -83,9 +89,9 @@ class Settled:
         for buffer, version, title, other in self._shared:
             if buffer._version != version:
                 raise UsageError(
-                    f"training changes the buffer {title}, which stage {other} on another process has, too: each would "
-                    "keep its own, where one process has one. Give each stage a module of its own, or put both calls "
-                    "into one stage"
+                    f"training changes the buffer {title}, which stage {other} has, too: on several processes each "
+                    "would keep its own, and micro-batches would not come to it in a plain loop's order. Give each stage "
+                    "a module of its own, or put both calls into one stage"
                 )
 
     def _said_of_parameters(self) -> str:
@@ -126,17 +132,14 @@ class Settled:
         return "a module"
 
 
-def settled(stages: Mapping[int, Stage], given: Iterable[object]) -> Settled:
+def settled(stages: Mapping[int, Stage], given: Iterable[object], *, in_parts: bool) -> Settled:
     """What is settled for this process's stages; `given` is what the Trainer was given as stages."""
     elsewhere = {i: stage for i, stage in enumerate(given) if i not in stages and isinstance(stage, nn.Module)}
     model = given.model if isinstance(given, Stages) else given if isinstance(given, nn.Sequential) else None
     optimizers = [stage.optimizer for stage in stages.values() if stage.optimizer is not None]
-    return Settled({index: stage.module for index, stage in stages.items()}, optimizers, model, elsewhere)
-
-
-def named(stage: nn.Module) -> list[tuple[str, Tensor]]:
-    """The buffers of a stage by name."""
-    return list(stage.named_buffers())
+    return Settled(
+        {index: stage.module for index, stage in stages.items()}, optimizers, model, elsewhere, in_parts=in_parts
+    )
 
 
 def group_sizes(optimizer: torch.optim.Optimizer) -> list[int]:

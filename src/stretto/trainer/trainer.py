@@ -180,7 +180,7 @@ class Trainer:
         #: have as many bytes of gradients on their way back.
         self.weight_bytes = built.weight_bytes
         self._begin(built)
-        self._settled = settled(self._stages, given)
+        self._settled = settled(self._stages, given, in_parts=self.schedule.per_turn > 1)
 
     def _begin(self, built: Construction) -> None:
         # What trains, before the first minibatch.
