@@ -90,8 +90,8 @@ class Settled:
             if buffer._version != version:
                 raise UsageError(
                     f"training changes the buffer {title}, which stage {other} has, too: on several processes each "
-                    "would keep its own, and micro-batches would not come to it in a plain loop's order. Give each stage "
-                    "a module of its own, or put both calls into one stage"
+                    "would keep its own, and micro-batches would not come to it in a plain loop's order. Give each "
+                    "stage a module of its own, or put both calls into one stage"
                 )
 
     def _said_of_parameters(self) -> str:
