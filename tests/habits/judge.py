@@ -130,7 +130,7 @@ def difference(model, plain, loss, judge, x):
         pairs += [*zip(state_of(loss), state_of(judge), strict=True)]
     for (name, ours), (_, theirs) in pairs:
         if not torch.allclose(ours, theirs, rtol=TOLERANCE, atol=TOLERANCE):
-            return f"{name} differs by {float((ours - theirs).abs().max()):.3g}"
+            return f"{name} differs by {float((ours - theirs).detach().abs().max()):.3g}"
     outputs = []
     for each in (model.eval(), plain.eval()):
         seeded()

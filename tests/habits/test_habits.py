@@ -13,6 +13,7 @@ IMPOSSIBLE = {frozenset(("spectral_norm", "an old weight_norm"))}  # torch canno
 PAIRS = [pair for pair in combinations(HABITS, 2) if frozenset(pair) not in IMPOSSIBLE]
 random.Random(0).shuffle(PAIRS)
 QUICK, SLOW = 40, 600
+pytestmark = pytest.mark.filterwarnings("ignore:.*weight_norm. is deprecated:FutureWarning")
 EQUAL = {  # what a plain loop's numbers are expected of under every method
     "a gradient reversed in a block", "another branch in training in a block", "a counter in a block", "checkpointed",
     "a block called twice", "blocks in reverse", "a skip over all blocks", "an input used at the end", "a temperature",
