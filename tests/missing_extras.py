@@ -1,7 +1,10 @@
 """What needs a package that is not installed is skipped, by name: every package but those of a plain installation."""
 
+import importlib.abc
 import re
+import sys
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +15,7 @@ PACKAGES = {  # by the name under which a package is imported: how it is install
     "accelerate": "stretto[transformers]",
     "altair": "stretto[report]",
     "datasets": "stretto[saved]",
+    "google": "protobuf",
     "jinja2": "stretto[report]",
     "lightning": "stretto[lightning]",
     "mlflow": "mlflow-skinny",
@@ -23,6 +27,7 @@ PACKAGES = {  # by the name under which a package is imported: how it is install
     "scipy": "scipy",
     "simpy": "simpy",
     "sklearn": "scikit-learn",
+    "sqlalchemy": "stretto[sweep]",
     "tensorboard": "tensorboard",
     "tokenizers": "stretto[text]",
     "transformers": "stretto[transformers]",
@@ -30,22 +35,33 @@ PACKAGES = {  # by the name under which a package is imported: how it is install
     "wandb": "wandb",
     "yaml": "pyyaml",
 }
-NOTED = "lacking"  # the file to which each lack adds a byte, also in forks
+NOTED = "lacking"  # the file to which each lack adds a byte
+
+
+ROOT = str(Path(__file__).parents[1])
+
+
+class Seeker(importlib.abc.MetaPathFinder):
+    """Comes last: notes in this process and its forks when our code looks for a package and there is none."""
+
+    def __init__(self):
+        self.lacking = {*lacking()}
+
+    def find_spec(self, fullname, path=None, target=None):
+        if fullname.partition(".")[0] in self.lacking and of_ours(sys._getframe(1)):
+            costs.count(NOTED)
+
+
+def of_ours(frame):
+    """Whether the innermost code that is none of importlib's is this project's."""
+    while frame is not None and "importlib" in frame.f_code.co_filename:
+        frame = frame.f_back
+    return frame is not None and frame.f_code.co_filename.startswith(ROOT) and ".venv" not in frame.f_code.co_filename
 
 
 def note_lacks():
-    """Note in this process and its forks when Stretto misses a package of an extra."""
-    from stretto.options import extras
-
-    missing = extras.missing
-
-    def noted(extra):
-        lacking = missing(extra)
-        if lacking:
-            costs.count(NOTED)
-        return lacking
-
-    extras.missing = noted
+    """Note lacks from now on."""
+    sys.meta_path.append(Seeker())
 
 
 class Missing:
