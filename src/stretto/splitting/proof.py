@@ -357,7 +357,7 @@ def compare_outputs(original: Original, stages: Sequence[nn.Module], inputs: Inp
     with torch.no_grad(), without_fused_transformers():
         for run in (original.run, Chain(*stages)):
             with undisturbed(roots, device_of(roots)), deferred.faked(roots) as valueless:
-                torch.manual_seed(0)  # some modules draw random numbers in evaluation, too
+                seed_all(0)  # some modules draw random numbers in evaluation, too
                 outputs.append(tensors_in(run(*inputs)))
     expected, actual = outputs
     agree = alike if valueless else lambda one, other: alike(one, other) and close(one, other)

@@ -81,11 +81,12 @@ class Exported(Traced):
     def verify(self, stages: Sequence[nn.Module], inputs: Inputs | None) -> Proof:
         """On one row fewer, too, since any number of rows will do."""
         assert self._inputs is not None
+        proof = super().verify(stages, self._inputs)
         rows = len(self._inputs[0]) if self._inputs[0].dim() else 0
         if rows > 2:
             fewer = tuple(x[:-1] if x.dim() and len(x) == rows else x for x in self._inputs)
             compare_outputs(self.original, stages, fewer, self.why_different())
-        return super().verify(stages, self._inputs)
+        return proof
 
     def why_different(self) -> str:
         """An operation that is not recorded."""
