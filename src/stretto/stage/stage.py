@@ -719,8 +719,13 @@ def head_loss_and_weight(
 
 def own_norms(parameters: Sequence[Tensor]) -> Tensor:
     """The norm of each parameter's gradient, [number of gradients]."""
-    gradients = [local_share(parameter.grad) for parameter in parameters if parameter.grad is not None]
+    gradients = [entries(local_share(parameter.grad)) for parameter in parameters if parameter.grad is not None]
     return torch.stack(torch._foreach_norm(gradients)) if gradients else torch.zeros(0)
+
+
+def entries(gradient: Tensor) -> Tensor:
+    """A dense gradient as it is, a sparse one as its rows, each once: they have the same norm."""
+    return gradient.coalesce().values() if gradient.is_sparse else gradient
 
 
 def clip(parameters: Sequence[Tensor], limit: float, stage_norms: Sequence[Tensor]) -> None:

@@ -318,7 +318,7 @@ class SeveralProcesses(Backend):
             level = logging.WARNING if chosen.calibration is None else logging.INFO
             LOGGER.log(level, "%s goes by %s", sync, chosen.words)
 
-    def trace(self, stages: Sequence[nn.Module], example: Any, device: torch.device) -> Outputs:
+    def trace(self, stages: Sequence[nn.Module], example: Any, device: torch.device, *, any_output: bool) -> Outputs:
         """Run each stage in its own process, which then sends its outputs to the others."""
         homes = self._homes(stages)
         outputs: Outputs = []
@@ -331,9 +331,10 @@ class SeveralProcesses(Backend):
             if home == self.world.rank:
                 if before != home:
                     given = self._from(before, device).receive().value
+                is_last = index == len(stages) - 1
                 with self.sharing.working():
-                    given = trace([stages[index]], given, device, first=index)[0]
-                    whole = given if index == len(stages) - 1 else self.sharing.whole(given)
+                    given = trace([stages[index]], given, device, first=index, any_output=any_output and is_last)[0]
+                    whole = given if is_last else self.sharing.whole(given)
             outputs.append(self._outputs_of(home, whole, device))
         self._settle()
         return outputs
