@@ -357,4 +357,13 @@ def digest_of(split: RowReader) -> str:
 def add_to_digest(digest: Any, values: Any) -> None:
     """Add tensors, and the text of other objects, in nested tuples, lists and dicts, to a digest."""
     for leaf in tree_flatten(values)[0]:
-        digest.update((hash_of(leaf) if isinstance(leaf, Tensor) else repr(leaf)).encode())
+        digest.update(text_of(leaf).encode())
+
+
+def text_of(value: Any) -> str:
+    """The hash of a tensor or an array, else what a value says of itself, which is its type if it says no more."""
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
+        value = as_tensor(value, "an array")
+    if isinstance(value, Tensor) and not value.is_meta and not value.is_nested:
+        return hash_of(value if value.layout == torch.strided else value.to_dense())
+    return type(value).__name__ if type(value).__repr__ in (object.__repr__, Tensor.__repr__) else repr(value)

@@ -41,7 +41,7 @@ from stretto.trainer.backend import State, find_backend
 from stretto.trainer.build import Construction
 from stretto.trainer.chosen_method import chosen_method, refuse_hidden_norms
 from stretto.trainer.early_stop import EarlyStop
-from stretto.trainer.feed import Needs
+from stretto.trainer.feed import Needs, digest_of_batch
 from stretto.trainer.fit import Callback, FitArguments, FitLoop, Log
 from stretto.trainer.history import History
 from stretto.trainer.metrics import named_metrics
@@ -50,6 +50,10 @@ from stretto.trainer.weight_files import write_index, write_part
 from stretto.trainer.weight_observer import Observer
 
 Batch = Any  # stretto.nn.batch.FORMS
+SAME_BATCHES = (
+    "Every process gives step the same batches, whole, or None for what it does not read: do not divide data by rank, "
+    "and seed what shuffles or changes them alike"
+)
 
 
 class Trainer:
@@ -190,6 +194,7 @@ class Trainer:
         with self._backend.together():
             self._phase.begin(0)
         self._entered, self._finished = 0, 0  # minibatches that have begun, and those whose loss is known
+        self._since = 0  # minibatches that had begun in the checkpoint that was loaded
         self._drained = True
         self._broken: str | None = None
         self._sums = False  # whether the weights are the plain sums of their steps, in a block of plain_sums
@@ -253,9 +258,11 @@ class Trainer:
         """
         if self._broken is not None or self._sums:
             self._refuse_halted()
+        n = self._entered
         with self._backend.together():
             loads = self._splitter.loads(x, y)
-        n = self._entered
+            if self.processes > 1:
+                self._compare_batch(n, x, y)
         with self._running("step", n):
             if len(self._phases) > 1:
                 self._change_phase(n)
@@ -266,6 +273,16 @@ class Trainer:
             self._collect_losses()
         parts = self._losses.pop(n - self.lag, None)
         return None if parts is None else self._mean_loss(parts)  # only now does the host wait for the device
+
+    def _compare_batch(self, n: int, x: Any, y: Any) -> None:
+        # At steps 0, 1, 2, 4, 8, ... of this process. None is no difference.
+        number = n - self._since
+        if not number & (number - 1):
+            said = {
+                f"{name} of step {n + 1}": None if part is None else digest_of_batch(part)
+                for name, part in (("x", x), ("y", y))
+            }
+            self._backend.compare(said, "is given another batch", SAME_BATCHES)
 
     def flush(self) -> list[float]:
         """Finish what is in flight. Returns, in order, the losses that `step` has not returned yet.
@@ -863,7 +880,7 @@ class Trainer:
         # `read` returns the state of a stage, by its number in the checkpoint and its replica's.
         self._load_stages(where, manifest.entered, read, alike=manifest.replicas != self.mesh.data)
         self._entered = manifest.entered
-        self._finished = self._entered
+        self._finished = self._since = self._entered
         self._losses = {  # a mean loss as the sum of one entry
             n: [torch.tensor([sum(losses), 1.0], dtype=torch.float64)] for n, losses in manifest.losses.items()
         }
