@@ -62,7 +62,7 @@ BATCHES = {
     "a column of targets": (X, Y[:, None], r"with the target Tensor \[\d, 1\] of torch.int64"),
     "targets of no class": (X, Y + 4, "Target . is out of bounds"),
     "targets that are numbers": (X, Y.float(), "with the target Tensor .* of torch.float32"),
-    "no targets": (X, None, r"y is None .*: give step\(x, y\) both"),
+    "no targets": (X, None, r"y is None .*: give step\(x, y\) both|has a loss that fails .*, with the target None"),
     "no inputs": (None, Y, "x is None"),
 }
 

@@ -9,7 +9,7 @@ from torch.utils._pytree import tree_leaves
 
 from stretto.errors import UsageError
 from stretto.nn.batch import Named, arguments_of, call, check_names, inputs_on
-from stretto.nn.input_errors import out_of_range
+from stretto.nn.input_errors import advice_on
 from stretto.nn.preserve import evaluating
 from stretto.options.user_errors import error_place
 
@@ -33,7 +33,7 @@ def trace(
                 if isinstance(tensors, Named):
                     check_names(tensors, *arguments_of(stage))
                 source = f"stage {index - 1}" if index else "the example"
-                range_hint = out_of_range(error)
+                range_hint = advice_on(error)
                 raise UsageError(
                     f"stage {index} ({summary(stage)}) cannot take what {source} gives, {describe(tensors)}: {error}"
                     f"{error_place(error)}{f'. {range_hint}'.rstrip(' .')}"

@@ -20,7 +20,7 @@ from stretto.losses.sums import Sum
 from stretto.losses.value import Loss, call, mean_and_weight, of_stage, value_function
 from stretto.nn.batch import as_tuple, tensors_in, to_device, with_names_of
 from stretto.nn.buffers import Buffers, Snapshot, exchanged
-from stretto.nn.input_errors import error_text, is_misfit, out_of_range
+from stretto.nn.input_errors import advice_on, error_text, is_misfit
 from stretto.nn.layer_recompute import Recomputing, recomputed
 from stretto.nn.preserve import device_of
 from stretto.nn.seeding import ForwardSeeds
@@ -239,7 +239,7 @@ class Stage:
         if not is_misfit(error):
             return None
         kinds = kinds_of(operands) if "activation" in operands else self._fitting
-        if self._fitting == kinds and self.updates and not isinstance(error, IndexError):
+        if self._fitting == kinds and self.updates and not (isinstance(error, IndexError) or advice_on(error)):
             return None
         target = operands.get("target")
         came = f"stage {self.index - 1} gives" if self.index else "it is given"
@@ -253,7 +253,7 @@ class Stage:
         against = f", with the target {shown(target.value)}" if target is not None else ""
         return UsageError(
             f"stage {self.index} ({summary(self.module)}) {what}{against}: {error_text(error)}. "
-            f"{out_of_range(error)}Give batches that the stages and the loss can take; Trainer(example=x) checks the "
+            f"{advice_on(error)}Give batches that the stages and the loss can take; Trainer(example=x) checks the "
             "stages before"
         )
 

@@ -25,7 +25,7 @@ from stretto.emulate.emulated_reducer import EmulatedReducer
 from stretto.emulate.local_servers import LocalServers
 from stretto.errors import UsageError
 from stretto.mesh import Mesh, Placement
-from stretto.nn.batch import call, inputs_on, target_on, to_device
+from stretto.nn.batch import call, common_length, first_size, inputs_on, target_on, to_device
 from stretto.nn.buckets import align, tensors_of
 from stretto.nn.devices import pick_device_of, synchronizer
 from stretto.nn.preserve import evaluating
@@ -364,7 +364,8 @@ class SeveralProcesses(Backend):
             for x, y in self._read_here(batches):
 
                 def count(output: Any, examples: int, y: Any = y) -> None:
-                    tally.add(output, target_on(y, device), precision.loss(specification.loss), examples)
+                    target, loss = target_on(y, device), precision.loss(specification.loss)
+                    tally.add(output, target, loss, examples or first_size(target))
 
                 self._forward(stages, specification, x, count)
         sums = torch.tensor(tally.sums(), dtype=torch.float64)
@@ -423,7 +424,7 @@ class SeveralProcesses(Backend):
         examples = 0
         if homes[0] == me:
             given = specification.precision.inputs(inputs_on(x, device))
-            examples = given[0].shape[0]
+            examples = common_length(given)
         for index, home in enumerate(homes):
             before = homes[index - 1] if index else home
             if before != home and before == me:
