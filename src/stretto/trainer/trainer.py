@@ -249,7 +249,10 @@ class Trainer:
 
         x is a tensor, a tuple or list of tensors for stage 0's arguments in their order, or a dict of them for its
         arguments by name (`{"input_ids": ids, "attention_mask": mask}`); y may be such a tuple or dict, too, and the
-        loss gets it so. NumPy arrays are tensors. All are cut into micro-batches along their first dimension.
+        loss gets it so. NumPy arrays are tensors. All are cut into micro-batches along their first dimension. Where
+        nothing is cut, y may be a list of dicts, or None, on one process, and x have tensors of several lengths.
+
+        On several processes each passes the same, or None for what it does not read: compared at steps 0, 1, 2, 4, ...
 
         Returns the output head's mean loss of the minibatch `lag` steps ago: of this one for synchronous methods, of
         the one 2S steps ago for the others, and None before there is one. (A parameter server of staleness k adds k to
@@ -336,12 +339,12 @@ class Trainer:
         """Go through `train` for some `epochs`, or for so many `steps`: `step` after `step`, and a `flush` at the end.
 
         Args:
-            train: a pair (x, y) of tensors or arrays (x may be a tuple or a dict of them), a torch Dataset, a
-                DataLoader, a Hugging Face dataset, or a RowReader. The order of the examples is drawn anew in each
-                epoch, from the trainer's `seed` alone; a DataLoader with shuffle=False keeps its own. Any other
-                iterable of batches (x, y), such as a list, or a DataLoader with an IterableDataset, a sampler or a
-                batch_sampler of its own, is gone through as it is. A last, smaller batch is trained, too, unless it has
-                fewer examples than there are micro-batches times replicas.
+            train: a pair (x, y) of tensors or arrays (x may be a tuple or a dict of them), a torch Dataset, a Hugging
+                Face dataset, or a RowReader. The order of the examples is drawn anew in each epoch, from the trainer's
+                `seed` alone. So it is for a DataLoader of a TensorDataset that shuffles, without other arguments. Any
+                other DataLoader, and any other iterable of batches (x, y), such as a list, is gone through as it is. A
+                last, smaller batch is trained, too, unless it has fewer examples than there are micro-batches times
+                replicas.
             validation: such data, evaluated at each epoch's end, and after the last of `steps`.
             batch_size: examples of a minibatch; 32 unless said otherwise, or the DataLoader's own.
             evaluate_every: with `steps`, evaluate after so many steps each instead of at each epoch's end.
