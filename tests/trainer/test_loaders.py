@@ -240,8 +240,9 @@ def test_rows_of_several_tensors_are_inputs_and_a_target():
 # -- data of other forms ------------------------------------------------------------------------------------------
 
 
-def test_two_dicts_in_a_list_are_two_batches():
-    batches = [{"x": X[:6], "labels": Y[:6]}, {"x": X[6:12], "labels": Y[6:12]}]
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_two_dicts_are_two_batches(kind):
+    batches = kind({"x": X[n : n + 6], "labels": Y[n : n + 6]} for n in (0, 6))
     plain, _ = plain_loop([(batch["x"], batch["labels"]) for batch in batches])
     trainer = build()
     trainer.fit(batches, epochs=EPOCHS, quiet=True)
@@ -373,7 +374,7 @@ def test_workers_in_a_process_that_may_not_start_any(monkeypatch):
     monkeypatch.setitem(current_process()._config, "daemon", True)
     loader = DataLoader(ROWS, 6, num_workers=2)
     trainer = build()
-    with pytest.raises(UsageError, match="with num_workers=2, but Stretto has started this process"):
+    with pytest.raises(UsageError, match="with num_workers=2, but this process is a daemon"):
         trainer.fit(loader, epochs=1, quiet=True)
     with pytest.raises(UsageError, match=r"evaluate: batches is .* with num_workers=2"):
         trainer.evaluate(loader)

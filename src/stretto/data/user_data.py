@@ -1,6 +1,7 @@
 """The user's own data: pairs of tensors, torch Datasets, DataLoaders or Hugging Face datasets, read as splits."""
 
 import random
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -41,6 +42,7 @@ LOST = {  # arguments of a DataLoader whose say a run would lose
     "persistent_workers": "the workers of a run end with each epoch",
 }
 KEPT = ("num_workers", "timeout", "multiprocessing_context", "prefetch_factor", "pin_memory")
+ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 SAMPLED = 64  # items of a Dataset that its digest reads, evenly spread
 
 
@@ -273,11 +275,16 @@ def split_of(value: Any, where: str) -> RowReader:
 
 
 def is_pair(value: Any) -> bool:
-    """Whether a value is (x, y): tensors, arrays, or tuples and dicts of them. Two dicts in a list are two batches."""
+    """Whether a value is (x, y): tensors, arrays, or tuples and dicts of them.
+
+    Two dicts in a list are two batches, and so are two that have the same keys, a target's name among them.
+    """
     if not isinstance(value, tuple | list) or len(value) != 2:
         return False
-    if isinstance(value, list) and all(isinstance(part, Mapping) for part in value):
-        return False
+    if all(isinstance(part, Mapping) for part in value):
+        labelled = any(name in value[0] for name in TARGETS) and set(value[0]) == set(value[1])
+        if labelled or isinstance(value, list):
+            return False
     return all(part is not None and tree_flatten(part)[0] for part in value) and all(
         isinstance(leaf, Tensor | np.ndarray) and leaf.ndim for leaf in tree_flatten(tuple(value))[0]
     )
@@ -410,10 +417,9 @@ def add_to_digest(digest: Any, values: Any) -> None:
 
 
 def text_of(value: Any) -> str:
-    """The hash of a tensor or an array, else what a value says of itself, which is its type if it says no more."""
+    """The hash of a tensor or an array, else what a value says of itself, without addresses."""
     if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
         value = as_tensor(value, "an array")
     if isinstance(value, Tensor) and not value.is_meta and not value.is_nested:
         return hash_of(value if value.layout == torch.strided else value.to_dense())
-    text = repr(value)
-    return type(value).__name__ if text == object.__repr__(value) else text
+    return ADDRESS.sub("", repr(value))

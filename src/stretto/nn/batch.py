@@ -49,6 +49,10 @@ class Examples(ABC):
     size: int | None
 
     @abstractmethod
+    def tensors(self) -> Sequence[Tensor]:
+        """The tensors that differ where the target does."""
+
+    @abstractmethod
     def cut(self, pieces: int) -> Sequence["Examples"]:
         """The examples in `pieces` parts, of the sizes that torch.tensor_split gives."""
 

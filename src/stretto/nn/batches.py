@@ -21,8 +21,8 @@ def refuse_workers(loader: Any, where: str) -> None:
     workers = getattr(loader, "num_workers", 0)
     if workers and current_process().daemon:
         raise UsageError(
-            f"{where} is {shown(loader)} with num_workers={workers}, but Stretto has started this process, which may "
-            "start no others: give num_workers=0, or start the processes with torchrun"
+            f"{where} is {shown(loader)} with num_workers={workers}, but this process is a daemon, as those are that "
+            "Stretto starts, and may start no others: give num_workers=0, or start the processes with torchrun"
         )
 
 

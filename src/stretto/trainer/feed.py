@@ -24,7 +24,7 @@ from stretto.data.user_data import (
     split_of,
 )
 from stretto.errors import UsageError
-from stretto.nn.batch import examples_of, first_size
+from stretto.nn.batch import Examples, examples_of, first_size
 from stretto.nn.batches import refuse_workers
 from stretto.nn.seeding import derive
 from stretto.options.checks import shown
@@ -342,7 +342,10 @@ def is_stream(data: Any) -> bool:
 
 
 def digest_of_batch(*parts: Any) -> str:
-    """Sixteen characters that differ for batches that differ."""
+    """Sixteen characters that differ for batches that differ, in more than the order of a dict."""
     digest = hashlib.sha256()
-    add_to_digest(digest, parts)
+    for part in parts:
+        if isinstance(part, Mapping):
+            part = [part[name] for name in sorted(part, key=str)]
+        add_to_digest(digest, part.tensors() if isinstance(part, Examples) else part)
     return digest.hexdigest()[:16]
