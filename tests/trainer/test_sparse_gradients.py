@@ -1,11 +1,12 @@
 """Embeddings with sparse=True come to the numbers of plain training, clipped and measured as dense ones are."""
 
 import copy
+import math
 
 import pytest
 import torch
 from torch import nn
-from torch.nn.functional import mse_loss
+from torch.nn.functional import cross_entropy, mse_loss
 
 import stretto
 from pairwise import in_turn
@@ -96,3 +97,34 @@ def test_a_tracker_is_told_their_norm(tmp_path):
     (one, norm), (other, dense) = fitted(sparse=True), fitted(sparse=False)
     assert apart(one, other) < 1e-12
     assert norm == pytest.approx(dense, abs=1e-12)
+
+
+class Back(nn.Module):
+    """An unembedding that looks all tokens up, or multiplies with the weight."""
+
+    def __init__(self, weight, *, sparse):
+        super().__init__()
+        self.weight, self.sparse = weight, sparse
+
+    def forward(self, hidden):
+        every = nn.functional.embedding(torch.arange(12), self.weight, sparse=True) if self.sparse else self.weight
+        return hidden @ every.T
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("sparse", [False, True])
+def test_tied_weights_add_sparse_and_dense_ones(method, sparse):
+    def tied():
+        torch.manual_seed(1)
+        embedding = nn.Embedding(12, 4, sparse=not sparse, dtype=torch.float64)
+        return [embedding, nn.Tanh(), Back(embedding.weight, sparse=sparse)]
+
+    plain = nn.Sequential(*tied())
+    optimizer = sgd(plain.parameters())
+    trainer = stretto.Trainer(tied(), cross_entropy, sgd, method, clip=math.inf, device="cpu")
+    for ids in IDS[:, :, 0]:
+        optimizer.zero_grad()
+        cross_entropy(plain(ids), ids.flip(0)).backward()
+        optimizer.step()
+        trainer.step(ids, ids.flip(0))
+    assert apart(trainer.model, plain) < 1e-12

@@ -308,7 +308,7 @@ def of_loader(loader: "DataLoader[Any]", where: str) -> RowReader:
 
     Order and batch size are the run's. Raises UsageError where the loader has a say in them that would be lost.
     """
-    remedy = "give the Dataset itself, or train with a loop of your own and trainer.step"
+    remedy = "give the Dataset itself, or train with Trainer.fit, which goes through a loader as it is"
     if isinstance(loader.dataset, IterableDataset):
         raise UsageError(f"{where}: a DataLoader of an IterableDataset has no length and no rows: {remedy}")
     if type(loader) is not DataLoader:

@@ -18,6 +18,8 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor, nn
 
+from stretto.nn.sparse_gradients import plus
+
 Values = Mapping[int, Tensor]  # by the number of the tied parameter
 
 
@@ -85,7 +87,7 @@ class Lender:
         for by_number in gradients:
             for number in self.parameters.keys() & by_number.keys():
                 parameter, gradient = self.parameters[number], by_number[number]
-                parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
+                parameter.grad = gradient if parameter.grad is None else plus(parameter.grad, gradient)
 
 
 @dataclass

@@ -44,13 +44,13 @@ def build_optimizer(optimizer: Callable[..., Any], parameters: list[nn.Parameter
 def takes_several_passes(optimizer: torch.optim.Optimizer) -> bool:
     """Whether a step needs the loss again: LBFGS, those whose `step` requires a closure, SAM and its kin.
 
-    SAM's step is a `first_step`, which moves the weights, another backward and a `second_step`; implementations that
-    have these under other names have "SAM" in that of their class.
+    SAM's step is a `first_step`, which moves the weights, another backward and a `second_step`. Implementations that
+    have these under other names are known by that of their class.
     """
     closure = inspect.signature(optimizer.step).parameters.get("closure")
     return (
         isinstance(optimizer, torch.optim.LBFGS)
         or (closure is not None and closure.default is closure.empty)
         or (hasattr(optimizer, "first_step") and hasattr(optimizer, "second_step"))
-        or any("SAM" in kind.__name__ for kind in type(optimizer).__mro__)
+        or any("SAM" in kind.__name__ or "Sharpness" in kind.__name__ for kind in type(optimizer).__mro__)
     )

@@ -26,6 +26,7 @@ from stretto.nn.preserve import device_of
 from stretto.nn.seeding import ForwardSeeds
 from stretto.nn.shapes import describe, summary
 from stretto.nn.sharded_modules import gathered, is_sharded, local_share, local_state, whole_state
+from stretto.nn.sparse_gradients import entries, plus
 from stretto.nn.state_check import check_part, check_weights, explaining_misfits
 from stretto.nn.tied_weights import Borrower, Lender
 from stretto.optim import Label, Masters
@@ -723,11 +724,6 @@ def own_norms(parameters: Sequence[Tensor]) -> Tensor:
     return torch.stack(torch._foreach_norm(gradients)) if gradients else torch.zeros(0)
 
 
-def entries(gradient: Tensor) -> Tensor:
-    """A dense gradient as it is, a sparse one as its rows, each once: they have the same norm."""
-    return gradient.coalesce().values() if gradient.is_sparse else gradient
-
-
 def clip(parameters: Sequence[Tensor], limit: float, stage_norms: Sequence[Tensor]) -> None:
     """Scale the gradients of `parameters` so that the norm of all stages' gradients together is at most `limit`.
 
@@ -776,7 +772,7 @@ def add(parts: Sequence[Gradient]) -> Gradient:
     for part in parts[1:]:
         for position, gradient in enumerate(part):
             so_far = total[position]
-            total[position] = gradient if so_far is None else so_far if gradient is None else so_far + gradient
+            total[position] = gradient if so_far is None else so_far if gradient is None else plus(so_far, gradient)
     return tuple(total)
 
 
@@ -803,4 +799,4 @@ def give(tensors: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> None:
     """Add `gradients` to the gradients of `tensors`; None adds nothing."""
     for tensor, gradient in zip(tensors, gradients, strict=False):
         if gradient is not None:
-            tensor.grad = gradient if tensor.grad is None else tensor.grad + gradient
+            tensor.grad = gradient if tensor.grad is None else plus(tensor.grad, gradient)
