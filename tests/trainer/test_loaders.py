@@ -249,9 +249,12 @@ def test_two_dicts_are_two_batches(kind):
     assert same(trainer.model, plain)
 
 
-@pytest.mark.parametrize("make", [lambda: DataLoader(TensorDataset(X), 6), lambda: [(x,) for x in X.split(6)]])
+@pytest.mark.parametrize(
+    "make", [lambda: DataLoader(TensorDataset(X), 6), lambda: DataLoader(X, 6), lambda: [(x,) for x in X.split(6)]]
+)
 def test_data_without_targets_train_where_nothing_is_cut(make):
-    plain, _ = plain_loop(((x, None) for _ in range(EPOCHS) for (x,) in make()), loss=energy, epochs=1)
+    rows = [(x,) for x in X.split(6)]
+    plain, _ = plain_loop(((x, None) for _ in range(EPOCHS) for (x,) in rows), loss=energy, epochs=1)
     trainer = build(energy)
     trainer.fit(make(), make(), epochs=EPOCHS, quiet=True)
     assert same(trainer.model, plain)

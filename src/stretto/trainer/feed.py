@@ -237,10 +237,12 @@ class Stream(Feed):
 
     def _pair(self, index: int, batch: Any) -> tuple[Any, Any]:
         where = f"{self.where}: batch {index}"
-        if self._of_tensors and len(batch) > 2:
+        if self._of_tensors and isinstance(batch, tuple | list) and len(batch) > 2:
             batch = (tuple(batch[:-1]), batch[-1])
+        if isinstance(batch, Tensor) and isinstance(self._batches, DataLoader):
+            batch = (batch,)
         if isinstance(batch, tuple | list) and len(batch) == 1 and isinstance(batch[0], Tensor | np.ndarray):
-            return batch[0], None
+            return batch[0], None  # data without targets
         if not isinstance(batch, Mapping) and not (isinstance(batch, tuple | list) and len(batch) == 2):
             raise UsageError(f"{where} is {shown(batch)}: give pairs (x, y) of batches, or dicts with a target")
         x, y = pair_of(batch, where)
