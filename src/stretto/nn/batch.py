@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 from stretto.errors import UsageError, nearest
 from stretto.options.checks import shown
@@ -302,8 +301,16 @@ def first_size(value: Any) -> int:
 
 def common_length(x: Any) -> int:
     """The length of the first dimension of all tensors in x; 0 where they have several, as those of graphs."""
-    lengths = {leaf.shape[0] for leaf in tree_leaves(x) if isinstance(leaf, Tensor | np.ndarray) and leaf.ndim}
-    return int(lengths.pop()) if len(lengths) == 1 else 0
+    lengths = lengths_in(x)
+    return lengths.pop() if len(lengths) == 1 else 0
+
+
+def lengths_in(x: Any) -> set[int]:
+    """The lengths of the first dimensions of all tensors and arrays in x."""
+    if isinstance(x, Tensor | np.ndarray):
+        return {int(x.shape[0])} if x.ndim else set()
+    parts = x.values() if isinstance(x, Mapping) else x if isinstance(x, tuple | list) else ()
+    return {length for part in parts for length in lengths_in(part)}
 
 
 def examples_of(x: Any, y: Any) -> int:
