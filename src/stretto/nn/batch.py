@@ -18,7 +18,7 @@ NO_TARGETS = (
     "a loss takes an output and a target, so give pairs: (x, x) to an autoencoder, (x, torch.zeros(len(x))) to a loss "
     "that reads no target"
 )
-NOT_CUT = "a method without micro-batches takes them as they are, on one process, without replicas"
+NOT_CUT = "a method without micro-batches takes them as they are, without replicas"
 FORMS = "a tensor or a NumPy array, a tuple or list of them, or a dict of them by the names of stage 0's arguments"
 
 

@@ -250,9 +250,11 @@ class Trainer:
         x is a tensor, a tuple or list of tensors for stage 0's arguments in their order, or a dict of them for its
         arguments by name (`{"input_ids": ids, "attention_mask": mask}`); y may be such a tuple or dict, too, and the
         loss gets it so. NumPy arrays are tensors. All are cut into micro-batches along their first dimension. Where
-        nothing is cut, y may be a list of dicts, or None, on one process, and x have tensors of several lengths.
+        nothing is cut, x may have tensors of several lengths and y may be a list of dicts; on one process y may be
+        None, which the loss then gets.
 
-        On several processes each passes the same, or None for what it does not read: compared at steps 0, 1, 2, 4, ...
+        Every process passes the same x and y, or None for what it does not read. They are compared at steps 0, 1, 2, 4,
+        8, ... Raises UsageError, on every process, where they differ.
 
         Returns the output head's mean loss of the minibatch `lag` steps ago: of this one for synchronous methods, of
         the one 2S steps ago for the others, and None before there is one. (A parameter server of staleness k adds k to
