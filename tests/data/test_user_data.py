@@ -1,11 +1,13 @@
 """The user's own data in every form, against the tensors that they were made of."""
 
 import random
+from multiprocessing import current_process
 
 import numpy as np
 import pytest
 import torch
 from torch.utils.data import (
+    BatchSampler,
     DataLoader,
     IterableDataset,
     RandomSampler,
@@ -138,6 +140,25 @@ def test_hugging_face_datasets():
         splits(table.to_iterable_dataset())
 
 
+def test_a_hugging_face_dataset_keeps_its_format():
+    datasets = pytest.importorskip("datasets")
+    table = datasets.Dataset.from_dict({"ids": X.tolist(), "more": X.tolist(), "labels": Y.tolist()})
+
+    def doubled(batch):
+        return {"x": [2 * torch.tensor(ids) for ids in batch["ids"]], "labels": batch["labels"]}
+
+    for value, wanted in (
+        (table.with_transform(doubled), 2 * X),
+        (table.with_format("torch", columns=["ids", "labels"]), X),
+        (table.with_format("numpy", columns=["ids", "labels"], dtype=np.float64), X.double()),
+        (table.with_format(None, columns=["ids", "labels"]), X),
+    ):
+        x, y = splits(value).train.read(torch.tensor([4, 2]))
+        assert x.dtype == wanted.dtype
+        assert torch.equal(x, wanted[[4, 2]])
+        assert y.tolist() == [1, 2]
+
+
 def test_a_loader_gives_its_batch_size_and_built_in_networks_take_classes():
     data = splits(DataLoader(TensorDataset(X, Y), batch_size=5))
     assert data.batch_size == 5
@@ -149,9 +170,40 @@ def test_a_loader_gives_its_batch_size_and_built_in_networks_take_classes():
         assert splits(other).for_networks() is None
 
 
+class Doubled(TensorDataset):
+    """A TensorDataset whose items are not those of its tensors."""
+
+    def __getitem__(self, index):
+        x, y = super().__getitem__(index)
+        return 2 * x, y
+
+
+class AtOnce(Items):
+    def __getitems__(self, indices):
+        return [(2 * X[index], int(Y[index])) for index in indices]
+
+
+def test_items_are_read_as_a_loader_reads_them():
+    for dataset in (Doubled(X, Y), AtOnce()):
+        for value in (dataset, DataLoader(dataset, 5), Subset(dataset, range(10))):
+            assert torch.equal(splits(value).train.read(torch.tensor([4, 2]))[0], 2 * X[[4, 2]])
+
+
+def test_a_process_that_may_start_no_others_reads_by_itself(monkeypatch):
+    split = splits(DataLoader(Drawing(), num_workers=2, timeout=9, prefetch_factor=3, pin_memory=True)).train
+    monkeypatch.setitem(current_process()._config, "daemon", True)
+    alone = splits(DataLoader(Drawing())).train
+    for (x, _), (other, _) in zip(rows_of(split), rows_of(alone), strict=True):
+        assert torch.equal(x, other)
+
+
 class Stream(IterableDataset):
     def __iter__(self):
         return iter([(X[0], Y[0])])
+
+
+class Own(DataLoader):
+    """A loader of one's own."""
 
 
 @pytest.mark.parametrize(
@@ -169,6 +221,15 @@ class Stream(IterableDataset):
         (DataLoader(Items(), sampler=RandomSampler(Items(), replacement=True)), "sampler="),
         (DataLoader(Items(), sampler=RandomSampler(Items(), num_samples=4)), "sampler="),
         (DataLoader(Items(), batch_sampler=[[0, 1], [2, 3]]), "batch_sampler="),
+        (DataLoader(Items(), batch_sampler=BatchSampler(RandomSampler(Items()), 5, False)), "batch_sampler="),
+        (DataLoader(Items(), sampler=RandomSampler(range(4))), "sampler="),
+        (DataLoader(Items(), sampler=RandomSampler(Items(), generator=torch.Generator())), "sampler="),
+        (DataLoader(Items(), shuffle=True, generator=torch.Generator()), "a DataLoader with generator="),
+        (DataLoader(Items(), num_workers=1, worker_init_fn=print), "a DataLoader with worker_init_fn="),
+        (DataLoader(Items(), num_workers=1, persistent_workers=True), "a DataLoader with persistent_workers=True"),
+        (DataLoader(Items(), batch_size=None), "batch_size=None, whose items are batches already"),
+        (Own(Items()), "a Own, which may give other batches"),
+        (TensorDataset(X), r"a TensorDataset of one tensor: a loss takes an output and a target, .*\(x, x\)"),
         (TensorDataset(X[:0], Y[:0]), "mine: train is empty"),
         (Subset(Items(), [99]), "raised IndexError"),
         ([1, 2, 3], "its items are"),

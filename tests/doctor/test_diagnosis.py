@@ -158,3 +158,15 @@ def test_stages_that_do_not_fit():
         look(nn.Sequential(nn.Linear(8, 8)), stages=2)
     with pytest.raises(UsageError, match="say in how many stages, too"):
         look(Net(), path="blocks")
+
+
+def test_the_last_stage_may_return_anything():
+    class Named(nn.Linear):
+        def forward(self, x):
+            return {"logits": super().forward(x), "more": [x, None]}
+
+    model = nn.Sequential(nn.Linear(4, 4), Named(4, 3))
+    found = diagnose(model, list(model), torch.randn(2, 4))
+    assert [(each.name, each.kind) for each in found.modules] == [("0", "Linear"), ("1", "Named")]
+    with pytest.raises(UsageError, match=r"stage 0 \(Named\) returned dict"):
+        diagnose(model, list(model)[::-1], torch.randn(2, 4))

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 import stretto
 from late_imports import Late
 from runtime.nursery import Forked
+from stretto.trainer.feed import digest_of_batch
 
 callbacks, lit, piped = Late("lightning.pytorch.callbacks"), Late("lit_modules"), Late("stretto.lightning")
 batch_parts, pipeline = Late("stretto.lightning.batch_parts"), Late("stretto.lightning.pipeline")
@@ -187,11 +188,14 @@ def test_a_layer_that_a_method_cannot_train_is_named():
 
 
 def test_a_process_that_reads_other_batches_is_named():
-    one, other = (batch_parts.digest([torch.arange(4.0), {"y": torch.tensor([row])}]) for row in (1, 2))
-    assert one != other
-    with pytest.raises(stretto.UsageError, match="rank 1 has another batch than rank 0: every process reads all"):
-        pipeline.Pipeline._compare(None, [one, other])
-    pipeline.Pipeline._compare(None, [one, one])
+    """By Trainer.step, which is given the whole batch as its target."""
+    one, other, same = (
+        digest_of_batch(
+            batch_parts.StepExamples("training_step", 0, [torch.arange(4.0), {"y": torch.tensor([row])}], ())
+        )
+        for row in (1, 2, 1)
+    )
+    assert one == same != other
 
 
 def test_metrics_of_replicas_on_several_processes_are_named():

@@ -68,7 +68,7 @@ def test_what_one_process_wants_all_do(together):
 
 def test_other_data_on_another_process_are_refused(together):
     for message in together("refused")[1]:
-        assert message.startswith("rank 1 reads other data than rank 0: batch of step 1 is ")
+        assert message.startswith("rank 1 is given another batch than rank 0: x of step 1 is ")
 
 
 def test_only_rank_0_writes(together):

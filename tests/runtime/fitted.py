@@ -5,6 +5,7 @@ import signal
 
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
 import stretto
 from runtime.scripts import same, weights_of
@@ -126,3 +127,29 @@ def stopped_by_one():
 
     history = build("1f1b(microbatches=2)").fit((X, Y), batch_size=6, epochs=9, callbacks=[stop], quiet=True)
     return history.stopped, len(history.steps)
+
+
+def loader():
+    """A DataLoader that draws its order, and its items, from torch's generator."""
+    return DataLoader(Counted(), 6, shuffle=True)
+
+
+def with_loaders(folder):
+    """A run whose loaders draw, one that goes on from its checkpoint, and a refusal: one process draws otherwise."""
+
+    def fit(folder=None, seed=11, **options):
+        trainer = build("1f1b(microbatches=2)")
+        torch.manual_seed(seed)
+        return trainer, trainer.fit(loader(), loader(), checkpoint=folder, quiet=True, **options)
+
+    whole, history = fit(epochs=2)
+    trained = weights_of(whole)
+    fit(folder, epochs=1)
+    _, again = fit(folder, seed=99 + RANK, epochs=2)
+    refusal = ""
+    if "RANK" in os.environ:
+        try:
+            fit(seed=RANK, epochs=1)
+        except stretto.UsageError as error:
+            refusal = str(error)
+    return history.entries, again.entries, trained, refusal

@@ -5,7 +5,7 @@ import sys
 import pytest
 import torch
 
-from runtime import refused, scripts
+from runtime import given_apart, refused, scripts
 from runtime.processes import launch
 
 PARTED = "these processes have parted because of an error before: make a new Trainer, in each of them"
@@ -63,3 +63,20 @@ def test_a_buffer_that_stages_on_two_processes_share_and_training_changes_is_ref
         assert table == "trained"
         assert "training changes the buffer" in norm
         assert "Give each stage a module of its own" in norm
+
+
+def test_batches_that_differ_are_told_with_both_ranks():
+    """At steps 0, 1, 2, 4, ...; what a process does not pass is no difference."""
+    kinds = {("x", 0): (0, "rank 2", "rank 0"), ("y", 2): (2, "rank 2", "rank 1"), ("x", 3): (4, "rank 2", "rank 0")}
+    results = launch(3, "runtime.given_apart:apart_each", list(kinds))
+    for (where, _), (step, rank, other), *told in zip(
+        kinds, kinds.values(), *(said for said, _ in results), strict=True
+    ):
+        assert {number for number, _ in told} == {step}
+        (text,) = {text for _, text in told}
+        assert text.startswith(f"{rank} is given another batch than {other}: {where} of step {step + 1} is '")
+        assert text.endswith("and seed what shuffles or changes them alike")
+    losses, weights = given_apart.alike("pb")
+    (first, gathered), *others = (same for _, same in results)
+    assert [first, *(told for told, _ in others)] == [losses] * 3
+    assert all(torch.equal(gathered[key], weights[key]) for key in weights)

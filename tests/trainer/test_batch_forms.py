@@ -244,3 +244,26 @@ def test_a_forward_of_one_dict_is_told_what_to_take():
         stretto.split(TakesDict(), 2, example=batch)
     with pytest.raises(UsageError, match=r"Choose from features; a dict of .* write def forward.self, ages.$"):
         stretto.split(TakesDict(), 2, example={"ages": X})
+
+
+def test_evaluations_weigh_named_inputs_by_their_examples():
+    """Targets with an entry for each token: batches weigh as many as they have examples."""
+
+    class Tokens(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(1, 3)
+
+        def forward(self, ids, scale):
+            return self.linear(ids[..., None] * scale[:, None, None]).flatten(0, 1)
+
+    torch.manual_seed(0)
+    trainer = stretto.Trainer([Tokens()], lambda output, y: cross_entropy(output, y), sgd, device="cpu")
+    batches = [
+        ({"ids": torch.randn(n, t), "scale": torch.rand(n)}, torch.randint(3, (n * t,))) for n, t in ((2, 5), (4, 2))
+    ]
+    model = trainer.model
+    with torch.no_grad():
+        told = [(float(cross_entropy(model[0](**x), y)), len(x["ids"])) for x, y in batches]
+    wanted = sum(loss * count for loss, count in told) / sum(count for _, count in told)
+    assert trainer.evaluate(batches)["loss"] == pytest.approx(wanted)

@@ -62,7 +62,7 @@ BATCHES = {
     "a column of targets": (X, Y[:, None], r"with the target Tensor \[\d, 1\] of torch.int64"),
     "targets of no class": (X, Y + 4, "Target . is out of bounds"),
     "targets that are numbers": (X, Y.float(), "with the target Tensor .* of torch.float32"),
-    "no targets": (X, None, r"y is None .*: give step\(x, y\) both"),
+    "no targets": (X, None, r"y is None .*: give step\(x, y\) both|has a loss that fails .*, with the target None"),
     "no inputs": (None, Y, "x is None"),
 }
 
@@ -93,6 +93,28 @@ def test_batches(what, when):
         step_and_flush(trainer, x, y)
 
 
+class SAM(torch.optim.SGD):
+    """As the usual implementation: `step` asserts that it has a closure, which it calls twice."""
+
+    def first_step(self):
+        pass
+
+    def second_step(self):
+        super().step()
+
+    def step(self, closure=None):
+        assert closure is not None
+
+
+class WithClosure(torch.optim.SGD):
+    def step(self, closure):
+        return super().step(closure)
+
+
+class LookSAM(torch.optim.SGD):
+    """One whose passes have other names."""
+
+
 MODEL = nn.Sequential(*stages())
 OPTIMIZERS = {
     "none": (lambda params: None, "optimizer returned None.* Does the function end with return.* optimizer=lambda"),
@@ -100,6 +122,10 @@ OPTIMIZERS = {
     "a class": (lambda params: torch.optim.SGD, "optimizer returned <class 'torch.optim.sgd.SGD'>, not a"),
     "an optimizer": (sgd(MODEL.parameters()), "optimizer is a SGD: each stage has its own.*optimizer=lambda"),
     "without an argument": (lambda: sgd(MODEL.parameters()), "takes 0 positional arguments but 1 was given"),
+    "SAM": (lambda params: SAM(params, lr=0.1), "^SAM evaluates the loss several times a step; a pipeline cannot"),
+    "with a closure": (lambda params: WithClosure(params, lr=0.1), "^WithClosure evaluates the loss several times"),
+    "of SAM's kin": (lambda params: LookSAM(params, lr=0.1), "^LookSAM evaluates the loss several times"),
+    "LBFGS": (lambda params: torch.optim.LBFGS(params), "^LBFGS evaluates the loss several times"),
     "of the whole model": (
         lambda params: sgd(MODEL.parameters()),
         r"the optimizer of stage 0 also steps a parameter \[5, 5\] of stage 1: .* not of model.parameters\(\)",

@@ -563,6 +563,17 @@ def test_processes_that_disagree_are_told_with_both_ranks():
         assert "the same data, in the same order" in one, one
 
 
+def test_loaders_draw_alike_on_processes_or_are_refused(tmp_path):
+    told = launch(2, "runtime.fitted:with_loaders", str(tmp_path / "processes"))
+    wanted, resumed, trained, _ = fitted.with_loaders(str(tmp_path / "here"))
+    assert resumed == wanted
+    for entries, again, _, refusal in told:
+        assert entries == again == wanted
+        assert refusal.startswith("rank 1 goes through other data than rank 0: fit: train, first batch of epoch 1 is")
+        assert refusal.endswith("give loaders that shuffle a generator, or seed all processes alike")
+    assert same(told[0][2], trained)
+
+
 def test_ctrl_c_on_one_process_saves_on_all(tmp_path):
     told = launch(2, "runtime.fitted:interrupted", str(tmp_path / "saved"))
     whole = build("1f1b(microbatches=2)")

@@ -51,6 +51,9 @@ class Rows(Examples):
     def __init__(self, rows):
         self.rows, self.size = rows, len(rows)
 
+    def tensors(self):
+        return [self.rows]
+
     def cut(self, pieces):
         return [Rows(part) for part in self.rows.tensor_split(pieces)]
 

@@ -1,10 +1,12 @@
 """The user's own data: pairs of tensors, torch Datasets, DataLoaders or Hugging Face datasets, read as splits."""
 
 import random
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import sha256
+from multiprocessing import current_process
 from typing import Any, Literal
 
 import numpy as np
@@ -23,7 +25,7 @@ from torch.utils.data import (
 
 from stretto.data.dataset import Dataset, RowReader, Split
 from stretto.errors import UsageError
-from stretto.nn.batch import IGNORED, as_tensor
+from stretto.nn.batch import IGNORED, NO_TARGETS, as_tensor
 from stretto.nn.tensor_hash import hash_of
 from stretto.options.checks import shown
 from stretto.options.user_errors import error_place
@@ -34,6 +36,13 @@ FORMS = (
 )
 RETURNED = f"(train, validation) or (train, validation, test), each {FORMS}"
 TARGETS = ("labels", "label", "targets", "target", "y")  # names of what is the target, where examples are dicts
+LOST = {  # arguments of a DataLoader whose say a run would lose
+    "generator": "a run draws the order of its examples from its own seed",
+    "worker_init_fn": "what items draw depends on the run's seed and the batch alone",
+    "persistent_workers": "the workers of a run end with each epoch",
+}
+KEPT = ("num_workers", "timeout", "multiprocessing_context", "prefetch_factor", "pin_memory")
+ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 SAMPLED = 64  # items of a Dataset that its digest reads, evenly spread
 
 
@@ -101,13 +110,18 @@ class TensorSplit(RowReader):
 
 
 class ItemSplit(RowReader):
-    """The items of a map-style Dataset, collated into batches; with `workers`, by so many processes of a DataLoader.
+    """The items of a map-style Dataset, collated into batches.
+
+    `workers` are arguments of the DataLoader whose processes read ahead. A process that may not start others, as those
+    of --jobs, reads by itself: the numbers are the same.
 
     Whatever items draw at random (from torch, `random` or NumPy) depends on the run's seed and the batch alone.
     """
 
-    def __init__(self, items: Any, collate: Callable[[list[Any]], Any], where: str, workers: int = 0) -> None:
-        self._items, self._collate, self._where, self._workers = items, collate, where, workers
+    def __init__(
+        self, items: Any, collate: Callable[[list[Any]], Any], where: str, workers: Mapping[str, Any] | None = None
+    ) -> None:
+        self._items, self._collate, self._where, self._workers = items, collate, where, workers or {}
 
     def __len__(self) -> int:
         return len(self._items)
@@ -125,15 +139,14 @@ class ItemSplit(RowReader):
     def _whole(self, numbers: list[int], seed: int) -> Any:
         # These items as a batch, as the collate function gives it.
         with drawing_from(seed):
-            batch = fetch(self._items, numbers, self._where)
-            return collated(self._collate, batch, self._where) if isinstance(batch, list) else batch
+            return collated(self._collate, fetch(self._items, numbers, self._where), self._where)
 
     def read_all(self, batches: Iterable[tuple[Tensor | slice, int | None]]) -> Iterator[tuple[Any, Any]]:
         """Read batch after batch, ahead of their use if there are workers."""
-        if not self._workers:
+        if not self._workers or current_process().daemon:
             return super().read_all(batches)
         readers: Any = _Reading(self)
-        return iter(DataLoader(readers, batch_size=None, sampler=[*batches], num_workers=self._workers))
+        return iter(DataLoader(readers, batch_size=None, sampler=[*batches], **self._workers))
 
 
 class _Reading:
@@ -161,20 +174,22 @@ def drawing_from(seed: int) -> Iterator[None]:
             np.random.set_state(numpy)
 
 
-def fetch(items: Any, numbers: list[int], where: str) -> Any:
-    """The items as a list, or the batch that a Hugging Face dataset makes of them.
+def fetch(items: Any, numbers: list[int], where: str) -> list[Any]:
+    """The items as a DataLoader reads them: all at once from a Dataset with `__getitems__`.
 
     Raises UsageError with the item that fails, its file and line.
     """
-    if is_hugging_face(items):
-        return item(items, numbers, f"{where}: items {shown(numbers)}")
-    return [item(items, number, f"{where}: item {number}") for number in numbers]
+    together = getattr(items, "__getitems__", None)
+    if together:
+        read: list[Any] = item(together, numbers, f"{where}: items {shown(numbers)}")
+        return read
+    return [item(items.__getitem__, number, f"{where}: item {number}") for number in numbers]
 
 
-def item(items: Any, index: int | list[int], what: str) -> Any:
-    """`items[index]`. Raises UsageError, with the text `what`, if the user's `__getitem__` does."""
+def item(read: Callable[[Any], Any], index: int | list[int], what: str) -> Any:
+    """`read(index)`. Raises UsageError, with the text `what`, if the user's function does."""
     try:
-        return items[index]
+        return read(index)
     except Exception as error:
         raise UsageError(f"{what} raised {type(error).__name__}: {error}{error_place(error)}") from error
 
@@ -243,8 +258,10 @@ def split_of(value: Any, where: str) -> RowReader:
         return value
     if isinstance(value, DataLoader):
         return of_loader(value, where)
-    if isinstance(value, TensorDataset):
+    if type(value) is TensorDataset:
         *x, y = value.tensors
+        if not x:
+            raise UsageError(f"{where} is a TensorDataset of one tensor: {NO_TARGETS}")
         return of_pair(x[0] if len(x) == 1 else tuple(x), y, where)
     if is_pair(value):
         x, y = value
@@ -258,9 +275,16 @@ def split_of(value: Any, where: str) -> RowReader:
 
 
 def is_pair(value: Any) -> bool:
-    """Whether a value is (x, y): tensors, arrays, or tuples and dicts of them."""
+    """Whether a value is (x, y): tensors, arrays, or tuples and dicts of them.
+
+    Two dicts in a list are two batches, and so are two that have the same keys, a target's name among them.
+    """
     if not isinstance(value, tuple | list) or len(value) != 2:
         return False
+    if all(isinstance(part, Mapping) for part in value):
+        labelled = any(name in value[0] for name in TARGETS) and set(value[0]) == set(value[1])
+        if labelled or isinstance(value, list):
+            return False
     return all(part is not None and tree_flatten(part)[0] for part in value) and all(
         isinstance(leaf, Tensor | np.ndarray) and leaf.ndim for leaf in tree_flatten(tuple(value))[0]
     )
@@ -280,31 +304,57 @@ def of_pair(x: Any, y: Any, where: str) -> RowReader:
 
 
 def of_loader(loader: "DataLoader[Any]", where: str) -> RowReader:
-    """The Dataset of a DataLoader with its collate function and number of workers.
+    """The Dataset of a DataLoader with its collate function and what it says of its workers.
 
     Order and batch size are the run's. Raises UsageError where the loader has a say in them that would be lost.
     """
-    remedy = "give the Dataset itself, or train with a loop of your own and trainer.step"
+    remedy = "give the Dataset itself, or train with Trainer.fit, which goes through a loader as it is"
     if isinstance(loader.dataset, IterableDataset):
         raise UsageError(f"{where}: a DataLoader of an IterableDataset has no length and no rows: {remedy}")
-    if type(loader.batch_sampler) is not BatchSampler:
+    if type(loader) is not DataLoader:
+        raise UsageError(f"{where}: a {type(loader).__name__}, which may give other batches than its Dataset: {remedy}")
+    for name, lost in LOST.items():
+        if getattr(loader, name):
+            raise UsageError(f"{where}: a DataLoader with {name}={shown(getattr(loader, name))}; {lost}: {remedy}")
+    if loader.batch_size is None and loader.batch_sampler is None:
+        raise UsageError(f"{where}: a DataLoader with batch_size=None, whose items are batches already: {remedy}")
+    if loader.batch_size is None or type(loader.batch_sampler) is not BatchSampler:
         raise UsageError(f"{where}: a DataLoader with batch_sampler={shown(loader.batch_sampler)}: {remedy}")
-    if not only_shuffles(loader.sampler):
+    refuse_without_length(loader.dataset, where)
+    if not only_shuffles(loader):
         raise UsageError(
             f"{where}: a DataLoader with sampler={shown(loader.sampler)}; a run draws the order of its examples from "
             f"its own seed: {remedy}"
         )
-    if isinstance(loader.dataset, TensorDataset) and loader.collate_fn is default_collate:
+    if type(loader.dataset) is TensorDataset and loader.collate_fn is default_collate:
         return split_of(loader.dataset, where)
-    refuse_without_length(loader.dataset, where)
-    return ItemSplit(loader.dataset, loader.collate_fn, where, loader.num_workers)
+    workers = {name: getattr(loader, name) for name in KEPT} if loader.num_workers else None
+    return ItemSplit(loader.dataset, loader.collate_fn, where, workers)
 
 
-def only_shuffles(sampler: Any) -> bool:
-    """Whether a sampler gives every example once, in order or shuffled: a run may then draw the order itself."""
-    if type(sampler) is RandomSampler:
-        return not sampler.replacement and getattr(sampler, "_num_samples", None) is None
-    return type(sampler) is SequentialSampler
+def is_default(loader: "DataLoader[Any]") -> bool:
+    """Whether a DataLoader is torch's own over a TensorDataset, in order or shuffled, and no argument says more.
+
+    Its batches are then the rows of tensors, and reading these is the same.
+    """
+    return (
+        type(loader) is DataLoader
+        and type(loader.dataset) is TensorDataset
+        and len(loader.dataset.tensors) > 1
+        and loader.batch_size is not None
+        and type(loader.batch_sampler) is BatchSampler
+        and only_shuffles(loader)
+        and loader.collate_fn is default_collate
+        and not any(getattr(loader, name) for name in (*LOST, *KEPT))
+    )
+
+
+def only_shuffles(loader: "DataLoader[Any]") -> bool:
+    """Whether the sampler gives every example once, in order or shuffled by no generator of its own."""
+    sampler: Any = loader.sampler
+    own = type(sampler) is RandomSampler and (sampler.replacement or sampler.generator is not None)
+    shuffles = type(sampler) in (RandomSampler, SequentialSampler) and not own
+    return shuffles and len(sampler) == len(loader.dataset)  # type: ignore[arg-type]
 
 
 def refuse_without_length(items: Any, where: str) -> None:
@@ -323,15 +373,21 @@ def is_hugging_face(value: Any) -> bool:
 
 
 def of_numbers(value: Any, where: str) -> Any:
-    """A Hugging Face dataset that gives tensors. Raises UsageError for one that is a stream, or has columns of text."""
+    """A Hugging Face dataset in the format that it was given, or else one of tensors.
+
+    Raises UsageError for one that is a stream, or has columns of text.
+    """
     refuse_without_length(value, where)
-    dtypes = {name: getattr(feature, "dtype", None) for name, feature in (value.features or {}).items()}
+    if value.format["type"] is not None:  # by set_transform, set_format and their kin
+        return value
+    columns = value.format["columns"]
+    dtypes = {name: getattr(value.features[name], "dtype", None) for name in columns}
     texts = [name for name, dtype in dtypes.items() if dtype in ("string", "large_string")]
     if texts:
         raise UsageError(
             f"{where}: column {texts[0]!r} holds text: tokenize it, and drop it with .remove_columns({texts!r})"
         )
-    return value.with_format("torch")
+    return value.with_format("torch", columns=columns)
 
 
 def form(value: Any, *, whole: bool = False) -> str:
@@ -357,4 +413,13 @@ def digest_of(split: RowReader) -> str:
 def add_to_digest(digest: Any, values: Any) -> None:
     """Add tensors, and the text of other objects, in nested tuples, lists and dicts, to a digest."""
     for leaf in tree_flatten(values)[0]:
-        digest.update((hash_of(leaf) if isinstance(leaf, Tensor) else repr(leaf)).encode())
+        digest.update(text_of(leaf).encode())
+
+
+def text_of(value: Any) -> str:
+    """The hash of a tensor or an array, else what a value says of itself, without addresses."""
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
+        value = as_tensor(value, "an array")
+    if isinstance(value, Tensor) and not value.is_meta and not value.is_nested:
+        return hash_of(value if value.layout == torch.strided else value.to_dense())
+    return ADDRESS.sub("", repr(value))

@@ -97,7 +97,7 @@ def diagnose(model: nn.Module, stages: Sequence[nn.Module], example: Any) -> Dia
     first = inputs = inputs_on(example, device)
     for index, stage in enumerate(stages):
         with deferred.filled([stage]):  # one at a time
-            (output,) = trace([stage], inputs, device, first=index)
+            (output,) = trace([stage], inputs, device, first=index, any_output=index == len(stages) - 1)
             stage_modules, stage_objections = examine_stage(index, stage, inputs, names)
         modules += stage_modules
         objections += stage_objections

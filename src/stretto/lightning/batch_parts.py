@@ -4,7 +4,6 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import Any
-from zlib import crc32
 
 import torch
 from torch import Tensor
@@ -13,8 +12,6 @@ from stretto.errors import UsageError
 from stretto.nn.batch import Examples
 from stretto.options.checks import shown
 from stretto.schedule.even_split import part_sizes
-
-DIGESTED = 1 << 16  # bytes of each tensor that a digest reads
 
 
 def size_of(batch: Any) -> int | None:
@@ -88,15 +85,9 @@ def joined(batches: Sequence[Any]) -> Any:
     return rebuilt(first, [joined(each) for each in zip(*inside, strict=True)])
 
 
-def digest(batch: Any) -> int:
-    """A checksum of a batch's tensors, of the first bytes of each."""
-    if isinstance(batch, Tensor):
-        values = batch.detach().flatten()[: max(1, DIGESTED // batch.element_size())].cpu().contiguous()
-        return crc32(values.view(torch.uint8).numpy().tobytes() if values.numel() else b"")
-    total = 0
-    for member in members(batch):
-        total = crc32(total.to_bytes(4, "little"), digest(member))
-    return total
+def tensors_of(batch: Any) -> list[Tensor]:
+    """All tensors of a batch, in its order."""
+    return [batch] if isinstance(batch, Tensor) else [each for part in members(batch) for each in tensors_of(part)]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -121,6 +112,10 @@ class StepExamples(Examples):
     def owner(self) -> int:
         """Which of the loader's batches the first example belongs to."""
         return max(index for index, start in enumerate(self.starts) if start <= self.first)
+
+    def tensors(self) -> list[Tensor]:
+        """Those of the batch, in whatever they are."""
+        return tensors_of(self.batch)
 
     def cut(self, pieces: int) -> list["StepExamples"]:
         """The parts; each is a batch of the same form."""

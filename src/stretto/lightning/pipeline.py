@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import stretto
 from stretto.errors import UsageError
-from stretto.lightning.batch_parts import StepExamples, digest, joined, size_of
+from stretto.lightning.batch_parts import StepExamples, joined, size_of
 from stretto.lightning.logged_values import (
     StepRecord,
     counts,
@@ -38,8 +38,6 @@ from stretto.nn.remote_stage import RemoteStage
 from stretto.optim.kind import name_of
 from stretto.trainer.chosen_method import method_to_evaluate, settled
 from stretto.trainer.microbatches import MinibatchCut
-
-CHECKED = 4  # minibatches that all processes compare at first; of later ones those whose number is a power of two
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -181,15 +179,14 @@ class Pipeline:
         before = counts(self.module)
         x = self._inputs(parts) if self.has_first else None
         self.trainer.step(x, examples)
-        compared = number < CHECKED or not number & (number - 1)
-        self._exchange(before, digest(whole) if compared else None)
+        self._exchange(before)
         return self._complete(number - self.trainer.lag)
 
     def flush(self) -> list[FinishedMinibatch]:
         """Finish what is in flight. Returns the minibatches that `step` has not returned yet."""
         before = counts(self.module)
         self.trainer.flush()
-        self._exchange(before, None)
+        self._exchange(before)
         return self._complete(self.trainer.entered)
 
     def _warn_of_sizes(self, sizes: Sequence[int | None]) -> None:
@@ -248,34 +245,25 @@ class Pipeline:
         factor = self._expected[number][1]
         return loss if factor == 1 else loss * factor
 
-    def _exchange(self, before: Mapping[str, int], checksum: int | None) -> None:
-        # Tells all processes what the steps did where the last stage is, and compares their batches.
+    def _exchange(self, before: Mapping[str, int]) -> None:
+        # Tells all processes what the steps did where the last stage is.
         mine: Any = None
         states: Any = {}
         if self.has_last:
             mine, states = self._records, metric_states(self.module, before)
         self._records = {}
         if self.processes.size == 1:
-            told = [(checksum, mine, states)]
+            told = [(mine, states)]
         else:
             records = mine and {n: {part: on_cpu_record(r) for part, r in parts.items()} for n, parts in mine.items()}
             with together(self.trainer):
-                told = self.processes.all_of((checksum, records, on_cpu(states)))
-        self._compare([each for each, _, _ in told])
-        self._refuse_metrics_of_replicas([name for _, _, states in told for name in states])
-        for _, records, others in told:
+                told = self.processes.all_of((records, on_cpu(states)))
+        self._refuse_metrics_of_replicas([name for _, states in told for name in states])
+        for records, others in told:
             for number, parts in (records or {}).items():
                 self._known.setdefault(number, {}).update(parts)
             if others and not self.has_last:
                 set_metrics(self.module, others)
-
-    def _compare(self, checksums: Sequence[int | None]) -> None:
-        for rank, checksum in enumerate(checksums):
-            if checksum != checksums[0]:
-                raise UsageError(
-                    f"rank {rank} has another batch than rank 0: every process reads all batches, in the same order. "
-                    "Do not divide the data by rank; give shuffling samplers a seeded generator"
-                )
 
     def _refuse_metrics_of_replicas(self, updated: Sequence[str]) -> None:
         if updated and self.processes.size > 1 and self.trainer.mesh.data > 1:

@@ -14,6 +14,11 @@ from stretto.options.checks import shown
 
 IGNORED = -100
 """The target that a loss ignores, torch.nn.functional.cross_entropy's default: padding, pixels of no class."""
+NO_TARGETS = (
+    "a loss takes an output and a target, so give pairs: (x, x) to an autoencoder, (x, torch.zeros(len(x))) to a loss "
+    "that reads no target"
+)
+NOT_CUT = "a method without micro-batches takes them as they are, without replicas"
 FORMS = "a tensor or a NumPy array, a tuple or list of them, or a dict of them by the names of stage 0's arguments"
 
 
@@ -41,6 +46,10 @@ class Examples(ABC):
     """
 
     size: int | None
+
+    @abstractmethod
+    def tensors(self) -> Sequence[Tensor]:
+        """The tensors that differ where the target does."""
 
     @abstractmethod
     def cut(self, pieces: int) -> Sequence["Examples"]:
@@ -169,7 +178,8 @@ def check_examples(x: tuple[Tensor, ...] | None, y: Any, *, cuts: bool) -> int |
     Raises UsageError unless x and y have the same number of examples, at least one.
 
     With `cuts` the batch is cut into micro-batches and every tensor is checked. Otherwise only x's first tensor is, and
-    y if it is a single tensor; its first dimension may then hold several entries for each example.
+    y if it is a single tensor; its first dimension may then hold several entries for each example. Where x's tensors
+    have several lengths, as those of graphs, none of them counts examples.
     """
     if x is not None and len(x) == 1 and isinstance(y, Tensor) and x[0].dim() and y.dim():
         count = x[0].shape[0]
@@ -180,7 +190,14 @@ def check_examples(x: tuple[Tensor, ...] | None, y: Any, *, cuts: bool) -> int |
         for number, tensor in enumerate(x):
             if num_examples(tensor, f"x[{number}]") != examples:
                 raise UsageError(f"x holds tensors of {shapes(x)}: they are cut along their first dimension, the "
-                                 "examples, so all of them need the same length there")  # fmt: skip
+                                 f"examples, so all of them need the same length there; {NOT_CUT}")  # fmt: skip
+    if cuts and isinstance(y, tuple) and len(y) > 1 and len(y) == examples and all(isinstance(p, dict) for p in y):
+        raise UsageError(
+            f"y is a list of {len(y)} dicts, one for each example: only tensors whose first dimension counts the "
+            f"examples can be cut; {NOT_CUT}"
+        )
+    if not cuts and x is not None and len({tensor.shape[:1] for tensor in x}) > 1:
+        return examples
     for where, part in tensors_in(y, "y") if cuts or isinstance(y, Tensor) else ():
         count = num_examples(part, where)
         multiple = not cuts and examples is not None and not (count % examples and examples % count)
@@ -280,6 +297,25 @@ def first_size(value: Any) -> int:
     if isinstance(value, Mapping):
         value = list(value.values())
     return first_size(value[0]) if isinstance(value, tuple | list) and value else 0
+
+
+def common_length(x: Any) -> int:
+    """The length of the first dimension of all tensors in x; 0 where they have several, as those of graphs."""
+    lengths = lengths_in(x)
+    return lengths.pop() if len(lengths) == 1 else 0
+
+
+def lengths_in(x: Any) -> set[int]:
+    """The lengths of the first dimensions of all tensors and arrays in x."""
+    if isinstance(x, Tensor | np.ndarray):
+        return {int(x.shape[0])} if x.ndim else set()
+    parts = x.values() if isinstance(x, Mapping) else x if isinstance(x, tuple | list) else ()
+    return {length for part in parts for length in lengths_in(part)}
+
+
+def examples_of(x: Any, y: Any) -> int:
+    """The number of examples of a batch: of its targets where x's tensors have several lengths."""
+    return common_length(x) or first_size(y) or first_size(x)
 
 
 def num_entries(value: Any, examples: int) -> int:

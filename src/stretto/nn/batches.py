@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
+from multiprocessing import current_process
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,16 @@ from stretto.options.checks import refuse, shown
 BATCHES = "an iterable of batches (x, y), such as a DataLoader or a list"
 
 
+def refuse_workers(loader: Any, where: str) -> None:
+    """Raise UsageError for a DataLoader whose workers this process may not start: Python's daemons have no children."""
+    workers = getattr(loader, "num_workers", 0)
+    if workers and current_process().daemon:
+        raise UsageError(
+            f"{where} is {shown(loader)} with num_workers={workers}, but this process is a daemon, as those are that "
+            "Stretto starts, and may start no others: give num_workers=0, or start the processes with torchrun"
+        )
+
+
 class Batches:
     """Iterates over `batches` once and remembers the current one, for messages; `who` is the function the user called.
 
@@ -24,6 +35,7 @@ class Batches:
     def __init__(self, who: str, batches: Iterable[tuple[Any, Any]]) -> None:
         if isinstance(batches, str | bytes | Mapping | type) or not hasattr(batches, "__iter__"):
             refuse(f"{who}: batches", batches, BATCHES)
+        refuse_workers(batches, f"{who}: batches")
         self._who = who
         self._batches = batches
         self._current = "its first batch"
@@ -54,6 +66,7 @@ class InputBatches:
         no_list = isinstance(batches, str | bytes | Mapping | type | Tensor | np.ndarray)
         if no_list or not hasattr(batches, "__iter__"):
             refuse(f"{who}: batches", batches, "an iterable of batches of inputs, such as [x]")
+        refuse_workers(batches, f"{who}: batches")
         self._who = who
         self._batches = batches
         self._current = "its first batch"

@@ -27,14 +27,19 @@ def error_text(error: BaseException) -> str:
     return f"{type(error).__name__}: {text[:LONGEST]}{' ...' * (len(text) > LONGEST)}{error_place(error)}"
 
 
-def out_of_range(error: BaseException) -> str:
-    """A sentence for a message if an index into a tensor, as an embedding's, or a class is too large; else empty."""
+def advice_on(error: BaseException) -> str:
+    """A sentence for a message where an index or a class is too large, or a batch norm has one example; else empty."""
     if isinstance(error, IndexError) and str(error).startswith("index"):  # list indices and targets begin otherwise
         return "A value may lie outside an embedding's range, 0 to num_embeddings - 1. "
     if isinstance(error, IndexError) and str(error).startswith("Target"):
         return (
             "Cross entropy takes classes from 0 to the number of the model's outputs less one, and -100 for none: give "
             "padding this target, or a loss that leaves yours out. "
+        )
+    if isinstance(error, ValueError) and str(error).startswith("Expected more than 1 value per channel"):
+        return (
+            "A batch norm needs two examples or more in each micro-batch: leave out a last, short batch "
+            "(DataLoader(..., drop_last=True)), or cut minibatches into fewer micro-batches. "
         )
     return ""
 
@@ -47,4 +52,4 @@ def explaining_misfits(what: Callable[[], str], remedy: str) -> Iterator[None]:
     except Exception as error:
         if not is_misfit(error):
             raise
-        raise UsageError(f"{what()}: {error_text(error)}. {out_of_range(error)}{remedy}") from error
+        raise UsageError(f"{what()}: {error_text(error)}. {advice_on(error)}{remedy}") from error

@@ -5,19 +5,23 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from stretto.errors import UsageError
 from stretto.nn.batch import Named, arguments_of, call, check_names, inputs_on
-from stretto.nn.input_errors import out_of_range
+from stretto.nn.input_errors import advice_on
 from stretto.nn.preserve import evaluating
 from stretto.options.user_errors import error_place
 
 
-def trace(stages: Sequence[nn.Module], example: Any, device: torch.device, first: int = 0) -> list[tuple[Tensor, ...]]:
+def trace(
+    stages: Sequence[nn.Module], example: Any, device: torch.device, first: int = 0, *, any_output: bool = False
+) -> list[tuple[Tensor, ...]]:
     """The outputs of every stage for the batch `example`, without gradients, in evaluation mode.
 
-    `first` is the index of the first of these stages. Raises UsageError at the first stage that cannot take its input,
-    with the shapes of that input, or with the arguments that it takes where the input names others.
+    `first` is the index of the first of these stages. With `any_output` the last one may return anything: its output
+    here are the tensors in it. Raises UsageError at the first stage that cannot take its input, with the shapes of that
+    input, or with the arguments that it takes where the input names others.
     """
     outputs: list[tuple[Tensor, ...]] = []
     tensors = inputs_on(example, device)
@@ -29,12 +33,14 @@ def trace(stages: Sequence[nn.Module], example: Any, device: torch.device, first
                 if isinstance(tensors, Named):
                     check_names(tensors, *arguments_of(stage))
                 source = f"stage {index - 1}" if index else "the example"
-                range_hint = out_of_range(error)
+                range_hint = advice_on(error)
                 raise UsageError(
                     f"stage {index} ({summary(stage)}) cannot take what {source} gives, {describe(tensors)}: {error}"
                     f"{error_place(error)}{f'. {range_hint}'.rstrip(' .')}"
                 ) from error
             tensors = output if isinstance(output, tuple) else (output,)
+            if any_output and index == first + len(stages) - 1:
+                tensors = tuple([leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)])
             if not all(isinstance(tensor, Tensor) for tensor in tensors):
                 kinds = ", ".join(type(tensor).__name__ for tensor in tensors)
                 raise UsageError(

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from stretto.errors import UsageError
 from stretto.nn.devices import synchronize
-from stretto.nn.input_errors import out_of_range
+from stretto.nn.input_errors import advice_on
 from stretto.nn.shapes import describe
 
 T = TypeVar("T")
@@ -36,5 +36,5 @@ def attempt(layer: Callable[..., Any], name: str, arguments: Sequence[Any], reme
     except Exception as error:
         given = "; ".join(describe((a,)) if isinstance(a, Tensor) else f"a {type(a).__name__}" for a in arguments)
         raise UsageError(
-            f"{name} cannot take what reaches it for the example, {given}: {error}. {out_of_range(error)}{remedy}"
+            f"{name} cannot take what reaches it for the example, {given}: {error}. {advice_on(error)}{remedy}"
         ) from error

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from stretto.nn.parameter_hooks import hooked
+from stretto.nn.sparse_gradients import plus
 
 Values = Mapping[int, Tensor]  # by the number of the tied parameter
 
@@ -89,7 +90,7 @@ class Lender:
             for number in self.parameters.keys() & by_number.keys():
                 parameter = self.parameters[number]
                 gradient = hooked(parameter, by_number[number])
-                parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
+                parameter.grad = gradient if parameter.grad is None else plus(parameter.grad, gradient)
 
 
 @dataclass

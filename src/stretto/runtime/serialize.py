@@ -18,6 +18,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from stretto.errors import UsageError
+
 Layout = tuple[int, ...]
 
 NOTHING, TENSOR, TUPLE, DICT = range(4)
@@ -30,7 +32,7 @@ ALIGNMENT = 64  # bytes
 
 
 def layout_of(value: Any) -> Layout:
-    """What a value is made of. Raises TypeError for anything that is not listed above."""
+    """What a value is made of. Raises TypeError for what is not listed above, UsageError for sparse tensors."""
     numbers: list[int] = []
     _describe(value, numbers)
     return tuple(numbers)
@@ -40,6 +42,11 @@ def _describe(value: Any, numbers: list[int]) -> None:
     if value is None:
         numbers.append(NOTHING)
     elif isinstance(value, Tensor):
+        if value.is_sparse:
+            raise UsageError(
+                f"a sparse tensor {tuple(value.shape)} cannot be sent between workers: build an embedding whose weight "
+                "stages share with sparse=False, or train on one process"
+            )
         if value.dtype not in _CODES or value.layout != torch.strided:
             raise TypeError(f"a tensor of {value.dtype}, {value.layout} cannot be sent between workers")
         strides = value.stride() if is_dense(value) else contiguous_strides(value.shape)

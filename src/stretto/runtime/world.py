@@ -318,18 +318,26 @@ def agree(group: dist.ProcessGroup, mine: Mapping[str, Any]) -> None:
 
 
 def compare(group: dist.ProcessGroup, mine: Mapping[str, Any], what: str, remedy: str) -> None:
-    """Raise UsageError, on every process, if two say different things: rank so and so `what` than rank 0; a collective.
+    """Raise UsageError, on every process, if two say different things; a collective.
 
-    None says nothing of its key. A description has at most RECORD bytes as JSON.
+    The message is "rank 2 `what` than rank 1", the first that says something else, and in what. None says nothing of
+    its key. A description has at most RECORD bytes as JSON.
     """
     text = json.dumps(mine).encode()
     assert len(text) <= RECORD, f"{len(text)} bytes are too many to compare"
-    first, *others = (json.loads(each.rstrip(b"\0")) for each in told_by_all(group, text.ljust(RECORD, b"\0")))
-    for rank, theirs in enumerate(others, start=1):
-        said = {key: first.get(key) if value is None else value for key, value in theirs.items()}
-        if said != first:
-            differs = difference(json.dumps(first).encode(), json.dumps(said).encode())
-            raise UsageError(f"rank {rank} {what} than rank 0: {differs}. {remedy}")
+    told = [json.loads(each.rstrip(b"\0")) for each in told_by_all(group, text.ljust(RECORD, b"\0"))]
+    first: dict[str, int] = {}  # the first rank that says something of a key
+    for rank, theirs in enumerate(told):
+        said = [key for key, value in theirs.items() if value is not None]
+        differ = [key for key in said if told[first.setdefault(key, rank)][key] != theirs[key]]
+        if differ:
+            other = min(first[key] for key in differ)
+            differs = "; ".join(
+                f"{key} is {told[other][key]!r} on rank {other} and {theirs[key]!r} there"
+                for key in sorted(differ)
+                if first[key] == other
+            )
+            raise UsageError(f"rank {rank} {what} than rank {other}: {differs}. {remedy}")
 
 
 def difference(first: bytes, other: bytes) -> str:

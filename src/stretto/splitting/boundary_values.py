@@ -9,7 +9,7 @@ from torch import Tensor, fx
 from torch.utils._pytree import tree_map_only
 
 from stretto.errors import UsageError
-from stretto.nn.input_errors import out_of_range
+from stretto.nn.input_errors import advice_on
 from stretto.splitting.export.modes import kind_of, path_of
 from stretto.splitting.fx.decisions import computes_plainly, reads_metadata
 from stretto.splitting.fx.helpers import HELPER
@@ -61,7 +61,7 @@ class FormRecorder(fx.Interpreter):
                 value = super().run_node(n)
         except Exception as error:
             raise UsageError(
-                f"the model fails on the example{self._hint} {self._place(n)}: {error}. {out_of_range(error)}Give an "
+                f"the model fails on the example{self._hint} {self._place(n)}: {error}. {advice_on(error)}Give an "
                 "example of the shapes and types that the model takes"
             ) from error
         form = form_of(value)

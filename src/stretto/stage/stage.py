@@ -20,12 +20,13 @@ from stretto.losses.sums import Sum
 from stretto.losses.value import Loss, call, mean_and_weight, of_stage, value_function
 from stretto.nn.batch import as_tuple, tensors_in, to_device, with_names_of
 from stretto.nn.buffers import Buffers, Snapshot, exchanged
-from stretto.nn.input_errors import error_text, is_misfit, out_of_range
+from stretto.nn.input_errors import advice_on, error_text, is_misfit
 from stretto.nn.layer_recompute import Recomputing, recomputed
 from stretto.nn.preserve import device_of
 from stretto.nn.seeding import ForwardSeeds
 from stretto.nn.shapes import describe, summary
 from stretto.nn.sharded_modules import gathered, is_sharded, local_share, local_state, whole_state
+from stretto.nn.sparse_gradients import entries, plus
 from stretto.nn.state_check import check_part, check_weights, explaining_misfits
 from stretto.nn.tied_weights import Borrower, Lender
 from stretto.nn.unsaved_buffers import UnsavedBuffers
@@ -241,7 +242,7 @@ class Stage:
         if not is_misfit(error):
             return None
         kinds = kinds_of(operands) if "activation" in operands else self._fitting
-        if self._fitting == kinds and self.updates and not isinstance(error, IndexError):
+        if self._fitting == kinds and self.updates and not (isinstance(error, IndexError) or advice_on(error)):
             return None
         target = operands.get("target")
         came = f"stage {self.index - 1} gives" if self.index else "it is given"
@@ -255,7 +256,7 @@ class Stage:
         against = f", with the target {shown(target.value)}" if target is not None else ""
         return UsageError(
             f"stage {self.index} ({summary(self.module)}) {what}{against}: {error_text(error)}. "
-            f"{out_of_range(error)}Give batches that the stages and the loss can take; Trainer(example=x) checks the "
+            f"{advice_on(error)}Give batches that the stages and the loss can take; Trainer(example=x) checks the "
             "stages before"
         )
 
@@ -724,7 +725,7 @@ def head_loss_and_weight(
 
 def own_norms(parameters: Sequence[Tensor]) -> Tensor:
     """The norm of each parameter's gradient, [number of gradients]."""
-    gradients = [local_share(parameter.grad) for parameter in parameters if parameter.grad is not None]
+    gradients = [entries(local_share(parameter.grad)) for parameter in parameters if parameter.grad is not None]
     return torch.stack(torch._foreach_norm(gradients)) if gradients else torch.zeros(0)
 
 
@@ -776,7 +777,7 @@ def add(parts: Sequence[Gradient]) -> Gradient:
     for part in parts[1:]:
         for position, gradient in enumerate(part):
             so_far = total[position]
-            total[position] = gradient if so_far is None else so_far if gradient is None else so_far + gradient
+            total[position] = gradient if so_far is None else so_far if gradient is None else plus(so_far, gradient)
     return tuple(total)
 
 
@@ -803,4 +804,4 @@ def give(tensors: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> None:
     """Add `gradients` to the gradients of `tensors`; None adds nothing."""
     for tensor, gradient in zip(tensors, gradients, strict=False):
         if gradient is not None:
-            tensor.grad = gradient if tensor.grad is None else tensor.grad + gradient
+            tensor.grad = gradient if tensor.grad is None else plus(tensor.grad, gradient)

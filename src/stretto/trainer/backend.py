@@ -129,8 +129,11 @@ class Backend(ABC):
         """Find the calibration of `all-reduce(algorithm=auto)`. Raises UsageError for a file that is not one."""
 
     @abstractmethod
-    def trace(self, stages: Sequence[nn.Module], example: Any, device: torch.device) -> Outputs:
-        """Each stage's outputs for one example: shapes and dtypes on every process, values on the stage's own."""
+    def trace(self, stages: Sequence[nn.Module], example: Any, device: torch.device, *, any_output: bool) -> Outputs:
+        """Each stage's outputs for one example: shapes and dtypes on every process, values on the stage's own.
+
+        `any_output` as in `stretto.nn.shapes.trace`.
+        """
 
     @abstractmethod
     def refresh(self, stages: Mapping[int, Stage], rules: Rules) -> None:
@@ -297,9 +300,9 @@ class OneProcess(Backend):
 
             Calibration.read(file)
 
-    def trace(self, stages: Sequence[nn.Module], example: Any, device: torch.device) -> Outputs:
+    def trace(self, stages: Sequence[nn.Module], example: Any, device: torch.device, *, any_output: bool) -> Outputs:
         """Run one stage after the other."""
-        return trace(stages, example, device)
+        return trace(stages, example, device, any_output=any_output)
 
     def refresh(self, stages: Mapping[int, Stage], rules: Rules) -> None:
         """Do nothing: tied weights are the same objects on all stages."""

@@ -209,7 +209,7 @@ class Construction:
                     "give the Trainer one input batch, example=x, or the heads themselves, heads=[...]"
                 )
         if example is not None:
-            outputs = self._backend.trace(self.stages, example, self._of.device)
+            outputs = self._backend.trace(self.stages, example, self._of.device, any_output=not missing)
             network = Network(known, outputs, inputs_on(example, self._of.device), shared=self._of.mesh.inside > 1)
             for stage in missing:
                 cpu = torch.device("cpu")  # the same weights on every device

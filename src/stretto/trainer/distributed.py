@@ -25,7 +25,7 @@ from stretto.emulate.emulated_reducer import EmulatedReducer
 from stretto.emulate.local_servers import LocalServers
 from stretto.errors import UsageError
 from stretto.mesh import Mesh, Placement
-from stretto.nn.batch import call, inputs_on, target_on, to_device
+from stretto.nn.batch import call, common_length, first_size, inputs_on, target_on, to_device
 from stretto.nn.buckets import align, tensors_of
 from stretto.nn.devices import pick_device_of, synchronizer
 from stretto.nn.preserve import evaluating
@@ -318,7 +318,7 @@ class SeveralProcesses(Backend):
             level = logging.WARNING if chosen.calibration is None else logging.INFO
             LOGGER.log(level, "%s goes by %s", sync, chosen.words)
 
-    def trace(self, stages: Sequence[nn.Module], example: Any, device: torch.device) -> Outputs:
+    def trace(self, stages: Sequence[nn.Module], example: Any, device: torch.device, *, any_output: bool) -> Outputs:
         """Run each stage in its own process, which then sends its outputs to the others."""
         homes = self._homes(stages)
         outputs: Outputs = []
@@ -331,9 +331,10 @@ class SeveralProcesses(Backend):
             if home == self.world.rank:
                 if before != home:
                     given = self._from(before, device).receive().value
+                is_last = index == len(stages) - 1
                 with self.sharing.working():
-                    given = trace([stages[index]], given, device, first=index)[0]
-                    whole = given if index == len(stages) - 1 else self.sharing.whole(given)
+                    given = trace([stages[index]], given, device, first=index, any_output=any_output and is_last)[0]
+                    whole = given if is_last else self.sharing.whole(given)
             outputs.append(self._outputs_of(home, whole, device))
         self._settle()
         return outputs
@@ -363,7 +364,8 @@ class SeveralProcesses(Backend):
             for x, y in self._read_here(batches):
 
                 def count(output: Any, examples: int, y: Any = y) -> None:
-                    tally.add(output, target_on(y, device), precision.loss(specification.loss), examples)
+                    target, loss = target_on(y, device), precision.loss(specification.loss)
+                    tally.add(output, target, loss, examples or first_size(target))
 
                 self._forward(stages, specification, x, count)
         sums = torch.tensor(tally.sums(), dtype=torch.float64)
@@ -422,7 +424,7 @@ class SeveralProcesses(Backend):
         examples = 0
         if homes[0] == me:
             given = specification.precision.inputs(inputs_on(x, device))
-            examples = given[0].shape[0]
+            examples = common_length(given)
         for index, home in enumerate(homes):
             before = homes[index - 1] if index else home
             if before != home and before == me:

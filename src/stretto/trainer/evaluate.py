@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from stretto.errors import UsageError
 from stretto.losses import CrossEntropy, Loss, mean_and_weight
-from stretto.nn.batch import call, counted, inputs_on, target_on, to_device
+from stretto.nn.batch import call, counted, examples_of, inputs_on, target_on, to_device
 from stretto.nn.preserve import evaluating
 from stretto.stage.trainer_specification import Specification
 from stretto.trainer.metrics import Metric, MetricTally
@@ -76,7 +76,7 @@ def evaluate(
             tensors, target = precision.inputs(inputs_on(x, device)), target_on(y, device)
             with precision.forward(device):
                 output = call(model, tensors)
-                tally.add(output, target, precision.loss(specification.loss), tensors[0].shape[0])
+                tally.add(output, target, precision.loss(specification.loss), examples_of(tensors, target))
     return tally.result()
 
 

@@ -10,23 +10,25 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, TensorDataset
 
 from stretto.data.dataset import RowReader, Split
 from stretto.data.user_data import (
     TensorSplit,
     add_to_digest,
     digest_of,
+    is_default,
     is_hugging_face,
     is_pair,
-    only_shuffles,
     pair_of,
     split_of,
 )
 from stretto.errors import UsageError
-from stretto.nn.batch import first_size
+from stretto.nn.batch import Examples, examples_of, first_size
+from stretto.nn.batches import refuse_workers
 from stretto.nn.seeding import derive
 from stretto.options.checks import shown
+from stretto.trainer.loader_state import follows_generators, generator_states, samplers_of, set_generators
 from stretto.trainer.microbatches import MinibatchCut
 
 BATCH_SIZE = 32
@@ -168,6 +170,7 @@ class Rows(Feed):
 class Stream(Feed):
     """An iterable of batches, gone through as it is, from its beginning in every epoch.
 
+    A DataLoader draws its order, and its items what they draw, from the global generators or its own, as in any loop.
     `compare` is called with the digest of the first batch of each epoch: a collective on several processes.
     """
 
@@ -177,6 +180,10 @@ class Stream(Feed):
         self._batches, self.where, self._needs, self._compare = batches, where, needs, compare
         self._is_list = isinstance(batches, list | tuple)
         self._has_state = all(callable(getattr(batches, name, None)) for name in ("state_dict", "load_state_dict"))
+        self._of_tensors = type(getattr(batches, "dataset", None)) is TensorDataset
+        self._follows_generators = not self._has_state and follows_generators(batches)
+        self._epoch_states: dict[str, Any] | None = None  # of the generators before the epoch
+        self._restored: dict[str, Any] | None = None
         self._begun = False
         self.dropped = 0  # examples of the first batch that was too small
         try:
@@ -186,16 +193,24 @@ class Stream(Feed):
 
     def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
         """Go through the iterable, but for batches that are too small."""
-        batches: Iterator[tuple[int, Any]] = enumerate(self._again())
-        if self._is_list and start:
-            batches = itertools.islice(batches, start, None)
-        for index, batch in batches:
+        restored, self._restored = self._restored, None
+        skipped = start if self._is_list or restored is not None else 0
+        if restored is not None:
+            set_generators(self._batches, restored["epoch" if start else "now"])
+        if self._follows_generators:
+            self._epoch_states = generator_states(self._batches)
+        for index, batch in enumerate(self._again()):
             x, y = self._pair(index, batch)
-            examples = first_size(x)
+            examples = examples_of(x, y)
             if index == 0 and self._compare is not None:
                 self._compare(f"{self.where}, first batch of epoch {number + 1}", digest_of_batch(x, y))
             if examples < self._needs.examples:
                 self.dropped = self.dropped or examples
+                continue
+            if skipped:
+                skipped -= 1
+                if not skipped and restored is not None:
+                    set_generators(self._batches, restored["now"])
                 continue
             yield Batch(examples, x if self._needs.x else None, y if self._needs.y else None)
 
@@ -203,10 +218,17 @@ class Stream(Feed):
         if self._begun:
             self.refuse_once()
         self._begun = True
+        refuse_workers(self._batches, self.where)
         return iter(self._batches)
 
     def refuse_once(self) -> None:
-        """Raise UsageError for an iterator, which can be gone through once."""
+        """Raise UsageError for an iterator, and where a sampler to train with has to be told of each epoch."""
+        for sampler in samplers_of(self._batches) if self._needs.cut is not None else ():
+            if hasattr(sampler, "set_epoch"):
+                raise UsageError(
+                    f"{self.where} is a DataLoader with a {type(sampler).__name__}, whose set_epoch has to be called "
+                    "before each epoch: for each epoch call it, and then fit(..., epochs=1)"
+                )
         if isinstance(self._batches, Iterator):
             raise UsageError(
                 f"{self.where} is {shown(self._batches)}, an iterator, which can be gone through once: give an object "
@@ -215,6 +237,12 @@ class Stream(Feed):
 
     def _pair(self, index: int, batch: Any) -> tuple[Any, Any]:
         where = f"{self.where}: batch {index}"
+        if self._of_tensors and isinstance(batch, tuple | list) and len(batch) > 2:
+            batch = (tuple(batch[:-1]), batch[-1])
+        if isinstance(batch, Tensor) and isinstance(self._batches, DataLoader):
+            batch = (batch,)
+        if isinstance(batch, tuple | list) and len(batch) == 1 and isinstance(batch[0], Tensor | np.ndarray):
+            return batch[0], None  # data without targets
         if not isinstance(batch, Mapping) and not (isinstance(batch, tuple | list) and len(batch) == 2):
             raise UsageError(f"{where} is {shown(batch)}: give pairs (x, y) of batches, or dicts with a target")
         x, y = pair_of(batch, where)
@@ -237,13 +265,17 @@ class Stream(Feed):
         return f"a {type(self._batches).__name__} of {self.per_epoch or 'an unknown number of'} batches"
 
     def state(self) -> Any:
-        """The state of an iterable that has one."""
+        """The state of an iterable that has one, or of the generators that a DataLoader draws from."""
+        if self._follows_generators:
+            return {"epoch": self._epoch_states, "now": generator_states(self._batches)}
         return self._batches.state_dict() if self._has_state else None
 
     def restore(self, state: Any) -> str | None:
         """Load the iterable's state. Without one a list goes on where it was, all others start again."""
         if state is not None and self._has_state:
             self._batches.load_state_dict(state)
+        elif state is not None and self._follows_generators:
+            self._restored = state
         elif not self._is_list:
             return (
                 f"{self.where} is {shown(self._batches)}, without state_dict and load_state_dict: it starts again from "
@@ -260,12 +292,15 @@ def find_feed(
     *,
     seed: int,
     compare: Callable[[str, str], None] | None = None,
+    loaders_as_they_are: bool = False,
 ) -> Feed:
     """The batches of what a user gave. `batch_size` None: that of a DataLoader, else BATCH_SIZE.
 
+    With `loaders_as_they_are` no DataLoader's Dataset is read by rows: going through a loader draws from a generator.
+
     Raises UsageError for data of no known form, for empty data, and for a batch size where batches are given.
     """
-    if is_stream(data):
+    if is_stream(data) or (loaders_as_they_are and isinstance(data, DataLoader)):
         if batch_size is not None:
             raise UsageError(
                 f"fit: batch_size={batch_size}, but {where} is {shown(data)}, which makes batches itself: leave "
@@ -296,7 +331,7 @@ def is_stream(data: Any) -> bool:
     if isinstance(data, RowReader | str | bytes | Mapping | Tensor | np.ndarray | type):
         return False
     if isinstance(data, DataLoader):
-        return not is_plain(data)
+        return not is_default(data)
     if isinstance(data, list | tuple):
         pairs = len(data) > 0 and all(isinstance(part, list | tuple) and len(part) == 2 for part in data)
         return (isinstance(data, list) and pairs) or not is_pair(data)
@@ -308,18 +343,11 @@ def is_stream(data: Any) -> bool:
     return isinstance(data, Iterable) and not rows
 
 
-def is_plain(loader: "DataLoader[Any]") -> bool:
-    """Whether a DataLoader only shuffles or not, and cuts into batches: its Dataset may then be read by rows."""
-    return (
-        not isinstance(loader.dataset, IterableDataset)
-        and type(loader) is DataLoader
-        and type(loader.batch_sampler) is BatchSampler
-        and only_shuffles(loader.sampler)
-    )
-
-
 def digest_of_batch(*parts: Any) -> str:
-    """Sixteen characters that differ for batches that differ."""
+    """Sixteen characters that differ for batches that differ, in more than the order of a dict."""
     digest = hashlib.sha256()
-    add_to_digest(digest, parts)
+    for part in parts:
+        if isinstance(part, Mapping):
+            part = [part[name] for name in sorted(part, key=str)]
+        add_to_digest(digest, part.tensors() if isinstance(part, Examples) else part)
     return digest.hexdigest()[:16]

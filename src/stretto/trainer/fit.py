@@ -26,7 +26,7 @@ from stretto.trackers import RunDescription, Tracker
 from stretto.trackers import find as find_trackers
 from stretto.trainer.backend import Backend
 from stretto.trainer.early_stop import EarlyStop, Patience
-from stretto.trainer.feed import Batch, Feed, Needs, Rows, find_feed, is_stream
+from stretto.trainer.feed import Batch, Feed, Needs, Rows, Stream, find_feed, is_stream
 from stretto.trainer.history import Entry, History
 from stretto.trainer.loader_state import packed, unpacked
 from stretto.trainer.metrics import named_metrics
@@ -43,7 +43,10 @@ Log: TypeAlias = Callable[[dict[str, Any]], Any] | str | Tracker | Sequence[str 
 """What `fit` logs to: a function of each step, or the names of experiment trackers."""
 
 RECENT = 50  # steps over which the speed is measured
-SAME_DATA = "Every process gives fit the same data, in the same order, and the same arguments"
+SAME_DATA = (
+    "Every process gives fit the same data, in the same order, and the same arguments: give loaders that shuffle a "
+    "generator, or seed all processes alike"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -245,7 +248,15 @@ class FitLoop:
             needs = Needs(self._needs.x and evaluates, self._needs.y and evaluates)
             own = is_stream(self._validation_data) or isinstance(self._validation_data, DataLoader)
             size = None if own else self._feed.batch_size
-            self._validation = find_feed(self._validation_data, "validation", size, needs, seed=seed, compare=compare)
+            self._validation = find_feed(
+                self._validation_data,
+                "validation",
+                size,
+                needs,
+                seed=seed,
+                compare=compare,
+                loaders_as_they_are=isinstance(self._feed, Stream),
+            )
             if given.epochs != 1:
                 self._validation.refuse_once()
 

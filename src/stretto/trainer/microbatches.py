@@ -12,9 +12,11 @@ from stretto.methods import Method
 from stretto.methods.advice import refusal
 from stretto.methods.table import with_fewer
 from stretto.nn.batch import (
+    NO_TARGETS,
     Named,
     check_examples,
     check_names,
+    common_length,
     cut,
     first_size,
     inputs_of,
@@ -102,6 +104,7 @@ class MinibatchSplitter:
         self.reads_x = reads_x
         self.reads_y = reads_y
         self._head_reads_x = head_reads_x
+        self._may_lack_targets = reads_x and reads_y and self.parts == 1
         self._precision = specification.precision
         self._converts = specification.precision.converts
         self._device = specification.device
@@ -110,10 +113,12 @@ class MinibatchSplitter:
     def loads(self, x: Any, y: Any) -> list[dict[str, Any]]:
         """The loader's values, by name, of each micro-batch of each replica here, replica after replica.
 
+        Where nothing is cut, and one process has the first stage and the loss, y may be None, which the loss then gets.
         Raises UsageError for examples that are missing, or too few.
         """
-        if (x is None and self.reads_x) or (y is None and self.reads_y):
+        if (x is None and self.reads_x) or (y is None and self.reads_y and not self._may_lack_targets):
             self._refuse_none(x)
+        refuse_list_of_examples(x, y)
         if self._device.type == "meta":
             raise UsageError("the trainer's device is 'meta', which holds no numbers: nothing can be trained there")
         read = inputs_of(x) if self.reads_x else None
@@ -141,9 +146,10 @@ class MinibatchSplitter:
     def _refuse_none(self, x: Any) -> None:
         reader = "a head that reads it is" if self._head_reads_x else "stage 0 is"
         name, where = ("x", reader) if x is None and self.reads_x else ("y", "a loss is")
+        lacks = f". Data without targets: {NO_TARGETS}" if name == "y" else ""
         raise UsageError(
             f"{name} is None in this process, where {where}: give step(x, y) both; "
-            "every process passes the same batches"
+            f"every process passes the same batches{lacks}"
         )
 
     def _refuse_few(self, examples: int) -> None:
@@ -204,6 +210,17 @@ class MinibatchSplitter:
     def _inputs(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         here = with_names_of(tensors, [tensor.to(self._device) for tensor in tensors])
         return self._precision.inputs(here) if self._converts else here
+
+
+def refuse_list_of_examples(x: Any, y: Any) -> None:
+    """Raise UsageError for lists of a tensor and of a dict for each example, as detectors take them."""
+    if not (isinstance(x, list | tuple) and isinstance(y, list | tuple) and len(x) == len(y)):
+        return
+    if all(isinstance(part, Mapping) for part in y) and not common_length((x, y)):
+        raise UsageError(
+            f"x is a list of {len(x)} tensors and y one of as many dicts, one for each example, but a list is the "
+            "arguments of stage 0: let collate_fn stack images of one size, x [N, C, H, W]; y may stay a list"
+        )
 
 
 class SplitSizes(NamedTuple):

@@ -43,7 +43,7 @@ from stretto.trainer.build import Construction
 from stretto.trainer.changes import settled
 from stretto.trainer.chosen_method import chosen_method, refuse_hidden_norms
 from stretto.trainer.early_stop import EarlyStop
-from stretto.trainer.feed import Needs
+from stretto.trainer.feed import Needs, digest_of_batch
 from stretto.trainer.fit import Callback, FitArguments, FitLoop, Log
 from stretto.trainer.history import History
 from stretto.trainer.metrics import named_metrics
@@ -52,6 +52,10 @@ from stretto.trainer.weight_files import write_index, write_part
 from stretto.trainer.weight_observer import Observer
 
 Batch = Any  # stretto.nn.batch.FORMS
+SAME_BATCHES = (
+    "Every process gives step the same batches, whole, or None for what it does not read: do not divide data by rank, "
+    "and seed what shuffles or changes them alike"
+)
 
 
 class Trainer:
@@ -195,6 +199,7 @@ class Trainer:
         with self._backend.together():
             self._phase.begin(0)
         self._entered, self._finished = 0, 0  # minibatches that have begun, and those whose loss is known
+        self._since = 0  # minibatches that had begun in the checkpoint that was loaded
         self._drained = True
         self._broken: str | None = None
         self._sums = False  # whether the weights are the plain sums of their steps, in a block of plain_sums
@@ -249,7 +254,12 @@ class Trainer:
 
         x is a tensor, a tuple or list of tensors for stage 0's arguments in their order, or a dict of them for its
         arguments by name (`{"input_ids": ids, "attention_mask": mask}`); y may be such a tuple or dict, too, and the
-        loss gets it so. NumPy arrays are tensors. All are cut into micro-batches along their first dimension.
+        loss gets it so. NumPy arrays are tensors. All are cut into micro-batches along their first dimension. Where
+        nothing is cut, x may have tensors of several lengths and y may be a list of dicts; on one process y may be
+        None, which the loss then gets.
+
+        Every process passes the same x and y, or None for what it does not read. They are compared at steps 0, 1, 2, 4,
+        8, ... Raises UsageError, on every process, where they differ.
 
         Returns the output head's mean loss of the minibatch `lag` steps ago: of this one for synchronous methods, of
         the one 2S steps ago for the others, and None before there is one. (A parameter server of staleness k adds k to
@@ -258,10 +268,12 @@ class Trainer:
         """
         if self._broken is not None or self._sums:
             self._refuse_halted()
+        n = self._entered
         with self._backend.together():
             self._settled.check()
             loads = self._splitter.loads(x, y)
-        n = self._entered
+            if self.processes > 1:
+                self._compare_batch(n, x, y)
         with self._running("step", n):
             if len(self._phases) > 1:
                 self._change_phase(n)
@@ -272,6 +284,16 @@ class Trainer:
             self._collect_losses()
         parts = self._losses.pop(n - self.lag, None)
         return None if parts is None else self._mean_loss(parts)  # only now does the host wait for the device
+
+    def _compare_batch(self, n: int, x: Any, y: Any) -> None:
+        # At steps 0, 1, 2, 4, 8, ... of this process. None is no difference.
+        number = n - self._since
+        if not number & (number - 1):
+            said = {
+                f"{name} of step {n + 1}": None if part is None else digest_of_batch(part)
+                for name, part in (("x", x), ("y", y))
+            }
+            self._backend.compare(said, "is given another batch", SAME_BATCHES)
 
     def flush(self) -> list[float]:
         """Finish what is in flight. Returns, in order, the losses that `step` has not returned yet.
@@ -325,12 +347,12 @@ class Trainer:
         """Go through `train` for some `epochs`, or for so many `steps`: `step` after `step`, and a `flush` at the end.
 
         Args:
-            train: a pair (x, y) of tensors or arrays (x may be a tuple or a dict of them), a torch Dataset, a
-                DataLoader, a Hugging Face dataset, or a RowReader. The order of the examples is drawn anew in each
-                epoch, from the trainer's `seed` alone; a DataLoader with shuffle=False keeps its own. Any other
-                iterable of batches (x, y), such as a list, or a DataLoader with an IterableDataset, a sampler or a
-                batch_sampler of its own, is gone through as it is. A last, smaller batch is trained, too, unless it has
-                fewer examples than there are micro-batches times replicas.
+            train: a pair (x, y) of tensors or arrays (x may be a tuple or a dict of them), a torch Dataset, a Hugging
+                Face dataset, or a RowReader. The order of the examples is drawn anew in each epoch, from the trainer's
+                `seed` alone. So it is for a DataLoader of a TensorDataset that shuffles, without other arguments. Any
+                other DataLoader, and any other iterable of batches (x, y), such as a list, is gone through as it is. A
+                last, smaller batch is trained, too, unless it has fewer examples than there are micro-batches times
+                replicas.
             validation: such data, evaluated at each epoch's end, and after the last of `steps`.
             batch_size: examples of a minibatch; 32 unless said otherwise, or the DataLoader's own.
             evaluate_every: with `steps`, evaluate after so many steps each instead of at each epoch's end.
@@ -872,7 +894,7 @@ class Trainer:
         # `read` returns the state of a stage, by its number in the checkpoint and its replica's.
         self._load_stages(where, manifest.entered, read, alike=manifest.replicas != self.mesh.data)
         self._entered = manifest.entered
-        self._finished = self._entered
+        self._finished = self._since = self._entered
         self._losses = {  # a mean loss as the sum of one entry
             n: [torch.tensor([sum(losses), 1.0], dtype=torch.float64)] for n, losses in manifest.losses.items()
         }

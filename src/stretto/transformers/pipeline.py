@@ -18,7 +18,6 @@ from stretto.nn.preserve import device_of
 from stretto.optim.named import NamedOptimizer
 from stretto.splitting import Stages, split
 from stretto.trainer.chosen_method import method_to_evaluate
-from stretto.trainer.feed import digest_of_batch
 from stretto.trainer.trainer import Trainer
 from stretto.transformers.minibatch import Inputs, Padding, joined
 from stretto.transformers.model_loss import Outputs, one_of, outputs_of
@@ -63,7 +62,6 @@ class Pipeline:
         self.loss: Loss | None = None
         self.trainer: Trainer | None = None
         self.is_idle = True
-        self._steps = 0
         self._former_norms: list[float | None] = [None] * len(self.stages)
 
     def _few(self, part: Inputs) -> Inputs:
@@ -93,7 +91,7 @@ class Pipeline:
             clip=clip,
             **self.settings.options,
         )
-        self.is_idle, self._steps = False, 0
+        self.is_idle = False
         self._former_norms = [None] * len(self.stages)
         return self.trainer
 
@@ -131,10 +129,6 @@ class Pipeline:
             raise UsageError(
                 f"a training batch has no labels ({', '.join(self.settings.label_names)}), only {', '.join(inputs)}"
             )
-        if trainer.processes > 1 and not self._steps & (self._steps - 1):  # at 0, 1, 2, 4, 8, ...
-            said = {f"batch of step {self._steps + 1}": digest_of_batch(inputs, labels)}
-            trainer.compare(said, "reads other data", "every process must read the same batches: seed all that draws")
-        self._steps += 1
         return trainer.step(inputs, one_of(labels))
 
     def mean_loss(self, batch: Inputs) -> Tensor:
