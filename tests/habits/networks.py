@@ -24,7 +24,7 @@ FORWARD = (
 MODULES = (
     "batch norms", "one batch norm for all", "a frozen batch norm", "weight_norm", "spectral_norm",
     "an old weight_norm", "a buffer that counts", "a buffer that is replaced", "a buffer of the root that counts",
-    "frozen blocks", "tied ends", "blocks that share weights", "extra state", "a lambda module",
+    "frozen blocks", "tied ends", "blocks that share weights", "extra state",
 )  # fmt: skip
 HOOKS = (
     "a pre-hook of the root", "a hook of the root", "a hook of the list", "a hook of a block", "a pre-hook of a block",

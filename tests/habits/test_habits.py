@@ -7,6 +7,7 @@ import pytest
 
 from habits.judge import METHODS, verdict
 from habits.networks import HABITS
+from habits.page import answer, written
 from pairwise import slow_where
 
 IMPOSSIBLE = {frozenset(("spectral_norm", "an old weight_norm"))}  # torch cannot, either
@@ -53,3 +54,13 @@ def test_a_habit_is_plain_pytorch_or_refused(habit, method):
 def test_two_habits_are_plain_pytorch_or_refused(number):
     found = verdict(frozenset(PAIRS[number]), method_of(number))
     assert found.kind in ("equal", "refused"), f"{PAIRS[number]}, {method_of(number)}: {found.said}"
+
+
+def test_the_page_has_every_habit():
+    assert [*written()] == [*HABITS]
+
+
+@pytest.mark.docs
+@pytest.mark.parametrize("habit", HABITS)
+def test_the_page_says_what_becomes_of_a_habit(habit):
+    assert written()[habit] == answer(habit)
