@@ -82,7 +82,7 @@ def value_function(loss: Loss) -> Callable[..., Tensor | Sum]:
 
 def is_elementwise(loss: Loss) -> bool:
     """Whether a loss is one of torch's that compare entry by entry, and stretch a target of another shape to fit."""
-    return loss in ELEMENTWISE or isinstance(loss, ELEMENTWISE_MODULES)
+    return any(loss is function for function in ELEMENTWISE) or isinstance(loss, ELEMENTWISE_MODULES)
 
 
 def unbroadcast(loss: Loss) -> Loss:

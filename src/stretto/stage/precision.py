@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from stretto.errors import UsageError, nearest
 from stretto.losses import CrossEntropy, Loss
 from stretto.nn.batch import with_names_of
+from stretto.nn.nested import map_tensors
 from stretto.optim import Masters
 from stretto.options.checks import is_among, shown
 from stretto.options.float16 import refuse_float16
@@ -113,7 +114,5 @@ def tracks_statistics(module: nn.Module) -> bool:
 
 
 def raised(output: Any) -> Any:
-    """A tensor, or a tuple of them, with bfloat16 converted to float32."""
-    if isinstance(output, tuple):
-        return tuple(raised(part) for part in output)
-    return output.float() if isinstance(output, Tensor) and output.dtype == LOW else output
+    """An output, however nested, with its bfloat16 tensors converted to float32."""
+    return map_tensors(lambda tensor: tensor.float() if tensor.dtype == LOW else tensor, output)

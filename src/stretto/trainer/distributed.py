@@ -363,7 +363,7 @@ class SeveralProcesses(Backend):
             for x, y in self._read_here(batches):
 
                 def count(output: Any, examples: int, y: Any = y) -> None:
-                    tally.add(output, target_on(y, device), precision.loss(specification.loss), examples)
+                    tally.add(precision.outputs(output), target_on(y, device), specification.loss, examples)
 
                 self._forward(stages, specification, x, count)
         sums = torch.tensor(tally.sums(), dtype=torch.float64)

@@ -20,6 +20,7 @@ class Tally:
     def __init__(self, metrics: Sequence[Metric] = ()) -> None:
         self.loss = self.weight = self.examples = self.hits = self.targets = 0.0
         self.metrics = {metric.name: MetricTally(metric) for metric in metrics}
+        self._are_classes = True  # all targets that were numbers of classes
 
     def add(self, output: Any, target: Any, loss: Loss, examples: int) -> None:
         """Add a batch of so many examples."""
@@ -31,13 +32,19 @@ class Tally:
             metric.add(output, target, examples)
         if countable(output, target):
             output, target = loss.aligned(output, target) if isinstance(loss, CrossEntropy) else (output, target)
-            self.hits += int((output.argmax(class_dim(output, target)) == target).sum())
-            self.targets += int(counted(target).sum())
+            dim = class_dim(output, target)
+            counts = counted(target)
+            if isinstance(loss, CrossEntropy):
+                counts = counts & (target != loss.ignore_index)
+            self._are_classes &= bool((target[counts] < output.shape[dim]).all())
+            self.hits += int(((output.argmax(dim) == target) & counts).sum())
+            self.targets += int(counts.sum())
 
     def sums(self) -> list[float]:
         """The sums, then the values of the metrics: what another process needs for the `result`."""
         values = [metric.result() for metric in self.metrics.values()] if self.examples else [0.0] * len(self.metrics)
-        return [self.loss, self.weight, self.examples, self.hits, self.targets, *values]
+        targets = self.targets if self._are_classes else 0.0
+        return [self.loss, self.weight, self.examples, self.hits, targets, *values]
 
     def result(self, sums: Sequence[float] | None = None) -> dict[str, float]:
         """The mean "loss", the "accuracy" if there are targets to hit, and the metrics; of `sums`, or its own.
@@ -65,10 +72,11 @@ def evaluate(
 ) -> dict[str, float]:
     """The mean "loss" over examples, or over what the loss counts, the "accuracy" over targets, and the metrics.
 
-    There is an accuracy where targets are whole numbers with one dimension less than outputs; those below 0 (padding)
-    do not count. Where the loss compares outputs with next tokens, so does the accuracy. Batches are weighted by their
-    number of examples, or, where the loss gives (sum, count), by that count. Raises UsageError when there are no
-    examples, or nothing counts.
+    There is an accuracy where targets are classes: whole numbers below the number of columns, which is at least 2, with
+    one dimension less than outputs. Those below 0 (padding), and what torch's cross entropy ignores, do not count.
+    Where the loss compares outputs with next tokens, so does the accuracy. Batches are weighted by their number of
+    examples, or, where the loss gives (sum, count), by that count. Raises UsageError when there are no examples, or
+    nothing counts.
     """
     device, precision, tally = specification.device, specification.precision, Tally(metrics)
     with evaluating([model]):
@@ -76,7 +84,7 @@ def evaluate(
             tensors, target = precision.inputs(inputs_on(x, device)), target_on(y, device)
             with precision.forward(device):
                 output = call(model, tensors)
-                tally.add(output, target, precision.loss(specification.loss), tensors[0].shape[0])
+                tally.add(precision.outputs(output), target, specification.loss, tensors[0].shape[0])
     return tally.result()
 
 
@@ -95,12 +103,13 @@ def predict(model: nn.Module, specification: Specification, batches: Iterable[An
 
 
 def countable(output: Any, target: Any) -> bool:
-    """Whether targets are classes: whole numbers with one dimension less than the output."""
+    """Whether targets may be classes: whole numbers with one dimension less than the output, which has two columns."""
     return (
         isinstance(output, Tensor)
         and isinstance(target, Tensor)
         and not target.is_floating_point()
         and output.dim() == target.dim() + 1
+        and output.shape[class_dim(output, target)] > 1
     )
 
 

@@ -461,9 +461,10 @@ class Trainer:
     ) -> dict[str, float]:
         """Mean loss over the examples of `batches`, with the current weights; drains nothing (but a parameter server).
 
-        If targets are whole numbers with one dimension less than the output, "accuracy" is the share of targets that
-        the output's largest entry hits; targets below 0 are padding and do not count. Without such targets there is no
-        such key. Raises UsageError without examples.
+        If targets are classes, whole numbers below the output's number of columns, with one dimension less than it,
+        "accuracy" is the share of targets that the output's largest entry hits; targets below 0 are padding and do not
+        count. There is no such key for other targets, and none for an output of one column (a logit, a count): give
+        a metric. Raises UsageError without examples.
 
         Each of `metrics`, by name, takes (output, target) of a batch and returns a mean over its examples, or (sum,
         count); or it is an object with reset(), update(output, target) and compute(), as those of torchmetrics are. Its
