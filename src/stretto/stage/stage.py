@@ -52,8 +52,7 @@ class Target:
     """The target of one micro-batch's loss, and the micro-batch's share of the minibatch's examples.
 
     `counted`: torch's own losses are to give a sum and a count. `expected` is an estimate of the whole minibatch's
-    count, by which the sums of its micro-batches are divided at first. `check` is called with the output if the loss
-    gives a mean.
+    count, by which the sums of its micro-batches are divided at first. `check` is called with the output and its loss.
     """
 
     value: Any
@@ -61,7 +60,7 @@ class Target:
     inputs: Tensors = ()  # the model's inputs, where a head's loss uses them
     counted: bool = False
     expected: float = 1.0
-    check: Callable[[Any], None] | None = None
+    check: Callable[[Any, Tensor | Sum], None] | None = None
 
 
 @dataclass(slots=True)
@@ -372,15 +371,15 @@ class Stage:
                 compared = self.head(*features)
         value = self._loss_value(compared, target.value, counted=target.counted)
         refuse_detached(value, compared, self.index)
+        if target.check is not None:
+            check, target.check = target.check, None
+            check(compared, value)
         local_loss = self.head if isinstance(self.head, LocalLoss) else None
         if isinstance(value, Sum):
             keeps_graph = seen is not None or not self._recompute
             loss, graph.divisor = self._counting.add(value, target, self.index, keeps_graph, alone=local_loss is None)
             reported = value.pair
         else:
-            if target.check is not None:
-                check, target.check = target.check, None
-                check(compared)
             loss, reported = value, None
         total = loss if local_loss is None else local_loss.total(loss, features, target.inputs)
         sums = isinstance(value, Sum) and self._counting.per_update > 1

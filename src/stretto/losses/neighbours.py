@@ -1,0 +1,168 @@
+"""Compares the loss of two neighbouring parts of a minibatch, joined, with that of the two, in every minibatch.
+
+    micro-batch   0     1     2     3        outputs of the one before are kept until the next has come
+    compared        0+1   1+2   2+3          all pairs where outputs are small, else those whose targets differ most
+    replica 1     0                          with several replicas also one part with the next replica's targets
+
+A mean over what counts is found in the minibatch in which its parts first count unevenly, before its update: this
+comes with targets, so pairs are chosen by these, and the outputs are those that are trained on.
+"""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stretto.errors import UsageError
+from stretto.losses.comparison import (
+    FAILURES,
+    NOISE,
+    combined,
+    in_float64,
+    preserved_buffers,
+    refusal,
+    repeated,
+)  # fmt: skip
+from stretto.losses.sums import Sum
+from stretto.losses.value import Loss, call
+from stretto.nn.batch import to_device
+from stretto.nn.nested import map_tensors, tensors_of
+from stretto.nn.seeding import PreservedGenerator
+
+SMALL = 1 << 14  # elements of a micro-batch's outputs: up to so many, all pairs are compared
+
+
+class Part:
+    """A part of a minibatch: its output, its target, its number of examples, and its loss where that is known."""
+
+    def __init__(self, output: Any, target: Any, size: int, value: Tensor | Sum | None = None) -> None:
+        self.output, self.target, self.size, self.value = output, target, size, value
+
+
+class Neighbours:
+    """The micro-batches of one minibatch in one replica; `check` is called with each, in order, before its backward.
+
+    `targets` and `sizes` are those of all of them. `beside` are those of the next replica, if gradients are added over
+    replicas. `number` is that of the minibatch.
+    """
+
+    def __init__(
+        self,
+        loss: Loss,
+        targets: Sequence[Any],
+        sizes: Sequence[int],
+        number: int,
+        beside: tuple[Sequence[Any], Sequence[int]] | None = None,
+    ) -> None:
+        self._loss = loss
+        self._targets, self._sizes = targets, sizes
+        self._number = number
+        self._beside = beside
+        self._kept: Part | None = None
+        self._chosen: frozenset[int] = frozenset()  # the later micro-batch of each pair
+
+    def check(self, microbatch: int, output: Any, value: Tensor | Sum) -> None:
+        """Raise UsageError if the loss is found to be no mean over examples. `output` and `value` are a micro-batch's.
+
+        Does nothing where the loss does not take what is joined.
+        """
+        with torch.no_grad():
+            detached = map_tensors(Tensor.detach, output)
+            device = next((tensor.device for tensor in tensors_of(detached)), torch.device("cpu"))
+            if microbatch == 0:
+                self._chosen = self._choose(detached, device)
+            target = to_device(self._targets[microbatch], device)
+            part = Part(detached, target, self._sizes[microbatch], value)
+            if microbatch in self._chosen and self._kept is not None:
+                compare_joined(self._loss, self._kept, part, f"on micro-batches {microbatch - 1} and {microbatch}")
+            if microbatch == 0 and self._beside is not None:
+                targets, sizes = self._beside
+                if 0 not in (sizes[0], part.size):
+                    output = map_tensors(lambda tensor: resized(tensor, part.size, sizes[0]), detached)
+                    other = Part(output, to_device(targets[0], device), sizes[0])
+                    compare_joined(self._loss, part, other, "on parts of two replicas")
+            self._kept = part if microbatch + 1 in self._chosen else None
+
+    def _choose(self, output: Any, device: torch.device) -> frozenset[int]:
+        pairs = range(1, len(self._targets))
+        if not pairs:
+            return frozenset()
+        if device.type == "cpu" and sum(tensor.numel() for tensor in tensors_of(output)) <= SMALL:
+            return frozenset(pairs)
+        return most_different(self._targets) or frozenset({1 + self._number % len(pairs)})
+
+
+def compare_joined(loss: Loss, one: Part, other: Part, where: str) -> None:
+    """Raise UsageError unless the loss of two parts together is what training makes of the two.
+
+    A difference larger than rounding is looked at again in float64, where the loss takes that.
+    """
+    sizes = (one.size, other.size)
+    device = next((tensor.device for tensor in tensors_of(one.output)), torch.device("cpu"))
+    with PreservedGenerator(device), preserved_buffers(loss):
+        try:
+            output = map_tensors(lambda former, latter: joined(former, latter, sizes), one.output, other.output)
+            target = map_tensors(lambda *both: torch.cat(both) if both[0].dim() else both[0], one.target, other.target)
+            whole = call(loss, output, target, counted=False)
+            values = [
+                call(loss, part.output, part.target, counted=False) if part.value is None else part.value
+                for part in (one, other)
+            ]
+        except FAILURES as error:
+            if isinstance(error, UsageError):
+                raise
+            return
+        comparison = combined(whole, values, sizes, NOISE)
+        if comparison is None or not comparison.differs:
+            return
+        comparison = in_float64(loss, output, target, sizes) or combined(whole, values, sizes, None)
+        if comparison is not None and comparison.differs:
+            raise refusal(loss, comparison, where, output, target, sizes)
+
+
+def joined(one: Tensor, other: Tensor, sizes: tuple[int, int]) -> Tensor:
+    """Two parts of an output behind each other; the first of them where they have no rows for so many examples."""
+    has_rows = one.dim() and one.shape[0] * sizes[1] == other.shape[0] * sizes[0] and not one.shape[0] % sizes[0]
+    return torch.cat((one, other)) if has_rows else one
+
+
+def resized(tensor: Tensor, examples: int, wanted: int) -> Tensor:
+    """The rows of `examples` as those of so many as `wanted`; a tensor without rows for them as it is."""
+    if not tensor.dim() or tensor.shape[0] % examples or examples == wanted:
+        return tensor
+    return repeated(tensor, (tensor.shape[0] // examples * wanted,))
+
+
+def most_different(targets: Sequence[Any]) -> frozenset[int]:
+    """The pairs of neighbours, by the later one, whose targets differ most in what losses ignore.
+
+    That is in the share of missing (nan), of lowest, of highest, and of zero entries. None where all are alike, or on a
+    device that would have to be waited for.
+    """
+    chosen = set()
+    for leaves in zip(*map(tensors_of, targets), strict=True):
+        if leaves[0].device.type != "cpu":
+            continue
+        for shares in shares_of_marks(leaves):
+            differences = [abs(one - other) for one, other in pairwise(shares)]
+            if max(differences):
+                chosen.add(1 + differences.index(max(differences)))
+    return frozenset(chosen)
+
+
+def shares_of_marks(leaves: Sequence[Tensor]) -> list[list[float]]:
+    """The share in each tensor of entries that are 0, and of those that are nan, or lowest, or highest, in them all."""
+
+    def shares(marked: Sequence[Tensor]) -> list[float]:
+        return [float(entries.sum()) / max(entries.numel(), 1) for entries in marked]
+
+    zeros = shares([leaf == 0 for leaf in leaves])
+    if leaves[0].is_floating_point() or leaves[0].is_complex():
+        return [zeros, shares([leaf.isnan() for leaf in leaves])]
+    present = [leaf for leaf in leaves if leaf.numel()]
+    if not present:
+        return []
+    low, high = min(int(leaf.min()) for leaf in present), max(int(leaf.max()) for leaf in present)
+    return [zeros, *(shares([leaf == mark for leaf in leaves]) for mark in dict.fromkeys((low, high)))]
