@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -90,6 +91,18 @@ class HeadKind:
     def from_last(self) -> bool:
         """Whether a weight that several stages use belongs to the last of them: heads have the newest one of there."""
         return self.shares is not None or (self.reads is not None and self.reads.of_readout)
+
+
+class TrainedLoss(nn.Module):
+    """Holds a loss that has parameters, where the last stage has its head: it is trained and saved with that stage."""
+
+    def __init__(self, loss: nn.Module) -> None:
+        super().__init__()
+        self.loss = loss
+
+    def forward(self, *features: Any) -> Any:
+        """The model's output as it is."""
+        return features if len(features) > 1 else features[0]
 
 
 class First(nn.Module):

@@ -26,14 +26,13 @@ from stretto.nn.seeding import PreservedGenerator
 FIRST = 4  # made-up outputs are tried on the first minibatches; of later ones on those whose number is a power of two
 MOST = 1 << 22  # elements of made-up outputs; of larger ones only some examples of each part are made
 
-Check = Callable[[Any, Any, Tensor | Sum], None]  # (output, target, loss) of a part, before its backward
+Check = Callable[[Loss, Any, Any], None]  # (loss, output of a part, its target), before its backward
 
 
 class MeanCheck:
     """Checks a loss on every minibatch that is cut."""
 
     def __init__(self, loss: Loss) -> None:
-        self._loss = loss
         means = is_elementwise(loss) and getattr(loss, "reduction", "mean") == "mean"
         self._trusted = means or isinstance(loss, MeanOverExamples) or hasattr(loss, "sum_and_count")
         self._kinds: set[tuple[Any, ...]] = set()
@@ -53,11 +52,11 @@ class MeanCheck:
         if kind in self._kinds and number >= FIRST and number & (number - 1):
             return None
 
-        def check(output: Any, part: Any, value: Tensor | Sum) -> None:
-            refuse_passed_on(self._loss, output, part, value, first)
+        def check(loss: Loss, output: Any, part: Any) -> None:
+            refuse_passed_on(loss, output, part, first)
             elements = sum(tensor.numel() for tensor in tensors_of(output))
             sampled, sampled_sizes = sample(target, sizes, MOST * first // max(elements, 1))
-            refuse_uneven(self._loss, output, sampled, sampled_sizes, first, mark=kind not in self._kinds)
+            refuse_uneven(loss, output, sampled, sampled_sizes, first, mark=kind not in self._kinds)
             self._kinds.add(kind)
 
         return check
@@ -68,7 +67,7 @@ class MeanCheck:
         """The check of the minibatch that `due` was asked for; None where there is nothing to compare."""
         if self._trusted or isinstance(targets[0], Examples) or (len(targets) < 2 and beside is None):
             return None
-        return Neighbours(self._loss, targets, sizes, self._minibatches, beside)
+        return Neighbours(targets, sizes, self._minibatches, beside)
 
 
 def sample(target: Any, sizes: Sequence[int], most: int) -> tuple[Any, tuple[int, ...]]:
@@ -103,7 +102,7 @@ def ignores(target: Tensor) -> bool:
 
 
 @torch.no_grad()
-def refuse_passed_on(loss: Loss, output: Any, target: Any, value: Tensor | Sum, examples: int) -> None:
+def refuse_passed_on(loss: Loss, output: Any, target: Any, examples: int) -> None:
     """Raise UsageError if the loss depends on an output that has no rows for its examples: the model's own mean."""
 
     def is_number(tensor: Tensor) -> bool:

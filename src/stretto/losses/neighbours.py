@@ -50,20 +50,18 @@ class Neighbours:
 
     def __init__(
         self,
-        loss: Loss,
         targets: Sequence[Any],
         sizes: Sequence[int],
         number: int,
         beside: tuple[Sequence[Any], Sequence[int]] | None = None,
     ) -> None:
-        self._loss = loss
         self._targets, self._sizes = targets, sizes
         self._number = number
         self._beside = beside
         self._kept: Part | None = None
         self._chosen: frozenset[int] = frozenset()  # the later micro-batch of each pair
 
-    def check(self, microbatch: int, output: Any, value: Tensor | Sum) -> None:
+    def check(self, loss: Loss, microbatch: int, output: Any, value: Tensor | Sum) -> None:
         """Raise UsageError if the loss is found to be no mean over examples. `output` and `value` are a micro-batch's.
 
         Does nothing where the loss does not take what is joined.
@@ -76,13 +74,13 @@ class Neighbours:
             target = to_device(self._targets[microbatch], device)
             part = Part(detached, target, self._sizes[microbatch], value)
             if microbatch in self._chosen and self._kept is not None:
-                compare_joined(self._loss, self._kept, part, f"on micro-batches {microbatch - 1} and {microbatch}")
+                compare_joined(loss, self._kept, part, f"on micro-batches {microbatch - 1} and {microbatch}")
             if microbatch == 0 and self._beside is not None:
                 targets, sizes = self._beside
                 if 0 not in (sizes[0], part.size):
                     output = map_tensors(lambda tensor: resized(tensor, part.size, sizes[0]), detached)
                     other = Part(output, to_device(targets[0], device), sizes[0])
-                    compare_joined(self._loss, part, other, "on parts of two replicas")
+                    compare_joined(loss, part, other, "on parts of two replicas")
             self._kept = part if microbatch + 1 in self._chosen else None
 
     def _choose(self, output: Any, device: torch.device) -> frozenset[int]:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from stretto.errors import UsageError
-from stretto.losses import CrossEntropy, MeanCheck, Sum
+from stretto.losses import CrossEntropy, Loss, MeanCheck, Sum
 from stretto.losses.mean_check import Check
 from stretto.losses.neighbours import Neighbours
 from stretto.methods import Method
@@ -201,14 +201,15 @@ class MinibatchSplitter:
         neighbours: Neighbours | None,
         number: int,
         target: Any,
+        loss: Loss,
         output: Any,
         value: Tensor | Sum,
     ) -> None:
         output = self._precision.outputs(output)
         if made_up is not None:
-            made_up(output, target, value)
+            made_up(loss, output, target)
         if neighbours is not None:
-            neighbours.check(number, output, value)
+            neighbours.check(loss, number, output, value)
 
     def _by_replica(self, value: Any) -> list[list[Any]]:
         # Each replica's part of each micro-batch: a micro-batch has the same examples for any number of replicas.
