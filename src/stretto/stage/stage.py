@@ -399,7 +399,9 @@ class Stage:
             return
         self._reads_own = True
         outputs = [*tensors_of(compared), *(leaf for leaf in graph.outputs if isinstance(leaf, Tensor)), *graph.cut]
-        own = [*self.module.parameters(), *([] if self.head is None else self.head.parameters())]
+        groups = [] if self.optimizer is None else self.optimizer.param_groups
+        own = [parameter for group in groups for parameter in group["params"]]
+        own += [parameter for part in (self.module, self.head) if part is not None for parameter in part.parameters()]
         for found in leaves_between(total, outputs):
             if not any(found is each for each in (*own, *graph.tied.values(), *outputs)):
                 raise UsageError(

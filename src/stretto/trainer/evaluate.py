@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy, binary_cross_entropy_with_logits
 
 from stretto.errors import UsageError
 from stretto.losses import CrossEntropy, Loss, mean_and_weight
@@ -20,7 +21,7 @@ class Tally:
     def __init__(self, metrics: Sequence[Metric] = ()) -> None:
         self.loss = self.weight = self.examples = self.hits = self.targets = 0.0
         self.metrics = {metric.name: MetricTally(metric) for metric in metrics}
-        self._are_classes = True  # all targets that were numbers of classes
+        self._are_classes = True  # whether all targets so far can be hit
 
     def add(self, output: Any, target: Any, loss: Loss, examples: int) -> None:
         """Add a batch of so many examples."""
@@ -30,7 +31,11 @@ class Tally:
         self.examples += examples
         for metric in self.metrics.values():
             metric.add(output, target, examples)
-        if countable(output, target):
+        threshold = binary_threshold(output, target, mean)
+        if threshold is not None:
+            self.hits += int(((output.reshape(target.shape) > threshold) == (target > 0)).sum())
+            self.targets += target.numel()
+        elif countable(output, target):
             output, target = loss.aligned(output, target) if isinstance(loss, CrossEntropy) else (output, target)
             dim = class_dim(output, target)
             counts = counted(target)
@@ -39,6 +44,8 @@ class Tally:
             self._are_classes &= bool((target[counts] < output.shape[dim]).all())
             self.hits += int(((output.argmax(dim) == target) & counts).sum())
             self.targets += int(counts.sum())
+        else:
+            self._are_classes = False
 
     def sums(self) -> list[float]:
         """The sums, then the values of the metrics: what another process needs for the `result`."""
@@ -74,9 +81,9 @@ def evaluate(
 
     There is an accuracy where targets are classes: whole numbers below the number of columns, which is at least 2, with
     one dimension less than outputs. Those below 0 (padding), and what torch's cross entropy ignores, do not count.
-    Where the loss compares outputs with next tokens, so does the accuracy. Batches are weighted by their number of
-    examples, or, where the loss gives (sum, count), by that count. Raises UsageError when there are no examples, or
-    nothing counts.
+    Where the loss compares outputs with next tokens, so does the accuracy. For one column it is that of targets 0 and
+    1, if the loss is their binary cross entropy. Batches are weighted by their number of examples, or, where the loss
+    gives (sum, count), by that count. Raises UsageError when there are no examples, or nothing counts.
     """
     device, precision, tally = specification.device, specification.precision, Tally(metrics)
     with evaluating([model]):
@@ -111,6 +118,24 @@ def countable(output: Any, target: Any) -> bool:
         and output.dim() == target.dim() + 1
         and output.shape[class_dim(output, target)] > 1
     )
+
+
+def binary_threshold(output: Any, target: Any, mean: Tensor) -> float | None:
+    """The output above which it stands for 1, where targets are 0 and 1 and it is one column of logits, or of chances.
+
+    Which of them it is shows in the loss: its `mean` is their binary cross entropy. None where it is neither.
+    """
+    if not isinstance(output, Tensor) or not isinstance(target, Tensor) or not output.is_floating_point():
+        return None
+    one_column = output.dim() and output.numel() == target.numel() and output.shape[0] == output.numel()
+    if not one_column or not bool(((target == 0) | (target == 1)).all()):
+        return None
+    given, wanted = output.flatten(), target.flatten().to(output.dtype)
+    losses = {0.0: binary_cross_entropy_with_logits(given, wanted)}
+    if bool(((given >= 0) & (given <= 1)).all()):
+        losses[0.5] = binary_cross_entropy(given, wanted)
+    close = torch.finfo(output.dtype).eps ** 0.5
+    return next((least for least, loss in losses.items() if abs(float(loss - mean)) <= close * float(loss)), None)
 
 
 def class_dim(output: Tensor, target: Tensor) -> int:

@@ -463,8 +463,8 @@ class Trainer:
 
         If targets are classes, whole numbers below the output's number of columns, with one dimension less than it,
         "accuracy" is the share of targets that the output's largest entry hits; targets below 0 are padding and do not
-        count. There is no such key for other targets, and none for an output of one column (a logit, a count): give
-        a metric. Raises UsageError without examples.
+        count. For one column it is that of targets 0 and 1, if the loss is their binary cross entropy, of logits or of
+        chances. There is no such key for others (counts, say): give a metric. Raises UsageError without examples.
 
         Each of `metrics`, by name, takes (output, target) of a batch and returns a mean over its examples, or (sum,
         count); or it is an object with reset(), update(output, target) and compute(), as those of torchmetrics are. Its
