@@ -371,6 +371,15 @@ def test_processes_give_up_too(tmp_path):
     assert len(list(tasks)) == 12 - len(failures)
 
 
+def test_batch_norms_in_parts_of_minibatches_are_noted(tmp_path):
+    options = {"methods": ("backprop", "gpipe", "pb"), "stages": 2, "model": "cnn", "data": "digits"}
+    settings = replace(SETTINGS, model_options={"depth": 2, "width": 4}, **options)
+    (note,) = open_study(settings, tmp_path / "study").notes
+    assert note.startswith("gpipe")
+    assert "batch norms normalise each of the parts of a minibatch" in note
+    assert open_study(replace(settings, methods=("backprop", "pb")), tmp_path / "other").notes == ()
+
+
 @pytest.mark.usefixtures("plain_pages")
 def test_a_study_without_a_finished_run_is_begun_anew(tmp_path, monkeypatch):
     out, other = tmp_path / "study", replace(SETTINGS, steps=13, lr=(0.05,), methods=("overlapping",))

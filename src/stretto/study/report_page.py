@@ -24,7 +24,7 @@ from stretto.study.disk_errors import writing
 from stretto.study.predicted_runs import phases_of, predict, recorded_run, recordings_of, seconds_per_step
 from stretto.study.prepare import Prepared, costs_of, prepare_trial
 from stretto.study.store import versions
-from stretto.study.study import Study, Task, record_of, sample
+from stretto.study.study import Study, Task, norms_note, record_of, sample
 from stretto.tracing import Recording
 from stretto.tracing.run_phases import RunPhase
 
@@ -112,6 +112,7 @@ def describe(study: Study, command: str = "", prepared: Mapping[str, Prepared] |
         dataset=first.dataset.description,
         model=f"{first.model.description}; {settings.stages} stages on {workers}",
         heads_note=HEADS_NOTE if heads else "",
+        norms_note=norms_note([name for name, run in prepared.items() if run.pieces > 1], first.model.layers),
         settings=settings.to_json(),
         versions=versions(),
         pictures={method: picture(run) for method, run in prepared.items()},

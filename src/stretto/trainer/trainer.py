@@ -4,6 +4,7 @@ import copy
 import json
 import math
 import os
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
@@ -22,6 +23,7 @@ from stretto.methods import Method
 from stretto.methods.advice import explained, other_advice
 from stretto.nn.batches import Batches, InputBatches
 from stretto.nn.chain import Chain
+from stretto.nn.group_norm import parted_norms, uses_batch_statistics
 from stretto.nn.seeding import PreservedGenerator
 from stretto.nn.sharded_modules import is_sharded
 from stretto.options.checks import flag, of_kind, positive, whole
@@ -168,6 +170,10 @@ class Trainer:
                     self.specification, self._backend, stages, example=example, heads=heads, workers=workers
                 )
                 refuse_hidden_norms(self.method, built.schedule.per_turn, built.stages)
+        parts = built.schedule.per_turn * mesh.data
+        given = [] if self._backend.rank else stages
+        if parts > 1 and uses_batch_statistics([*given, *built.stages]):
+            warnings.warn(parted_norms(f"{parts} parts of a minibatch (micro-batches, replicas)"), stacklevel=2)
         self.stages, self.heads = built.stages, built.heads
         self.schedule, self.rules = built.schedule, built.rules
         self.lag, self.placement = built.lag, built.placement
