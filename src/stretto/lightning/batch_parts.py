@@ -157,6 +157,12 @@ class StepExamples(Examples):
         """Which of the loader's batches the first example belongs to."""
         return max(index for index, start in enumerate(self.starts) if start <= self.first)
 
+    def joined(self, other: Examples) -> "StepExamples":
+        """These examples and then the others, as a part of the same step."""
+        assert isinstance(other, StepExamples), "both are of one minibatch"
+        size = None if self.size is None or other.size is None else self.size + other.size
+        return dataclasses.replace(self, batch=joined([self.batch, other.batch]), size=size)
+
     def cut(self, pieces: int) -> list["StepExamples"]:
         """The parts; each is a batch of the same form."""
         examples = self.size

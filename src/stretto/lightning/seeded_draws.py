@@ -1,18 +1,23 @@
 """Random numbers of a step: the same in each of its runs, and none is taken from the global generators."""
 
+import pickle
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import numpy as np
 import torch
 
+from stretto.nn.devices import generator_of
 from stretto.nn.seeding import PreservedGenerator
 
 
 @contextmanager
-def seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """In this block torch, NumPy and random draw from `seed`; afterwards they go on as if nothing had been drawn."""
+def seeded(seed: int, device: torch.device) -> Iterator[Callable[[], bool]]:
+    """In this block torch, NumPy and random draw from `seed`; afterwards they go on as if nothing had been drawn.
+
+    Yields a function that says whether anything has been drawn.
+    """
     python, numpy = random.getstate(), np.random.get_state()
     cpu = torch.device("cpu")
     with PreservedGenerator(cpu) as on_cpu, PreservedGenerator(device) as on_device:
@@ -21,8 +26,15 @@ def seeded(seed: int, device: torch.device) -> Iterator[None]:
             on_device.seed(seed)
         random.seed(seed)
         np.random.seed(seed & 0xFFFFFFFF)
+        begins = states(device)
         try:
-            yield
+            yield lambda: states(device) != begins
         finally:
             random.setstate(python)
             np.random.set_state(numpy)
+
+
+def states(device: torch.device) -> list[bytes]:
+    """The states of all generators that a step may draw from."""
+    of_torch = [generator_of(each).get_state().numpy().tobytes() for each in {torch.device("cpu"), device}]
+    return [*of_torch, repr(random.getstate()).encode(), pickle.dumps(np.random.get_state())]

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from stretto.errors import UsageError
 from stretto.losses.sums import Sum
-from stretto.losses.value import Loss, call
+from stretto.losses.value import Loss, Trial, call
 from stretto.nn.buffers import Buffers, exchanged
 from stretto.nn.nested import map_tensors, tensors_of
 
@@ -121,7 +121,13 @@ def refusal(
 ) -> UsageError:
     """The error for a loss whose comparison differs, with the remedy that fits it; on these outputs and targets."""
     of_parts = OF_CROSS_ENTROPY if is_cross_entropy(loss, target) else OF_OTHERS
-    remedy = TOGETHER if needs_all(loss, output, target, sizes) else COUNT.format(returned=of_parts)
+    remedy = (
+        loss.remedy
+        if isinstance(loss, Trial)
+        else TOGETHER
+        if needs_all(loss, output, target, sizes)
+        else COUNT.format(returned=of_parts)
+    )
     return UsageError(
         f"the loss is not a mean over examples: {where}, it is {comparison.whole:.6g}, but its values for their "
         f"{len(sizes)} parts (micro-batches and replicas) come to {comparison.parts:.6g}. {remedy}"

@@ -18,13 +18,18 @@ from stretto.errors import UsageError
 from stretto.losses.comparison import FAILURES, compare, is_whole, preserved_buffers, refusal, repeated
 from stretto.losses.neighbours import Neighbours
 from stretto.losses.sums import Sum
-from stretto.losses.value import Loss, MeanOverExamples, call, is_elementwise
+from stretto.losses.value import Loss, MeanOverExamples, Trial, call, is_elementwise
 from stretto.nn.batch import IGNORED, Examples
 from stretto.nn.nested import map_tensors, tensors_of
 from stretto.nn.seeding import PreservedGenerator
 
 FIRST = 4  # made-up outputs are tried on the first minibatches; of later ones on those whose number is a power of two
 MOST = 1 << 22  # elements of made-up outputs; of larger ones only some examples of each part are made
+
+PASSED_ON = """\
+Let the model return its outputs (logits), and compute the loss of them in loss=, torch's cross_entropy or (sum, count);
+or cut nothing, microbatches=1 and one replica; or, if you know that it is a mean over the examples of a batch, say so:
+loss=stretto.mean(loss)"""
 
 Check = Callable[[Loss, Any, Any], None]  # (loss, output of a part, its target), before its backward
 
@@ -54,6 +59,8 @@ class MeanCheck:
 
         def check(loss: Loss, output: Any, part: Any) -> None:
             refuse_passed_on(loss, output, part, first)
+            if isinstance(part, Examples):  # which cannot be marked
+                return
             elements = sum(tensor.numel() for tensor in tensors_of(output))
             sampled, sampled_sizes = sample(target, sizes, MOST * first // max(elements, 1))
             refuse_uneven(loss, output, sampled, sampled_sizes, first, mark=kind not in self._kinds)
@@ -65,7 +72,7 @@ class MeanCheck:
         self, targets: Sequence[Any], sizes: Sequence[int], beside: tuple[Sequence[Any], Sequence[int]] | None
     ) -> Neighbours | None:
         """The check of the minibatch that `due` was asked for; None where there is nothing to compare."""
-        if self._trusted or isinstance(targets[0], Examples) or (len(targets) < 2 and beside is None):
+        if self._trusted or (len(targets) < 2 and beside is None):
             return None
         return Neighbours(targets, sizes, self._minibatches, beside)
 
@@ -120,12 +127,11 @@ def refuse_passed_on(loss: Loss, output: Any, target: Any, examples: int) -> Non
         return
     one, other = (each.total if isinstance(each, Sum) else each for each in (before, after))
     if not torch.equal(one, other):
+        remedy = loss.remedy if isinstance(loss, Trial) else PASSED_ON
         raise UsageError(
             "the loss passes on a number that the model computed of a whole micro-batch: averaged over parts of a "
-            "minibatch it would be another loss wherever parts count unevenly (tokens that are not padding, say). Let "
-            "the model return its outputs (logits), and compute the loss of them in loss=, torch's cross_entropy or "
-            "(sum, count); or cut nothing, microbatches=1 and one replica; or, if you know that it is a mean over the "
-            "examples of a batch, say so: loss=stretto.mean(loss)"
+            "minibatch it would be another loss wherever parts count unevenly (tokens that are not padding, say). "
+            f"{remedy}"
         )
 
 

@@ -27,7 +27,7 @@ from stretto.losses.comparison import (
 )  # fmt: skip
 from stretto.losses.sums import Sum
 from stretto.losses.value import Loss, call
-from stretto.nn.batch import to_device
+from stretto.nn.batch import Examples, to_device
 from stretto.nn.nested import map_tensors, tensors_of
 from stretto.nn.seeding import PreservedGenerator
 
@@ -102,7 +102,7 @@ def compare_joined(loss: Loss, one: Part, other: Part, where: str) -> None:
     with PreservedGenerator(device), preserved_buffers(loss):
         try:
             output = map_tensors(lambda former, latter: joined(former, latter, sizes), one.output, other.output)
-            target = map_tensors(lambda *both: torch.cat(both) if both[0].dim() else both[0], one.target, other.target)
+            target = joined_targets(one.target, other.target)
             whole = call(loss, output, target, counted=False)
             values = [
                 call(loss, part.output, part.target, counted=False) if part.value is None else part.value
@@ -118,6 +118,13 @@ def compare_joined(loss: Loss, one: Part, other: Part, where: str) -> None:
         comparison = in_float64(loss, output, target, sizes) or combined(whole, values, sizes, None)
         if comparison is not None and comparison.differs:
             raise refusal(loss, comparison, where, output, target, sizes)
+
+
+def joined_targets(one: Any, other: Any) -> Any:
+    """The targets of two parts behind each other."""
+    if isinstance(one, Examples):
+        return one.joined(other)
+    return map_tensors(lambda *both: torch.cat(both) if both[0].dim() else both[0], one, other)
 
 
 def joined(one: Tensor, other: Tensor, sizes: tuple[int, int]) -> Tensor:

@@ -17,7 +17,7 @@ from stretto.heads.head import LocalLoss, TrainedLoss
 from stretto.heads.reading import ReadingHead
 from stretto.losses.minibatch_counts import MinibatchCounts, divide, message, shared_divisor
 from stretto.losses.sums import Sum
-from stretto.losses.value import Loss, call, mean_and_weight, of_stage, value_function
+from stretto.losses.value import Loss, call, mean_and_weight, of_stage, trial_of_stage, value_function
 from stretto.nn.batch import as_tuple, tensors_in, to_device, with_names_of
 from stretto.nn.buffers import Buffers, Snapshot, exchanged
 from stretto.nn.input_errors import error_text, is_misfit, out_of_range
@@ -160,8 +160,9 @@ class Stage:
         self.optimizer = parts.optimizer
         self.scheduler = parts.scheduler
         self.weights, self._step, self._clip = phase
-        self._given_loss = head.loss if isinstance(head, TrainedLoss) else of_stage(specification.loss, index)
-        self.loss = specification.precision.loss(self._given_loss)
+        given, held = specification.loss, head.loss if isinstance(head, TrainedLoss) else None
+        self.loss = specification.precision.loss(of_stage(given, index) if held is None else held)
+        self._checked_loss = trial_of_stage(given, index) if held is None else held
         self._loss_value = value_function(self.loss)
         self.updates = 0
         self._recompute = index in rules.recompute
@@ -379,7 +380,7 @@ class Stage:
             self._refuse_foreign(value, compared, graph)
         if target.check is not None:
             check, target.check = target.check, None
-            check(self._given_loss, compared, value)
+            check(self._checked_loss, compared, value)
         local_loss = self.head if isinstance(self.head, LocalLoss) else None
         if isinstance(value, Sum):
             keeps_graph = seen is not None or not self._recompute
