@@ -19,7 +19,7 @@ from stretto.losses.comparison import FAILURES, compare, is_whole, preserved_buf
 from stretto.losses.neighbours import Neighbours
 from stretto.losses.sums import Sum
 from stretto.losses.value import Loss, MeanOverExamples, Trial, call, is_elementwise
-from stretto.nn.batch import IGNORED, Examples
+from stretto.nn.batch import IGNORED, Examples, to_device
 from stretto.nn.nested import map_tensors, tensors_of
 from stretto.nn.seeding import PreservedGenerator
 
@@ -143,6 +143,7 @@ def refuse_uneven(loss: Loss, output: Any, target: Any, sizes: Sequence[int], fi
     only if the loss takes no others. `mark`: check again with some targets marked as ignored.
     """
     device = next((tensor.device for tensor in tensors_of(output)), torch.device("cpu"))
+    target = to_device(target, device)
     made_up_for = f"tried with made-up outputs for its {sum(sizes)} examples"
     with PreservedGenerator(device), preserved_buffers(loss):
         for draw in DRAWS:

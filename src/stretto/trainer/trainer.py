@@ -66,7 +66,8 @@ class Trainer:
             count (tokens that are not padding, say) and their number. The gradient is then that of the whole
             minibatch's sum over its count, however it is cut. Every auxiliary head uses it too. torch's cross_entropy,
             as a function or a module, is used with its sum and count. A mean that is not over examples is refused where
-            minibatches are cut into micro-batches or among replicas, unless `stretto.mean(loss)` says that it is.
+            minibatches are cut into micro-batches or among replicas, unless `stretto.mean(loss)` says that it is. An
+            nn.Module with parameters is trained with the last stage.
         optimizer: called once a stage with the parameters of the stage and its head. Stages without trainable
             parameters have none.
         method: a name, "chunked(chunks=4)", or what `stretto.method` returned. "async" and "local" are settled here, by
