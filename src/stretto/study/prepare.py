@@ -1,5 +1,6 @@
 """From settings to a trainer with its data; all mistakes in the settings are reported here, before training."""
 
+import copy
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -142,7 +143,8 @@ def same_weights(settings: runs.Settings) -> bool:
 def loss_of(settings: runs.Settings, loaded: data.Dataset | UserData) -> Loss:
     """The loss that the settings name; for a user's own network, if none is named, one that suits its targets."""
     if settings.loss != AUTO:
-        return named_loss(settings.loss)
+        loss = named_loss(settings.loss)
+        return copy.deepcopy(loss) if isinstance(loss, nn.Module) else loss  # each run trains its own
     return suitable_loss(*loaded.train.first(EXAMPLES), loaded.name, named=loaded.train.named)
 
 

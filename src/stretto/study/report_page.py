@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 
 from stretto.cost import Cluster
+from stretto.heads.head import TrainedLoss
 from stretto.measure import NOTES
 from stretto.measure.flops import durations
 from stretto.methods.table import builder
@@ -101,7 +102,11 @@ def describe(study: Study, command: str = "", prepared: Mapping[str, Prepared] |
     first = next(iter(prepared.values()))
     workers = f"{settings.workers} workers" if settings.workers else "as many workers as suit each method"
     automatic = f"{settings.model} on {settings.data}: {names(settings.methods)}"
-    heads = any(head is not None for run in prepared.values() for head in run.trainer.heads)
+    heads = any(
+        head is not None and not isinstance(head, TrainedLoss)
+        for run in prepared.values()
+        for head in run.trainer.heads
+    )
     return Page(
         title=study.heading.text if study.heading else automatic,
         heading=study.heading,
