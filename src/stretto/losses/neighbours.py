@@ -1,7 +1,7 @@
 """Compares the loss of two neighbouring parts of a minibatch, joined, with that of the two, in every minibatch.
 
     micro-batch   0     1     2     3        outputs of the one before are kept until the next has come
-    compared        0+1   1+2   2+3          all pairs where outputs are small, else those whose targets differ most
+    compared        0+1   1+2   2+3          all pairs where outputs are small, else that whose targets differ most
     replica 1     0                          with several replicas also one part with the next replica's targets
 
 A mean over what counts is found in the minibatch in which its parts first count unevenly, before its update: this
@@ -89,7 +89,7 @@ class Neighbours:
             return frozenset()
         if device.type == "cpu" and sum(tensor.numel() for tensor in tensors_of(output)) <= SMALL:
             return frozenset(pairs)
-        return most_different(self._targets) or frozenset({1 + self._number % len(pairs)})
+        return frozenset({most_different(self._targets) or 1 + self._number % len(pairs)})
 
 
 def compare_joined(loss: Loss, one: Part, other: Part, where: str) -> None:
@@ -140,34 +140,32 @@ def resized(tensor: Tensor, examples: int, wanted: int) -> Tensor:
     return repeated(tensor, (tensor.shape[0] // examples * wanted,))
 
 
-def most_different(targets: Sequence[Any]) -> frozenset[int]:
-    """The pairs of neighbours, by the later one, whose targets differ most in what losses ignore.
+def most_different(targets: Sequence[Any]) -> int | None:
+    """The pair of neighbours, by the later one, whose targets differ most in what losses ignore; a rare mark most.
 
-    That is in the share of missing (nan), of lowest, of highest, and of zero entries. None where all are alike, or on a
-    device that would have to be waited for.
+    Marks are missing entries (nan), lowest, highest and zero ones. None where all are alike, or on a device that would
+    have to be waited for.
     """
-    chosen = set()
+    found: tuple[float, int | None] = (0.0, None)
     for leaves in zip(*map(tensors_of, targets), strict=True):
-        if leaves[0].device.type != "cpu":
-            continue
-        for shares in shares_of_marks(leaves):
+        for shares in shares_of_marks(leaves) if leaves[0].device.type == "cpu" else ():
             differences = [abs(one - other) for one, other in pairwise(shares)]
-            if max(differences):
-                chosen.add(1 + differences.index(max(differences)))
-    return frozenset(chosen)
+            largest = max(differences) / max(sum(shares), 1e-12)
+            if largest > found[0]:
+                found = largest, 1 + differences.index(max(differences))
+    return found[1]
 
 
 def shares_of_marks(leaves: Sequence[Tensor]) -> list[list[float]]:
-    """The share in each tensor of entries that are 0, and of those that are nan, or lowest, or highest, in them all."""
+    """The share of marked entries in each tensor: of nan, or of the lowest and the highest in them all, and of 0."""
 
     def shares(marked: Sequence[Tensor]) -> list[float]:
         return [float(entries.sum()) / max(entries.numel(), 1) for entries in marked]
 
-    zeros = shares([leaf == 0 for leaf in leaves])
     if leaves[0].is_floating_point() or leaves[0].is_complex():
-        return [zeros, shares([leaf.isnan() for leaf in leaves])]
+        return [shares([leaf.isnan() for leaf in leaves]), shares([leaf == 0 for leaf in leaves])]
     present = [leaf for leaf in leaves if leaf.numel()]
     if not present:
         return []
     low, high = min(int(leaf.min()) for leaf in present), max(int(leaf.max()) for leaf in present)
-    return [zeros, *(shares([leaf == mark for leaf in leaves]) for mark in dict.fromkeys((low, high)))]
+    return [shares([leaf == mark for leaf in leaves]) for mark in dict.fromkeys((low, high, 0))]
