@@ -230,3 +230,15 @@ def test_rounding_is_no_difference(case, dtype):
         told = trainer.step(x, y)
     exact = 1e-10 if dtype == torch.float64 and case != "float32 inside" else 1e-4
     assert told == pytest.approx(value.item(), rel=exact, abs=exact)
+
+
+@pytest.mark.parametrize("small", [True, False])
+def test_a_part_of_which_nothing_counts_is_no_number(small, monkeypatch):
+    monkeypatch.setattr(neighbours, "SMALL", neighbours.SMALL if small else 0)
+    trainer = build(lambda o, y: cross_entropy(o, y, ignore_index=2))
+    for step in range(LATE):
+        trainer.step(inputs(step), CLASSES % 2)
+    late = CLASSES % 2
+    late[8:12] = 2
+    with pytest.raises(UsageError, match="not a mean over examples"):
+        trainer.step(inputs(LATE), late)

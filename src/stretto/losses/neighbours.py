@@ -1,7 +1,7 @@
 """Compares the loss of two neighbouring parts of a minibatch, joined, with that of the two, in every minibatch.
 
     micro-batch   0     1     2     3        outputs of the one before are kept until the next has come
-    compared        0+1   1+2   2+3          all pairs where outputs are small, else that whose targets differ most
+    compared        0+1   1+2   2+3          all pairs where outputs are small, else those whose targets differ most
     replica 1     0                          with several replicas also one part with the next replica's targets
 
 A mean over what counts is found in the minibatch in which its parts first count unevenly, before its update: this
@@ -77,10 +77,11 @@ class Neighbours:
                 compare_joined(loss, self._kept, part, f"on micro-batches {microbatch - 1} and {microbatch}")
             if microbatch == 0 and self._beside is not None:
                 targets, sizes = self._beside
-                if 0 not in (sizes[0], part.size):
-                    output = map_tensors(lambda tensor: resized(tensor, part.size, sizes[0]), detached)
-                    other = Part(output, to_device(targets[0], device), sizes[0])
-                    compare_joined(loss, part, other, "on parts of two replicas")
+                compare_with(loss, part, targets[0], sizes[0], device, "on parts of two replicas")
+            if device.type == "cpu" and len(self._targets) > 1 and not is_finite(value):
+                other = microbatch - 1 if microbatch else 1
+                where = f"on micro-batches {min(microbatch, other)} and {max(microbatch, other)}"
+                compare_with(loss, part, self._targets[other], self._sizes[other], device, where)
             self._kept = part if microbatch + 1 in self._chosen else None
 
     def _choose(self, output: Any, device: torch.device) -> frozenset[int]:
@@ -89,7 +90,20 @@ class Neighbours:
             return frozenset()
         if device.type == "cpu" and sum(tensor.numel() for tensor in tensors_of(output)) <= SMALL:
             return frozenset(pairs)
-        return frozenset({most_different(self._targets) or 1 + self._number % len(pairs)})
+        return most_different(self._targets) or frozenset({1 + self._number % len(pairs)})
+
+
+def is_finite(value: Tensor | Sum) -> bool:
+    """Whether a loss is a number: that of a part of which nothing counts may be none, and that of the whole is one."""
+    return bool((value.total if isinstance(value, Sum) else value).isfinite())
+
+
+def compare_with(loss: Loss, part: Part, target: Any, size: int, device: torch.device, where: str) -> None:
+    """As `compare_joined`, with another part whose outputs are not here: those of this one take their place."""
+    if 0 in (part.size, size):
+        return
+    output = map_tensors(lambda tensor: resized(tensor, part.size, size), part.output)
+    compare_joined(loss, part, Part(output, to_device(target, device), size), where)
 
 
 def compare_joined(loss: Loss, one: Part, other: Part, where: str) -> None:
@@ -140,20 +154,19 @@ def resized(tensor: Tensor, examples: int, wanted: int) -> Tensor:
     return repeated(tensor, (tensor.shape[0] // examples * wanted,))
 
 
-def most_different(targets: Sequence[Any]) -> int | None:
-    """The pair of neighbours, by the later one, whose targets differ most in what losses ignore; a rare mark most.
+def most_different(targets: Sequence[Any]) -> frozenset[int]:
+    """For each mark that losses ignore, the pair of neighbours, by the later one, whose targets differ most in it.
 
     Marks are missing entries (nan), lowest, highest and zero ones. None where all are alike, or on a device that would
     have to be waited for.
     """
-    found: tuple[float, int | None] = (0.0, None)
+    chosen = set()
     for leaves in zip(*map(tensors_of, targets), strict=True):
         for shares in shares_of_marks(leaves) if leaves[0].device.type == "cpu" else ():
             differences = [abs(one - other) for one, other in pairwise(shares)]
-            largest = max(differences) / max(sum(shares), 1e-12)
-            if largest > found[0]:
-                found = largest, 1 + differences.index(max(differences))
-    return found[1]
+            if max(differences):
+                chosen.add(1 + differences.index(max(differences)))
+    return frozenset(chosen)
 
 
 def shares_of_marks(leaves: Sequence[Tensor]) -> list[list[float]]:
