@@ -38,10 +38,57 @@ def test_a_language_model_of_transformers(form):
     texts = zip(words(0, 8), padding(8), strict=True)
     rows = DataLoader([{"input_ids": ids, "attention_mask": mask} for ids, mask in texts], 4)
     modules = []
-    for strategy in ("auto", piped.StrettoStrategy("1f1b", stages=2)):
+    method = "1f1b(microbatches=1)" if form == "loss" else "1f1b"  # its own loss is a number of a whole batch
+    for strategy in ("auto", piped.StrettoStrategy(method, stages=2)):
         modules.append(forms.Language(form))
         lit.trainer(strategy, max_epochs=2, limit_val_batches=0).fit(modules[-1], rows)
     assert lit.difference(*modules) < (1e-5 if form == "loss" else 1e-12)  # its own loss is a float32
+
+
+def test_a_models_own_loss_is_not_averaged_over_micro_batches():
+    texts = zip(words(0, 8), padding(8), strict=True)
+    rows = DataLoader([{"input_ids": ids, "attention_mask": mask} for ids, mask in texts], 4)
+    strategy = piped.StrettoStrategy("1f1b", stages=2)
+    with pytest.raises(stretto.UsageError, match=r"number that the model computed[\s\S]*microbatches=1"):
+        lit.trainer(strategy, max_epochs=1, limit_val_batches=0).fit(forms.Language("loss"), rows)
+
+
+def marked(module, batch, batch_idx):
+    y = torch.where(batch[0][:, 2] > 1.2, -1, batch[1])
+    module.losses.append(module(batch[0]))
+    module.calls = getattr(module, "calls", 0) + 1
+    return cross_entropy(module.losses[-1], y, ignore_index=-1)
+
+
+def together(module, batch, batch_idx):
+    return module(batch[0]).std(0).mean()
+
+
+def plainly(module, batch, batch_idx):
+    module.losses.append(batch_idx)
+    module.calls = getattr(module, "calls", 0) + 1
+    return cross_entropy(module(batch[0]), batch[1], reduction="none").mean()
+
+
+def with_step(step):
+    module = type("Module", (lit.Classifier,), {"training_step": step})()
+    module.losses = []
+    return module
+
+
+@pytest.mark.parametrize("step", [marked, together])
+def test_a_step_that_is_no_mean_over_examples_is_refused(step):
+    module = with_step(step)
+    with pytest.raises(stretto.UsageError, match=r"not a mean over examples: on micro-batches[\s\S]*microbatches=1"):
+        lit.fitted(piped.StrettoStrategy("1f1b(microbatches=2)", stages=2), module, limit_val_batches=0)
+    lit.fitted(piped.StrettoStrategy("1f1b(microbatches=1)", stages=2), with_step(step), limit_val_batches=0)
+
+
+def test_looking_at_a_step_leaves_no_trace_on_the_module():
+    module, strategy = with_step(plainly), piped.StrettoStrategy("1f1b(microbatches=2)", stages=2)
+    lit.fitted(strategy, module, max_epochs=1, limit_val_batches=0)
+    twice = 2 * 2 * lit.STEPS  # where the input is, and where the loss is, of two micro-batches
+    assert module.calls == len(module.losses) == twice + 1  # the first one is that of the example
 
 
 def test_augmentation_is_drawn_alike_where_the_input_and_where_the_loss_is():

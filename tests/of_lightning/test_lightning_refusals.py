@@ -4,6 +4,7 @@ import os
 import sys
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -77,6 +78,8 @@ MODULES = [
     (hooked("on_before_optimizer_step"), "on_before_optimizer_step looks at gradients"),
     (hooked("configure_gradient_clipping"), "configure_gradient_clipping changes gradients"),
     (hooked("backward"), "backward runs the backward itself"),
+    (hooked("optimizer_step"), "optimizer_step steps the optimizer itself"),
+    (hooked("optimizer_zero_grad"), "optimizer_zero_grad drops gradients itself"),
     (step(lambda self, dataloader_iter: None), "takes dataloader_iter"),
     (step(twice), r"training_step calls self\(...\) twice"),
     (step(never), r"training_step does not call self\(...\)"),
@@ -203,3 +206,40 @@ def test_metrics_of_replicas_on_several_processes_are_named():
     with pytest.raises(stretto.UsageError, match="torchmetrics objects accuracy, of which each of 2 replicas"):
         pipeline.Pipeline._refuse_metrics_of_replicas(replicas, ["accuracy", "accuracy"])
     pipeline.Pipeline._refuse_metrics_of_replicas(replicas, [])
+
+
+@pytest.mark.parametrize(
+    ("member", "part"),
+    [
+        (list("abcd"), ["c", "d"]),
+        (tuple("abcd"), ("c", "d")),
+        ((1, 2, 3, 4), (3, 4)),
+        (np.arange(4), np.array([2, 3])),
+        ([{"box": torch.ones(7)}, {}, {"box": 1}, {"box": 2}], [{"box": 1}, {"box": 2}]),
+        ("a text", "a text"),
+        (None, None),
+        (2.5, 2.5),
+        (torch.tensor(3.0), torch.tensor(3.0)),
+        ({"names": list("abcd"), "none": {}}, {"names": ["c", "d"], "none": {}}),
+    ],
+)
+def test_what_is_no_tensor_is_cut_with_its_rows(member, part):
+    batch = {"x": torch.arange(4), "member": member}
+    cut = batch_parts.rows(batch, 2, 4, 4)
+    assert cut["x"].tolist() == [2, 3]
+    assert np.array_equal(cut["member"], part) if isinstance(part, np.ndarray) else cut["member"] == part
+    whole = batch_parts.joined([batch_parts.rows(batch, 0, 2, 4), cut])
+    assert np.array_equal(whole["member"], member) if isinstance(part, np.ndarray) else whole["member"] == member
+
+
+@pytest.mark.parametrize(
+    "member", [list("abc"), tuple("abcde"), np.arange(3), SimpleNamespace(y=torch.arange(4)), {1, 2, 3, 4}]
+)
+def test_what_has_no_row_for_each_example_is_refused(member):
+    with pytest.raises(stretto.UsageError, match=r"batch\['member'\] is .*micro-batches"):
+        batch_parts.rows({"x": torch.arange(4), "member": member}, 2, 4, 4)
+
+
+def test_what_is_for_all_and_differs_is_not_joined():
+    with pytest.raises(stretto.UsageError, match="'a' differs from batch to batch"):
+        batch_parts.joined([{"x": torch.arange(4), "name": name} for name in "ab"])

@@ -137,6 +137,59 @@ def test_a_loss_that_does_not_divide_by_the_count(tmp_path):
         own.train()
 
 
+class Changing(torch.nn.Module):
+    """A model whose loss is that of classes, but for one habit."""
+
+    def __init__(self, habit):
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(4, 4) for _ in range(4))
+        self.habit = habit
+
+    def forward(self, x, labels=None):
+        for layer in self.layers:
+            x = layer(x).tanh()
+        loss = None
+        if labels is not None:
+            smoothed = 0.1 if self.habit == "smoothed in training" and self.training else 0.0
+            loss = torch.nn.functional.cross_entropy(x, labels, label_smoothing=smoothed)
+            if self.habit == "divides by all":
+                loss = loss * (labels != -100).sum() / len(labels)
+            if self.habit == "weighs a class":
+                loss = loss * (2 if bool((labels == 3).any()) else 1)
+        return transformers.modeling_outputs.SequenceClassifierOutput(loss=loss, logits=x)
+
+
+def classes(first, later, number=32):
+    return [{"x": torch.randn(4), "labels": (first if index < 24 else later)[index % 4]} for index in range(number)]
+
+
+@pytest.mark.parametrize(
+    ("habit", "labels", "steps"),
+    [
+        ("smoothed in training", ([0, 1, 2, 0], [0, 1, 2, 0]), 0),
+        ("divides by all", ([0, 1, 2, -100], [0, 1, 2, 0]), 0),
+        ("divides by all", ([0, 1, 2, 0], [0, 1, 2, -100]), 6),
+        ("weighs a class", ([3, 1, 2, 0], [0, 1, 2, 0]), 0),
+        (None, ([0, 1, 2, 0], [0, 1, 2, -100]), None),
+    ],
+)
+def test_a_models_own_loss_is_replaced_only_where_it_is_the_same_in_training(habit, labels, steps, tmp_path):
+    torch.manual_seed(0)
+    model = Changing(habit)
+    before = [each.clone() for each in model.parameters()]
+    own = piped.StrettoTrainer(
+        model, arguments(tmp_path, max_steps=8, train_sampling_strategy="sequential"), train_dataset=classes(*labels),
+        stages=2, method="1f1b(microbatches=1)",
+    )  # fmt: skip
+    if steps is None:
+        own.train()
+        return
+    with pytest.raises(UsageError, match=r"Changing computes a loss .* (in training mode|none that stages know)"):
+        own.train()
+    assert own.state.global_step == steps
+    assert steps or all(map(torch.equal, before, model.parameters()))
+
+
 def test_labels_are_needed(tmp_path):
     own = piped.StrettoTrainer(Odd(), arguments(tmp_path), train_dataset=[{"x": torch.randn(4)}] * 8, stages=2)
     with pytest.raises(UsageError, match="no labels"):

@@ -142,6 +142,12 @@ def test_odd_studies_say_so():
     assert "BLEU" not in odd("regression")
 
 
+def test_batch_norms_in_parts_are_a_fact_of_the_page(records):
+    said = "gpipe: batch norms normalise each part"
+    assert said in render(make_page(records, norms_note=said))
+    assert "Batch norms" not in render(make_page(records))
+
+
 def test_text_is_escaped():
     evil = "<script>alert(1)</script>"
     records = tuple(run([2.0, 1.0, 0.5], method=m, options={"lr": 0.1, evil: evil}) for m in (evil, "backprop"))

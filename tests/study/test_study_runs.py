@@ -371,6 +371,42 @@ def test_processes_give_up_too(tmp_path):
     assert len(list(tasks)) == 12 - len(failures)
 
 
+LOSS = """
+from torch import nn
+
+class Scaled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(nn.init.ones_(nn.Linear(1, 1).weight.detach()))
+
+    def forward(self, output, target):
+        return nn.functional.cross_entropy(self.scale * output, target, reduction="none").mean()
+
+loss = Scaled()
+"""
+
+
+def test_each_run_trains_a_loss_of_its_own(tmp_path):
+    (tmp_path / "own_loss.py").write_text(LOSS)
+    settings = resolve(replace(SINGLE, method="1f1b", stages=2, loss=f"{tmp_path / 'own_loss.py'}:loss"))
+    first, second = prepare(settings), prepare(settings)
+    (held,), (fresh,) = ([*each.trainer.heads[-1].parameters()] for each in (first, second))
+    x, y = first.dataset.train.first(32)
+    first.trainer.step(x, y)
+    assert held.item() != 1
+    assert fresh.item() == 1
+    assert next(first.model.loss.parameters()) is held
+
+
+def test_batch_norms_in_parts_of_minibatches_are_noted(tmp_path):
+    options = {"methods": ("backprop", "gpipe", "pb"), "stages": 2, "model": "cnn", "data": "digits"}
+    settings = replace(SETTINGS, model_options={"depth": 2, "width": 4}, **options)
+    (note,) = open_study(settings, tmp_path / "study").notes
+    assert note.startswith("gpipe")
+    assert "batch norms normalise each of the parts of a minibatch" in note
+    assert open_study(replace(settings, methods=("backprop", "pb")), tmp_path / "other").notes == ()
+
+
 @pytest.mark.usefixtures("plain_pages")
 def test_a_study_without_a_finished_run_is_begun_anew(tmp_path, monkeypatch):
     out, other = tmp_path / "study", replace(SETTINGS, steps=13, lr=(0.05,), methods=("overlapping",))

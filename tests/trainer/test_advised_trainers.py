@@ -1,6 +1,8 @@
 """A Trainer that was asked for "async" or "local": what its refusals say, and which checkpoints it takes."""
 
+import warnings
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -52,6 +54,52 @@ def test_refusals_say_what_the_word_stands_for(monkeypatch, method, options, mes
     with pytest.raises(UsageError) as told:
         trainer(method, **options)
     assert "stands for" not in str(told.value)
+
+
+def normed(**options):
+    torch.manual_seed(0)
+    return [nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3, **options)), nn.Linear(3, 3)]
+
+
+@pytest.mark.parametrize(
+    ("method", "data", "parts"), [("1f1b(microbatches=4)", 1, 4), ("gpipe(microbatches=2)", 2, 4), ("backprop", 2, 2)]
+)
+def test_batch_norms_that_see_parts_of_minibatches_are_said_once(method, data, parts):
+    def build(stages):
+        mesh = stretto.Mesh(data=data)
+        return stretto.Trainer(stages, nn.functional.mse_loss, torch.optim.AdamW, method, device="cpu", mesh=mesh)
+
+    for options in ({}, {"track_running_stats": False}):
+        with pytest.warns(UserWarning, match=f"batch norms normalise each of {parts} parts of a minibatch") as told:
+            trainer = build(normed(**options))
+        assert len(told) == 1
+        trainer.step(torch.randn(8, 3), torch.randn(8, 3))
+    frozen = normed()
+    frozen[0][1].eval()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        build(frozen)
+        build(stages(2))
+        stretto.Trainer(normed(), nn.functional.mse_loss, torch.optim.AdamW, "pb", device="cpu")
+
+
+def test_with_batch_norms_it_is_accumulation_over_the_same_micro_batches():
+    with pytest.warns(UserWarning, match="plain PyTorch does with gradients accumulated"):
+        trainer = stretto.Trainer(
+            [each.double() for each in normed()], nn.functional.mse_loss, partial(torch.optim.SGD, lr=0.1),
+            "1f1b(microbatches=4)", device="cpu",
+        )  # fmt: skip
+    plain = nn.Sequential(*normed()).double()
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
+    for _ in range(3):
+        x, y = torch.randn(8, 3).double(), torch.randn(8, 3).double()
+        optimizer.zero_grad()
+        for part, target in zip(x.chunk(4), y.chunk(4), strict=True):
+            (nn.functional.mse_loss(plain(part), target) / 4).backward()
+        optimizer.step()
+        trainer.step(x, y)
+    for one, other in zip(trainer.model.state_dict().values(), plain.state_dict().values(), strict=True):
+        assert torch.allclose(one, other, atol=1e-12)
 
 
 def test_too_few_examples_say_it_too(monkeypatch):

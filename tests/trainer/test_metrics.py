@@ -48,6 +48,17 @@ class Largest:
         return self.value
 
 
+def test_cross_entropy_as_a_metric_is_weighed_as_the_loss_is():
+    classes = torch.arange(11) % 2
+    classes[:3] = -1
+    loss = nn.CrossEntropyLoss(ignore_index=-1, weight=torch.tensor([1.0, 3.0]))
+    trained = stretto.Trainer([nn.Linear(4, 2)], loss, lambda params: torch.optim.SGD(params, lr=0.1))
+    data = [(X[i : i + 4], classes[i : i + 4]) for i in range(0, len(X), 4)]
+    values = trained.evaluate(data, metrics={"entropy": loss})
+    assert values["entropy"] == pytest.approx(values["loss"], rel=1e-6)
+    assert values["loss"] == pytest.approx(loss(trained.model(X), classes).item(), rel=1e-6)
+
+
 def test_values_are_those_over_all_examples():
     trained = trainer()
     values = trained.evaluate(batches(), metrics={"mae": mae, "above": above, "largest": Largest})

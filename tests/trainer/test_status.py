@@ -2,7 +2,10 @@
 
 import json
 import math
+from collections import OrderedDict
+from dataclasses import dataclass
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,6 +19,7 @@ from laws.networks import features, labels
 from runtime import replicated, scripts
 from runtime.processes import launch
 from stretto.errors import UsageError
+from stretto.nn.nested import tensors_of
 from stretto.runtime.process_memory import CLEAR, forget_most_held
 
 SGD = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
@@ -134,6 +138,44 @@ def test_outputs_under_bf16_are_float32():
     trainer = stretto.Trainer([nn.Linear(6, 5), nn.Linear(5, 4)], cross_entropy, SGD, precision="bf16")
     (output,) = trainer.predict([torch.randn(3, 6)])
     assert output.dtype == torch.float32
+
+
+@dataclass(frozen=True)
+class Output:
+    logits: torch.Tensor
+    states: list
+
+
+def nested(x):
+    return {
+        "dict": {"a": x},
+        "tuple in dict": {"a": (x, [x])},
+        "list": [x, {"b": x}],
+        "ordered": OrderedDict(a=x),
+        "dataclass": Output(x, [x]),
+        "dict of dataclasses": {"a": Output(x, [x])},
+        "namespace": SimpleNamespace(logits=x, other=None),
+    }
+
+
+@pytest.mark.parametrize("kind", nested(None))
+def test_the_loss_under_bf16_gets_float32_in_any_nesting(kind):
+    class Last(nn.Linear):
+        def forward(self, x):
+            return nested(super().forward(x))[kind]
+
+    def loss(output, y):
+        outputs = tensors_of(output)
+        assert type(output) is type(nested(None)[kind])
+        assert {output.dtype for output in outputs} == {torch.float32}
+        return cross_entropy(sum(outputs), y)
+
+    trainer = stretto.Trainer([nn.Linear(6, 5), Last(5, 3)], loss, SGD, "1f1b(microbatches=2)", precision="bf16")
+    before = trainer.stages[0].weight.clone()
+    x, y = torch.randn(8, 6), torch.arange(8) % 3
+    trainer.step(x, y)
+    assert not torch.equal(before, trainer.stages[0].weight)
+    trainer.evaluate([(x, y)])
 
 
 def test_outputs_of_several_tensors():

@@ -182,6 +182,35 @@ def test_evaluate_without_classes_has_no_accuracy():
     assert trainer.evaluate([(x, torch.zeros(6, 2).double())]).keys() == {"loss"}
 
 
+@pytest.mark.parametrize(
+    ("columns", "targets"), [(1, torch.tensor([0, 1, 1, 0, 1, 1])), (2, torch.tensor([0, 3, 1, 7, 1, 0]))]
+)
+def test_a_logit_and_counts_have_no_accuracy(columns, targets):
+    trainer = make("backprop", linears(6, 3, columns), loss=lambda output, y: mse_loss(output[:, 0], y.double()))
+    x = batches(1)[0][0]
+    assert trainer.evaluate([(x[:1], targets[:1]), (x, targets)]).keys() == {"loss"}
+
+
+@pytest.mark.parametrize("of_logits", [True, False])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float64])
+def test_a_logit_or_a_chance_is_told_from_the_other_class(of_logits, dtype):
+    entropy = nn.functional.binary_cross_entropy_with_logits if of_logits else nn.functional.binary_cross_entropy
+    stages = linears(6, 3, 1)
+    stages = stages if of_logits else [*stages, nn.Sigmoid()]
+    trainer = make("backprop", stages, loss=lambda output, y: entropy(output.squeeze(-1), y.to(output)))
+    x, y = batches(1)[0][0], torch.tensor([0, 1, 1, 0, 1, 1]).to(dtype)
+    right = (trainer.model(x).squeeze(-1) > (0 if of_logits else 0.5)) == (y > 0)
+    result = trainer.evaluate([(x[:4], y[:4]), (x[4:], y[4:])])
+    assert result["accuracy"] == pytest.approx(right.double().mean().item())
+
+
+def test_what_cross_entropy_ignores_has_no_part_in_the_accuracy():
+    trainer = make("backprop", linears(6, 3, 3), loss=nn.CrossEntropyLoss(ignore_index=2))
+    x, y = batches(1)[0][0], torch.tensor([0, 2, 1, 2, 1, 0])
+    right = trainer.model(x).argmax(1) == y
+    assert trainer.evaluate([(x, y)])["accuracy"] == pytest.approx(float(right[y != 2].double().mean()))
+
+
 def test_evaluate_of_nothing_is_refused():
     used_up = iter(batches(1))
     trainer = make("backprop")

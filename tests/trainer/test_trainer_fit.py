@@ -512,7 +512,7 @@ def test_an_early_stop_without_its_metric_is_refused():
     numbers = torch.randn(27, 4)
     trainer = build(loss=nn.functional.mse_loss)
     rule = EarlyStop(2, metric="validation_accuracy")
-    with pytest.raises(UsageError, match="there is no validation_accuracy: targets are not classes"):
+    with pytest.raises(UsageError, match="there is no validation_accuracy: targets are no classes"):
         fit(trainer, (X, numbers), validation=(X, numbers), early_stop=rule)
 
 

@@ -57,9 +57,19 @@ class Rows(Examples):
     def cut(self, pieces):
         return [Rows(part) for part in self.rows.tensor_split(pieces)]
 
+    def joined(self, other):
+        return Rows(torch.cat((self.rows, other.rows)))
+
 
 def test_a_loss_is_told_whose_output_it_gets_and_a_target_cuts_itself():
-    told = []
+    told, looked = [], []
+
+    def quietly(stage):
+        def loss(output, target):
+            looked.append((stage, len(target.rows)))
+            return nn.functional.mse_loss(output, target.rows)
+
+        return loss
 
     def at(stage):
         def loss(output, target):
@@ -68,13 +78,19 @@ def test_a_loss_is_told_whose_output_it_gets_and_a_target_cuts_itself():
 
         return loss
 
-    own = trainer("greedy", MeanOfStage(at(None), at), example=torch.randn(8, 4), mesh=stretto.Mesh(data=2))
+    own = trainer(
+        "greedy",
+        MeanOfStage(at(None), at, quietly, "cut nothing"),
+        example=torch.randn(8, 4),
+        mesh=stretto.Mesh(data=2),
+    )
     other = trainer("greedy", example=torch.randn(8, 4), mesh=stretto.Mesh(data=2))
     (x, y), *_ = batches(0, 1)
     for _ in range(own.lag + 1):
         losses = own.step(x, Rows(y)), other.step(x, y)
     assert losses[0] == losses[1] is not None
     assert {*told} == {(stage, 4) for stage in range(4)}
+    assert {*looked} == {(0, 4), (0, 8)}  # a part of the other replica, and both together
     told.clear()
     assert own.evaluate([(x, Rows(y))])["loss"] == other.evaluate([(x, y)])["loss"]
     assert told == [(None, 8)]

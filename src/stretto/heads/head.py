@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -85,6 +86,18 @@ class HeadKind:
     of_network: bool = False
     reads: WeightReading | None = None
     shares: Callable[..., Mapping[int, Sequence[nn.Parameter]]] | None = None
+
+
+class TrainedLoss(nn.Module):
+    """Holds a loss that has parameters, where the last stage has its head: it is trained and saved with that stage."""
+
+    def __init__(self, loss: nn.Module) -> None:
+        super().__init__()
+        self.loss = loss
+
+    def forward(self, *features: Any) -> Any:
+        """The model's output as it is."""
+        return features if len(features) > 1 else features[0]
 
 
 class First(nn.Module):

@@ -2,9 +2,11 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
 from itertools import accumulate, pairwise
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,11 +15,13 @@ from stretto.nn.batch import Examples
 from stretto.options.checks import shown
 from stretto.schedule.even_split import part_sizes
 
+SAME_FOR_ALL = (str, bytes, int, float, complex, type(None), Enum, torch.dtype, torch.device)
+
 
 def size_of(batch: Any) -> int | None:
     """The number of examples: the length of the first tensor's first dimension; None without such a tensor."""
-    if isinstance(batch, Tensor):
-        return batch.shape[0] if batch.dim() else None
+    if isinstance(batch, Tensor | np.ndarray):
+        return batch.shape[0] if batch.ndim else None
     return next((size for member in members(batch) if (size := size_of(member)) is not None), None)
 
 
@@ -46,23 +50,30 @@ def rebuilt(batch: Any, values: Sequence[Any]) -> Any:
 def rows(batch: Any, start: int, stop: int, examples: int, where: str = "batch") -> Any:
     """The examples from `start` up to `stop` of a batch of so many `examples`.
 
-    Numbers and objects that are not one an example stay as they are. Raises UsageError for a tensor of another length.
+    Single numbers, texts and None are the same for all. Raises UsageError for what has another length, or cannot be
+    cut.
     """
-    if isinstance(batch, Tensor):
-        if not batch.dim():
+    if isinstance(batch, Tensor | np.ndarray):
+        if not batch.ndim:
             return batch
         if batch.shape[0] != examples:
-            raise UsageError(
-                f"{where} is {shown(batch)}, and the batch has {examples} examples: a batch that is cut into "
-                "micro-batches has tensors whose first dimension counts the examples. Use a method without "
-                "micro-batches, '1f1b(microbatches=1)', or change the collate function"
-            )
+            raise misfit(where, batch, examples)
         return batch[start:stop]
-    if isinstance(batch, list) and len(batch) == examples and not any(isinstance(row, Tensor) for row in batch):
+    if isinstance(batch, SAME_FOR_ALL):
+        return batch
+    if is_of_rows(batch):
+        if len(batch) != examples:
+            raise misfit(where, batch, examples)
         return batch[start:stop]
     inside = members(batch)
     if not inside:
-        return batch
+        if isinstance(batch, Mapping | tuple | list):
+            return batch
+        raise UsageError(
+            f"{where} is {shown(batch)}, a {type(batch).__name__}, which cannot be cut into micro-batches: give "
+            "tensors, arrays or lists with a row for each example, or use a method without micro-batches, "
+            "'1f1b(microbatches=1)'"
+        )
     names = batch if isinstance(batch, Mapping) else range(len(inside))
     return rebuilt(
         batch,
@@ -70,17 +81,42 @@ def rows(batch: Any, start: int, stop: int, examples: int, where: str = "batch")
     )
 
 
+def is_of_rows(batch: Any) -> bool:
+    """Whether a list or a tuple has a row for each example: texts, numbers or dicts, not tensors of all examples."""
+    if not isinstance(batch, list | tuple) or hasattr(batch, "_fields") or not batch:
+        return False
+    if isinstance(batch, tuple):
+        return all(isinstance(row, SAME_FOR_ALL) for row in batch)
+    return not any(isinstance(row, Tensor | np.ndarray) for row in batch)
+
+
+def misfit(where: str, batch: Any, examples: int) -> UsageError:
+    """The error for a member of a batch that has no row for each example."""
+    return UsageError(
+        f"{where} is {shown(batch)}, and the batch has {examples} examples: a batch that is cut into micro-batches has "
+        "tensors, arrays and lists whose first dimension counts the examples. Use a method without micro-batches, "
+        "'1f1b(microbatches=1)', or change the collate function"
+    )
+
+
 def joined(batches: Sequence[Any]) -> Any:
-    """The examples of several batches in one."""
+    """The examples of several batches in one. Raises UsageError for what they have for all and that differs."""
     first = batches[0]
     if len(batches) == 1:
         return first
     if isinstance(first, Tensor):
         return torch.cat(list(batches)) if first.dim() else torch.stack(list(batches)).double().mean().to(first)
-    if isinstance(first, list) and not any(isinstance(row, Tensor) for row in first):
-        return [row for batch in batches for row in batch]
+    if isinstance(first, np.ndarray) and first.ndim:
+        return np.concatenate(list(batches))
+    if is_of_rows(first):
+        return type(first)(row for batch in batches for row in batch)
     inside = [members(batch) for batch in batches]
     if not inside[0]:
+        if any(batch is not first and batch != first for batch in batches):
+            raise UsageError(
+                f"accumulate_grad_batches: {shown(first)} differs from batch to batch, and a minibatch has one for all "
+                "its examples: give a row for each example, or use accumulate_grad_batches=1"
+            )
         return first
     return rebuilt(first, [joined(each) for each in zip(*inside, strict=True)])
 
@@ -116,6 +152,12 @@ class StepExamples(Examples):
     def tensors(self) -> list[Tensor]:
         """Those of the batch, in whatever they are."""
         return tensors_of(self.batch)
+
+    def joined(self, other: Examples) -> "StepExamples":
+        """These examples and then the others, as a part of the same step."""
+        assert isinstance(other, StepExamples), "both are of one minibatch"
+        size = None if self.size is None or other.size is None else self.size + other.size
+        return dataclasses.replace(self, batch=joined([self.batch, other.batch]), size=size)
 
     def cut(self, pieces: int) -> list["StepExamples"]:
         """The parts; each is a batch of the same form."""

@@ -4,6 +4,8 @@ training_step(batch)                 where stage 0 is: ends at self(...), whose 
 training_step(batch), output given   where the last stage is: the loss, what is logged and what is returned
 """
 
+import copy
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -14,7 +16,7 @@ from torch import Tensor, nn
 
 from stretto.errors import UsageError
 from stretto.lightning.batch_parts import StepExamples, members
-from stretto.lightning.logged_values import LogRecorder, StepRecord, detached
+from stretto.lightning.logged_values import LogRecorder, StepRecord, detached, metrics_protected
 from stretto.lightning.network import Arguments, bind
 from stretto.lightning.seeded_draws import seeded
 from stretto.nn.seeding import derive
@@ -37,6 +39,7 @@ class ModuleSteps:
         self._called = f"self.{name}(...)" if name else "self(...)"
         self._seed, self._device = seed, device
         self._logs = LogRecorder(module)
+        self._is_trial = False
 
     def caught(self, examples: StepExamples) -> Arguments:
         """The arguments of the step's call of self(...)."""
@@ -74,8 +77,11 @@ class ModuleSteps:
                 )
             return output
 
-        with self._running(examples, give, record):
-            return self._call(examples)
+        with self._running(examples, give, record) as drew:
+            returned = self._call(examples)
+            if self._is_trial and drew():
+                raise RuntimeError(f"{examples.kind} draws random numbers")
+            return returned
 
     def loss(self, examples: StepExamples, output: Any, record: StepRecord | None, *, verify: bool) -> Tensor:
         """The loss of training_step, from the pipeline's `output`. `verify`: look whether it depends on it alone."""
@@ -94,20 +100,42 @@ class ModuleSteps:
             record.loss, record.returned = loss.detach().clone().reshape(()), detached(others)
         return loss
 
+    def trial(self, examples: StepExamples, output: Any) -> Tensor:
+        """The loss of training_step for a check, called on a stand-in for the module, on which no trace of it is left.
+
+        Raises RuntimeError if the step draws random numbers, of which other examples would get others.
+        """
+        steps = copy.copy(self)
+        steps.module = stand_in(self.module)
+        steps.target = steps.module if self.target is self.module else self.target
+        steps._logs, steps._is_trial = LogRecorder(steps.module), True
+        with metrics_protected(self.module):
+            return steps.loss(examples, output, None, verify=False)
+
     def _call(self, examples: StepExamples) -> Any:
         return getattr(self.module, examples.kind)(examples.batch, *examples.arguments[examples.owner])
 
     @contextmanager
     def _running(
         self, examples: StepExamples, forward: Callable[..., Any], record: StepRecord | None
-    ) -> Iterator[None]:
+    ) -> Iterator[Callable[[], bool]]:
         seed = derive(self._seed, examples.kind, examples.number, *examples.path)
         self.target.__dict__["forward"] = forward
         try:
-            with seeded(seed, self._device), self._logs.recording(record):
-                yield
+            with seeded(seed, self._device) as drew, self._logs.recording(record):
+                yield drew
         finally:
             del self.target.__dict__["forward"]
+
+
+def stand_in(module: LightningModule) -> LightningModule:
+    """An object with the module's parts and values: what is set, or put into its lists and dicts, stays here."""
+    found = object.__new__(type(module))
+    copied = (list, dict, set, deque)
+    vars(found).update(
+        {name: copy.copy(value) if isinstance(value, copied) else value for name, value in vars(module).items()}
+    )
+    return found
 
 
 def refuse_other_parameters(module: nn.Module, loss: Tensor, output: Any) -> None:

@@ -39,6 +39,10 @@ from stretto.optim.kind import name_of
 from stretto.trainer.chosen_method import method_to_evaluate, settled
 from stretto.trainer.microbatches import MinibatchCut
 
+UNEVEN = """\
+Cut nothing, '1f1b(microbatches=1)' and one replica, or let training_step return a mean over the examples of its batch:
+of padded texts the mean of each, with a model's logits in place of its own loss"""
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PipelineSettings:
@@ -126,7 +130,12 @@ class Pipeline:
 
         return stretto.Trainer(
             self.network.stages,
-            MeanOfStage(partial(self._loss, None), lambda stage: partial(self._loss, stage)),
+            MeanOfStage(
+                partial(self._loss, None),
+                lambda stage: partial(self._loss, stage),
+                lambda stage: partial(self._trial, stage),
+                UNEVEN,
+            ),
             without if optimizers is None else optimizers.build,
             self._method,
             scheduler=None if optimizers is None else optimizers.scheduler,
@@ -243,6 +252,13 @@ class Pipeline:
             records[part] = record = StepRecord(examples.owner, examples.size)
             loss = self.steps.loss(examples, output, record, verify=verify and torch.is_grad_enabled())
         factor = self._expected[number][1]
+        return loss if factor == 1 else loss * factor
+
+    def _trial(self, stage: int, output: Any, examples: StepExamples) -> Tensor:
+        # The same for checks, of any examples of a minibatch.
+        if stage == len(self.network.stages) - 1:
+            output = self.network.output(output)
+        loss, factor = self.steps.trial(examples, output), self._expected[examples.number][1]
         return loss if factor == 1 else loss * factor
 
     def _exchange(self, before: Mapping[str, int]) -> None:

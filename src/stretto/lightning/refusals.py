@@ -16,6 +16,8 @@ MODULE_HOOKS = {
     "on_before_optimizer_step": "looks at gradients",
     "configure_gradient_clipping": "changes gradients",
     "backward": "runs the backward itself",
+    "optimizer_step": "steps the optimizer itself",
+    "optimizer_zero_grad": "drops gradients itself",
 }
 CALLBACK_HOOKS = ("on_after_backward", "on_before_optimizer_step")
 CALLBACKS = {  # by name: Lightning 2.5 does not have all of them

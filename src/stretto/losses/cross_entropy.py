@@ -92,7 +92,7 @@ _OPTIONS = frozenset({"weight", "ignore_index", "label_smoothing"})
 
 def recognise(loss: Any) -> CrossEntropy | None:
     """The `CrossEntropy` of torch's own mean loss: a function, a partial of one, or a module. None for other losses."""
-    if loss in _FUNCTIONS:
+    if any(loss is function for function in _FUNCTIONS):  # no ==, which may be a metric's own
         return CrossEntropy(function=loss)
     if isinstance(loss, functools.partial) and loss.func in _FUNCTIONS and not loss.args:
         options = {name: value for name, value in loss.keywords.items() if (name, value) != ("reduction", "mean")}

@@ -1,49 +1,49 @@
 """Checks that a loss is a mean over examples, which allows cutting a minibatch into parts, by calling the loss.
 
-A mean over tokens that are not ignored, or one with class weights, is no mean over examples. The check compares the
-loss of made-up outputs on the minibatch's real targets with the sum of its parts' losses, each times the part's share
-of the examples. It repeats this with some targets marked as ignored, as padding in later minibatches may be.
+A mean over tokens that are not ignored, or one with class weights, is no mean over examples. In every minibatch,
+neighbouring parts are compared with the two joined (`neighbours.py`). On the first ones, and on ever fewer later ones,
+the loss of made-up outputs on the minibatch's real targets is compared with what its parts' losses come to, also with
+some targets marked as ignored, as padding in later minibatches may be: what will fail is refused before it is trained.
 """
 
 import itertools
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map
 
 from stretto.errors import UsageError
+from stretto.losses.comparison import FAILURES, compare, is_whole, preserved_buffers, refusal, repeated
+from stretto.losses.neighbours import Neighbours
 from stretto.losses.sums import Sum
-from stretto.losses.value import Loss, MeanOverExamples, call
-from stretto.nn.batch import IGNORED
+from stretto.losses.value import Loss, MeanOverExamples, Trial, call, is_elementwise
+from stretto.nn.batch import IGNORED, Examples, to_device
+from stretto.nn.nested import map_tensors, tensors_of
 from stretto.nn.seeding import PreservedGenerator
 
-FIRST = 4  # the first minibatches are all checked; of later ones those whose number is a power of two
+FIRST = 4  # made-up outputs are tried on the first minibatches; of later ones on those whose number is a power of two
 MOST = 1 << 22  # elements of made-up outputs; of larger ones only some examples of each part are made
 
-REMEDY = """\
-Averaged over parts of a minibatch, it would be another loss. Return a sum and the count it is divided by:
-    def loss(output, target):
-        {returned}
-or, if you know that it is a mean over the examples of a batch, say so: loss=stretto.mean(loss)"""
+PASSED_ON = """\
+Let the model return its outputs (logits), and compute the loss of them in loss=, torch's cross_entropy or (sum, count);
+or cut nothing, microbatches=1 and one replica; or, if you know that it is a mean over the examples of a batch, say so:
+loss=stretto.mean(loss)"""
 
-OF_CROSS_ENTROPY = 'return cross_entropy(output, target, reduction="sum"), (target != -100).sum()'
-OF_OTHERS = "return (error * mask).sum(), mask.sum()  # error: your loss of each entry; mask: the entries that count"
-CROSS_ENTROPY = {"cross_entropy", "nll_loss", "CrossEntropyLoss", "NLLLoss"}
+Check = Callable[[Loss, Any, Any], None]  # (loss, output of a part, its target), before its backward
 
 
 class MeanCheck:
-    """Checks a loss on the first minibatches, on ever fewer later ones, and on every new kind of target."""
+    """Checks a loss on every minibatch that is cut."""
 
     def __init__(self, loss: Loss) -> None:
-        self._loss = loss
-        self._trusted = isinstance(loss, MeanOverExamples) or hasattr(loss, "sum_and_count")
+        means = is_elementwise(loss) and getattr(loss, "reduction", "mean") == "mean"
+        self._trusted = means or isinstance(loss, MeanOverExamples) or hasattr(loss, "sum_and_count")
         self._kinds: set[tuple[Any, ...]] = set()
         self._minibatches = 0
 
-    def due(self, target: Any, sizes: Sequence[int], first: int) -> Callable[[Any], None] | None:
+    def due(self, target: Any, sizes: Sequence[int], first: int) -> Check | None:
         """A function to call with the model's output for a part of the minibatch; None if no check is due.
 
         `sizes` are the examples of each part of the minibatch, `first` those of the output. The function raises
@@ -57,13 +57,24 @@ class MeanCheck:
         if kind in self._kinds and number >= FIRST and number & (number - 1):
             return None
 
-        def check(output: Any) -> None:
-            elements = sum(leaf.numel() for leaf in tree_flatten(output)[0] if isinstance(leaf, Tensor))
+        def check(loss: Loss, output: Any, part: Any) -> None:
+            refuse_passed_on(loss, output, part, first)
+            if isinstance(part, Examples):  # which cannot be marked
+                return
+            elements = sum(tensor.numel() for tensor in tensors_of(output))
             sampled, sampled_sizes = sample(target, sizes, MOST * first // max(elements, 1))
-            refuse_uneven(self._loss, output, sampled, sampled_sizes, first, mark=kind not in self._kinds)
+            refuse_uneven(loss, output, sampled, sampled_sizes, first, mark=kind not in self._kinds)
             self._kinds.add(kind)
 
         return check
+
+    def neighbours(
+        self, targets: Sequence[Any], sizes: Sequence[int], beside: tuple[Sequence[Any], Sequence[int]] | None
+    ) -> Neighbours | None:
+        """The check of the minibatch that `due` was asked for; None where there is nothing to compare."""
+        if self._trusted or (len(targets) < 2 and beside is None):
+            return None
+        return Neighbours(targets, sizes, self._minibatches, beside)
 
 
 def sample(target: Any, sizes: Sequence[int], most: int) -> tuple[Any, tuple[int, ...]]:
@@ -97,9 +108,31 @@ def ignores(target: Tensor) -> bool:
     return target.device.type == "cpu" and is_whole(target) and bool((target == IGNORED).any())
 
 
-def is_whole(target: Any) -> bool:
-    """Whether it is a tensor of integers wide enough for -100."""
-    return isinstance(target, Tensor) and target.dtype in (torch.int64, torch.int32, torch.int16)
+@torch.no_grad()
+def refuse_passed_on(loss: Loss, output: Any, target: Any, examples: int) -> None:
+    """Raise UsageError if the loss depends on an output that has no rows for its examples: the model's own mean."""
+
+    def is_number(tensor: Tensor) -> bool:
+        return tensor.is_floating_point() and not (tensor.dim() and tensor.shape[0] % examples == 0)
+
+    detached = map_tensors(Tensor.detach, output)
+    if not any(map(is_number, tensors_of(detached))):
+        return
+    changed = map_tensors(lambda tensor: 2 * tensor + 1 if is_number(tensor) else tensor, detached)
+    device = tensors_of(detached)[0].device
+    try:
+        with PreservedGenerator(device):
+            before, after = (call(loss, each, target, counted=False) for each in (detached, changed))
+    except FAILURES:
+        return
+    one, other = (each.total if isinstance(each, Sum) else each for each in (before, after))
+    if not torch.equal(one, other):
+        remedy = loss.remedy if isinstance(loss, Trial) else PASSED_ON
+        raise UsageError(
+            "the loss passes on a number that the model computed of a whole micro-batch: averaged over parts of a "
+            "minibatch it would be another loss wherever parts count unevenly (tokens that are not padding, say). "
+            f"{remedy}"
+        )
 
 
 @torch.no_grad()
@@ -109,93 +142,37 @@ def refuse_uneven(loss: Loss, output: Any, target: Any, sizes: Sequence[int], fi
     `output` is the model's for `first` examples. The check makes up outputs of its shape, and repeats the output itself
     only if the loss takes no others. `mark`: check again with some targets marked as ignored.
     """
-    device = next((leaf.device for leaf in tree_flatten(output)[0] if isinstance(leaf, Tensor)), torch.device("cpu"))
-    with PreservedGenerator(device):
+    device = next((tensor.device for tensor in tensors_of(output)), torch.device("cpu"))
+    target = to_device(target, device)
+    made_up_for = f"tried with made-up outputs for its {sum(sizes)} examples"
+    with PreservedGenerator(device), preserved_buffers(loss):
         for draw in DRAWS:
-            outputs = tree_map(lambda leaf, draw=draw: made_up(leaf, first, sum(sizes), draw), output)
+            outputs = map_tensors(lambda tensor, draw=draw: made_up(tensor, first, sum(sizes), draw), output)
             comparison = compare(loss, outputs, target, sizes)
             if comparison is not None:
                 break
         else:
-            return  # nothing to compare: the loss returns sums, or takes none of the outputs
-        remedy = REMEDY.format(returned=OF_CROSS_ENTROPY if is_cross_entropy(loss, target) else OF_OTHERS)
-        comparison.refuse("on this minibatch", remedy)
+            return  # the loss takes none of the outputs
+        if comparison.differs:
+            raise refusal(loss, comparison, f"on this minibatch, {made_up_for}", outputs, target, sizes)
         if not mark:
             return
         cpu = torch.device("cpu")
-        marked = tree_map(
-            lambda leaf: with_ignored(leaf.to(cpu), sizes[0]) if isinstance(leaf, Tensor) else leaf, target
-        )
+        marked = map_tensors(lambda tensor: with_ignored(tensor.to(cpu), sizes[0]), target)
         if differs(marked, target):
-            on_cpu = tree_map(lambda leaf: leaf.to(cpu) if isinstance(leaf, Tensor) else leaf, outputs)
+            on_cpu = map_tensors(lambda tensor: tensor.to(cpu), outputs)
             comparison = compare(loss, on_cpu, marked, sizes)
-            if comparison is not None:  # None: the loss does not take targets of -100
-                comparison.refuse("where targets of one part are padded with -100", remedy)
+            if comparison is not None and comparison.differs:  # None: the loss does not take targets of -100
+                where = f"where targets of one part are padded with -100, {made_up_for}"
+                raise refusal(loss, comparison, where, on_cpu, marked, sizes)
 
 
-def is_cross_entropy(loss: Any, target: Any) -> bool:
-    """Whether a loss names a cross entropy in its code, and the target is a tensor of classes."""
-    while isinstance(loss, partial):
-        loss = loss.func
-    modules = loss.modules() if isinstance(loss, nn.Module) else ()
-    function = type(loss).forward if isinstance(loss, nn.Module) else loss
-    names = getattr(getattr(function, "__code__", None), "co_names", ())
-    used = {*names, *(type(module).__name__ for module in modules)}
-    used |= {type(getattr(function, "__globals__", {}).get(name)).__name__ for name in names}  # criterion(output, y)
-    return is_whole(target) and not used.isdisjoint(CROSS_ENTROPY)
-
-
-class MeanComparison:
-    """The loss of a whole minibatch, and the mean of its parts' losses."""
-
-    def __init__(self, whole: float, parts: float, tolerance: float, sizes: Sequence[int]) -> None:
-        self.whole, self.parts, self.tolerance, self.sizes = whole, parts, tolerance, sizes
-
-    def refuse(self, where: str, remedy: str) -> None:
-        """Raise UsageError with the remedy if the two differ by more than the tolerance, a share of the larger one."""
-        if abs(self.whole - self.parts) <= self.tolerance * max(abs(self.whole), abs(self.parts)):
-            return
-        raise UsageError(
-            f"the loss is not a mean over examples: {where}, tried with made-up outputs for its {sum(self.sizes)} "
-            f"examples, it is {self.whole:.6g}, but the mean of its {len(self.sizes)} parts' losses (micro-batches and "
-            f"replicas) is {self.parts:.6g}. {remedy}"
-        )
-
-
-def compare(loss: Loss, output: Any, target: Any, sizes: Sequence[int]) -> MeanComparison | None:
-    """The loss of the minibatch beside the mean of its parts'.
-
-    None if the loss fails on such outputs or targets, returns sums, or returns no finite number.
-    """
-    total, start, mean = sum(sizes), 0, 0.0
-    try:
-        whole = call(loss, output, target, counted=False)
-        if isinstance(whole, Sum):
-            return None
-        for size in sizes:
-            part_of = partial(rows, start=start, size=size, total=total)
-            part = call(loss, tree_map(part_of, output), tree_map(part_of, target), counted=False)
-            mean += float(part if isinstance(part, Tensor) else part.mean) * size / total
-            start += size
-    except (RuntimeError, ValueError, IndexError, TypeError, AssertionError):
-        return None  # if the loss fails on the real output too, its call on that raises
-    value = float(whole)
-    if not all(map(torch.isfinite, (torch.tensor(value), torch.tensor(mean)))):
-        return None
-    return MeanComparison(value, mean, torch.finfo(whole.dtype).eps ** 0.5, sizes)
-
-
-def made_up(leaf: Any, examples: int, total: int, draw: Callable[[Tensor, tuple[int, ...]], Tensor]) -> Any:
-    """A made-up output for `total` examples, shaped like `leaf`, the output for `examples`; other leaves unchanged."""
-    if not isinstance(leaf, Tensor) or not leaf.dim() or leaf.shape[0] % examples:
+def made_up(leaf: Tensor, examples: int, total: int, draw: Callable[[Tensor, tuple[int, ...]], Tensor]) -> Tensor:
+    """A made-up output for `total` examples, shaped like `leaf`, the output for `examples`; numbers as they are."""
+    if not leaf.dim() or leaf.shape[0] % examples:
         return leaf
     shape = (leaf.shape[0] // examples * total, *leaf.shape[1:])
     return draw(leaf, shape) if leaf.is_floating_point() else repeated(leaf, shape)
-
-
-def repeated(leaf: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """The rows of `leaf`, repeated until there are shape[0]."""
-    return torch.cat([leaf] * -(-shape[0] // len(leaf)))[: shape[0]]
 
 
 def normal(leaf: Tensor, shape: tuple[int, ...]) -> Tensor:
@@ -209,14 +186,6 @@ def uniform(leaf: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 DRAWS = (normal, uniform, repeated)
-
-
-def rows(leaf: Any, start: int, size: int, total: int) -> Any:
-    """The rows of `size` examples from example `start` on; a leaf without rows for all `total` examples as it is."""
-    if not isinstance(leaf, Tensor) or not leaf.dim() or leaf.shape[0] % total:
-        return leaf
-    times = leaf.shape[0] // total
-    return leaf[start * times : (start + size) * times]
 
 
 def with_ignored(target: Tensor, first: int) -> Tensor:
@@ -237,5 +206,5 @@ def with_ignored(target: Tensor, first: int) -> Tensor:
 
 def differs(marked: Any, target: Any) -> bool:
     """Whether any entry of the targets has been marked."""
-    pairs = zip(tree_flatten(marked)[0], tree_flatten(target)[0], strict=True)
-    return any(isinstance(one, Tensor) and not torch.equal(one, other.to(one.device)) for one, other in pairs)
+    pairs = zip(tensors_of(marked), tensors_of(target), strict=True)
+    return any(not torch.equal(one, other.to(one.device)) for one, other in pairs)

@@ -35,18 +35,43 @@ class MeanOverExamples:
 
 
 @dataclass(frozen=True, eq=False)
-class MeanOfStage(MeanOverExamples):
+class MeanOfStage:
     """A mean over examples that knows whose output it gets: `of(stage)` is the loss of that stage's head or output.
 
-    `loss` is the one of the model's output in evaluation.
+    `loss` is the one of the model's output in evaluation. `trial` is `of` for checks: a call of it leaves no trace.
+    `remedy` says what to change where it turns out to be no mean over examples.
     """
 
+    loss: Loss
     of: Callable[[int], Loss]
+    trial: Callable[[int], Loss]
+    remedy: str
+
+    def __call__(self, output: Any, target: Any) -> Any:
+        """The loss's own value."""
+        return self.loss(output, target)
+
+
+@dataclass(frozen=True, eq=False)
+class Trial:
+    """A loss to be called by checks, and what to say where it is no mean over examples."""
+
+    loss: Loss
+    remedy: str
+
+    def __call__(self, output: Any, target: Any) -> Any:
+        """The loss's own value."""
+        return self.loss(output, target)
 
 
 def of_stage(loss: Loss, stage: int) -> Loss:
     """The loss that stage `stage` calls."""
     return loss.of(stage) if isinstance(loss, MeanOfStage) else loss
+
+
+def trial_of_stage(loss: Loss, stage: int) -> Loss:
+    """The loss that checks of stage `stage` call."""
+    return Trial(loss.trial(stage), loss.remedy) if isinstance(loss, MeanOfStage) else loss
 
 
 def mean(loss: Loss) -> MeanOverExamples:
@@ -82,7 +107,7 @@ def value_function(loss: Loss) -> Callable[..., Tensor | Sum]:
 
 def is_elementwise(loss: Loss) -> bool:
     """Whether a loss is one of torch's that compare entry by entry, and stretch a target of another shape to fit."""
-    return loss in ELEMENTWISE or isinstance(loss, ELEMENTWISE_MODULES)
+    return any(loss is function for function in ELEMENTWISE) or isinstance(loss, ELEMENTWISE_MODULES)
 
 
 def unbroadcast(loss: Loss) -> Loss:

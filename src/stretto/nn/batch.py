@@ -55,6 +55,10 @@ class Examples(ABC):
     def cut(self, pieces: int) -> Sequence["Examples"]:
         """The examples in `pieces` parts, of the sizes that torch.tensor_split gives."""
 
+    @abstractmethod
+    def joined(self, other: "Examples") -> "Examples":
+        """These examples and then the others."""
+
 
 def with_names_of(inputs: Sequence[Tensor], tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:
     """The `tensors` as a tuple, with the argument names of `inputs` if it is `Named`."""

@@ -18,6 +18,21 @@ def has_batch_norm(modules: Iterable[object]) -> bool:
     return any(isinstance(part, BatchNorm | LAZY) for part in found)
 
 
+def uses_batch_statistics(modules: Iterable[object]) -> bool:
+    """Whether some module among these has a BatchNorm that normalises by its batch in training."""
+    found = (part for module in modules if isinstance(module, nn.Module) for part in module.modules())
+    return any(isinstance(part, BatchNorm | LAZY) and (part.training or part.running_mean is None) for part in found)
+
+
+def parted_norms(parts: str) -> str:
+    """What to say of batch norms where a minibatch is cut into `parts`."""
+    return (
+        f"batch norms normalise each of {parts} by itself: this trains as plain PyTorch does with gradients "
+        "accumulated over them, not as on whole minibatches. With stretto.group_norm(model) both are the same, and "
+        "microbatches=1 cuts nothing"
+    )
+
+
 def group_norm(module: nn.Module, *, group_size: int = 2) -> nn.Module:
     """Replace every BatchNorm in `module` by a GroupNorm, in place, and return the module.
 

@@ -32,6 +32,7 @@ class Page:
     dataset: str = ""
     model: str = ""
     heads_note: str = ""
+    norms_note: str = ""  # of batch norms where methods cut minibatches
     settings: Mapping[str, Any] = field(default_factory=dict)  # the resolved configuration
     versions: Mapping[str, str] = field(default_factory=dict)
     pictures: Mapping[str, str] = field(default_factory=dict)  # method -> SVG of its schedule

@@ -113,6 +113,7 @@ def _facts(page: Page) -> list[tuple[str, str]]:
         ("Runs", f"{counted}; {_failures(records)}" if records else counted),
         ("Seeds", f"{len(seeds)}" if seeds else ""),
         ("Swept", _swept(records)),
+        ("Batch norms", page.norms_note),
         ("Compute", f"{ACCOUNTINGS[page.accounting]} ({page.accounting} accounting)"),
     ]
     return [(name, text) for name, text in facts if text]

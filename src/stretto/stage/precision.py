@@ -10,8 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from stretto.errors import UsageError, nearest
+from stretto.heads.head import TrainedLoss
 from stretto.losses import CrossEntropy, Loss
 from stretto.nn.batch import with_names_of
+from stretto.nn.nested import map_tensors
 from stretto.optim import Masters
 from stretto.options.checks import is_among, shown
 from stretto.options.float16 import refuse_float16
@@ -25,7 +27,8 @@ class Precision:
 
     None: everything stays as the modules have it.
     bf16: weights, activations and the gradients between stages are bfloat16, half the memory and half the messages;
-    optimizers step float32 masters, the loss is computed in float32. Norms that track running statistics stay in
+    optimizers step float32 masters, the loss is computed in float32, with its own parameters.
+    Norms that track running statistics stay in
     float32, weights included: an average that moves by 10 % of a difference is soon lost in 8 bits, and torch's
     kernels take float32 weights and statistics with bfloat16 inputs, but no other mixture.
     bf16-autocast: weights stay as they are, forwards, heads and losses run under torch.autocast.
@@ -45,13 +48,14 @@ class Precision:
             return Masters()
         norms = [module for part in parts for module in part.modules() if tracks_statistics(module)]
         kept = {p for norm in norms for p in norm.parameters(recurse=False)}
+        kept |= {p for part in parts if isinstance(part, TrainedLoss) for p in part.parameters()}
         low = [p for p in parameters if p.is_floating_point() and p not in kept]
         return Masters({p: nn.Parameter(p.detach().to(torch.float32, copy=True)) for p in low})
 
     def convert(self, modules: Iterable[nn.Module | None]) -> None:
         """Give the modules the dtypes they are to train in, in place; parameters stay the objects they are."""
         for module in modules:
-            if self.converts and module is not None:
+            if self.converts and module is not None and not isinstance(module, TrainedLoss):
                 convert(module)
 
     @property
@@ -113,7 +117,5 @@ def tracks_statistics(module: nn.Module) -> bool:
 
 
 def raised(output: Any) -> Any:
-    """A tensor, or a tuple of them, with bfloat16 converted to float32."""
-    if isinstance(output, tuple):
-        return tuple(raised(part) for part in output)
-    return output.float() if isinstance(output, Tensor) and output.dtype == LOW else output
+    """An output, however nested, with its bfloat16 tensors converted to float32."""
+    return map_tensors(lambda tensor: tensor.float() if tensor.dtype == LOW else tensor, output)

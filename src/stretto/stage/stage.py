@@ -13,15 +13,16 @@ import torch
 from torch import Tensor, nn
 
 from stretto.errors import UsageError
-from stretto.heads.head import LocalLoss
+from stretto.heads.head import LocalLoss, TrainedLoss
 from stretto.heads.reading import ReadingHead
 from stretto.losses.minibatch_counts import MinibatchCounts, divide, message, shared_divisor
 from stretto.losses.sums import Sum
-from stretto.losses.value import Loss, call, mean_and_weight, of_stage, value_function
+from stretto.losses.value import Loss, call, mean_and_weight, of_stage, trial_of_stage, value_function
 from stretto.nn.batch import as_tuple, tensors_in, to_device, with_names_of
 from stretto.nn.buffers import Buffers, Snapshot, exchanged
 from stretto.nn.input_errors import advice_on, error_text, is_misfit
 from stretto.nn.layer_recompute import Recomputing, recomputed
+from stretto.nn.nested import tensors_of
 from stretto.nn.preserve import device_of
 from stretto.nn.seeding import ForwardSeeds
 from stretto.nn.shapes import describe, summary
@@ -54,8 +55,8 @@ class Target:
     """The target of one micro-batch's loss, and the micro-batch's share of the minibatch's examples.
 
     `counted`: torch's own losses are to give a sum and a count. `expected` is an estimate of the whole minibatch's
-    count, by which the sums of its micro-batches are divided at first. `check` is called with the output if the loss
-    gives a mean.
+    count, by which the sums of its micro-batches are divided at first. `check` is called with the loss, the output and
+    its value.
     """
 
     value: Any
@@ -63,7 +64,7 @@ class Target:
     inputs: Tensors = ()  # the model's inputs, where a head's loss uses them
     counted: bool = False
     expected: float = 1.0
-    check: Callable[[Any], None] | None = None
+    check: Callable[[Loss, Any, Tensor | Sum], None] | None = None
 
 
 @dataclass(slots=True)
@@ -162,12 +163,15 @@ class Stage:
         self._unsaved = UnsavedBuffers(parts.module)
         self.scheduler = parts.scheduler
         self.weights, self._step, self._clip = phase
-        self.loss = specification.precision.loss(of_stage(specification.loss, index))
+        given, held = specification.loss, head.loss if isinstance(head, TrainedLoss) else None
+        self.loss = specification.precision.loss(of_stage(given, index) if held is None else held)
+        self._checked_loss = trial_of_stage(given, index) if held is None else held
         self._loss_value = value_function(self.loss)
         self.updates = 0
         self._recompute = index in rules.recompute
         self._buffers = Buffers([part for part in (module, head) if part is not None])
         self._fitting: Kinds | None = None  # of the first micro-batch whose forward succeeded
+        self._reads_own = False  # whether the loss is known to train this stage's parameters alone
         self._tried = False  # whether a forward of this phase has run, for a recompute
         self._recomputing = Recomputing(recomputed(module, specification.recompute))
         self._is_last = index == reach.num_stages - 1
@@ -369,7 +373,7 @@ class Stage:
         self, graph: Graph, features: Tensors, output: Any, target: Target, seen: ForwardState | None
     ) -> Tensor:
         # Sets graph.loss. Returns a micro-batch's loss to report: its share of the minibatch's mean, or (sum, count).
-        if self.head is None:
+        if self.head is None or isinstance(self.head, TrainedLoss):
             compared = output
         elif self._borrows is None:
             compared = self.head(*features)
@@ -378,20 +382,40 @@ class Stage:
                 compared = self.head(*features)
         value = self._loss_value(compared, target.value, counted=target.counted)
         refuse_detached(value, compared, self.index)
+        if not self._reads_own:
+            self._refuse_foreign(value, compared, graph)
+        if target.check is not None:
+            check, target.check = target.check, None
+            check(self._checked_loss, compared, value)
         local_loss = self.head if isinstance(self.head, LocalLoss) else None
         if isinstance(value, Sum):
             keeps_graph = seen is not None or not self._recompute
             loss, graph.divisor = self._counting.add(value, target, self.index, keeps_graph, alone=local_loss is None)
             reported = value.pair
         else:
-            if target.check is not None:
-                check, target.check = target.check, None
-                check(compared)
             loss, reported = value, None
         total = loss if local_loss is None else local_loss.total(loss, features, target.inputs)
         sums = isinstance(value, Sum) and self._counting.per_update > 1
         graph.loss = total if sums or target.share == 1 else total * target.share
         return graph.loss.detach() if reported is None else reported
+
+    def _refuse_foreign(self, value: Tensor | Sum, compared: Any, graph: Graph) -> None:
+        # Once: a gradient of a parameter of another stage, or of none, would be lost.
+        total = value.total if isinstance(value, Sum) else value
+        if not total.requires_grad:
+            return
+        self._reads_own = True
+        outputs = [*tensors_of(compared), *(leaf for leaf in graph.outputs if isinstance(leaf, Tensor)), *graph.cut]
+        groups = [] if self.optimizer is None else self.optimizer.param_groups
+        own = [parameter for group in groups for parameter in group["params"]]
+        own += [parameter for part in (self.module, self.head) if part is not None for parameter in part.parameters()]
+        for found in leaves_between(total, outputs):
+            if not any(found is each for each in (*own, *graph.tied.values(), *outputs)):
+                raise UsageError(
+                    f"the loss of stage {self.index} has a gradient for a tensor {list(found.shape)} that this stage "
+                    "does not have, and that would not be trained: give a loss with parameters as an nn.Module that "
+                    "holds them, loss=module; of the network, a loss can read the parameters of its own stage alone"
+                )
 
     def _run_module(
         self, inputs: Tensors, operands: Mapping[str, Any], updates: int, seen: ForwardState | None
@@ -752,6 +776,20 @@ def refuse_detached(value: Tensor | Sum, output: Any, stage: int) -> None:
         f"stage {stage}: the loss returned {shown(total)} without a gradient, so nothing would be trained: compute it "
         "from the output by differentiable operations, without detach(), item(), argmax() or torch.no_grad()"
     )
+
+
+def leaves_between(value: Tensor, outputs: Sequence[Tensor]) -> Iterator[Tensor]:
+    """The leaves that a value has a gradient for and that are reached not through `outputs`."""
+    ends = {output.grad_fn for output in outputs if output.grad_fn is not None}
+    seen, open_ = set(ends), [value.grad_fn]
+    while open_:
+        node = open_.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):
+            yield node.variable
+        open_.extend(following for following, _ in node.next_functions)
 
 
 def begins_in_place(module: nn.Module) -> bool:

@@ -1,5 +1,7 @@
 """From settings to a trainer with its data; all mistakes in the settings are reported here, before training."""
 
+import copy
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, fields, replace
@@ -63,6 +65,11 @@ class Prepared:
     trainer: Trainer
     stages: Sequence[nn.Module]
     computing: AbstractContextManager[Any] = field(default_factory=nullcontext)  # in which the trainer computes
+
+    @property
+    def pieces(self) -> int:
+        """How many parts a minibatch is cut into, replicas included."""
+        return self.trainer.schedule.per_turn * self.trainer.mesh.data
 
     def named(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Gathered weights under the names that `load_state_dict` of a user's own module takes, without heads.
@@ -136,7 +143,8 @@ def same_weights(settings: runs.Settings) -> bool:
 def loss_of(settings: runs.Settings, loaded: data.Dataset | UserData) -> Loss:
     """The loss that the settings name; for a user's own network, if none is named, one that suits its targets."""
     if settings.loss != AUTO:
-        return named_loss(settings.loss)
+        loss = named_loss(settings.loss)
+        return copy.deepcopy(loss) if isinstance(loss, nn.Module) else loss  # each run trains its own
     return suitable_loss(*loaded.train.first(EXAMPLES), loaded.name, named=loaded.train.named)
 
 
@@ -312,7 +320,8 @@ def prepare(settings: runs.TrainSettings, timeout: float = 600, *, trial: bool =
     example, _ = loaded.train.first(batch_size)
     stages = stages_of(settings, model, example)
     computing = deferred.without_values(stages) if trial and deferred.placeholders(stages) else nullcontext()
-    with computing:
+    with computing, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "batch norms normalise each")  # a study says so once
         trainer = Trainer(
             stages,
             model.loss,

@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 
 from stretto.cost import Cluster
+from stretto.heads.head import TrainedLoss
 from stretto.measure import NOTES
 from stretto.measure.flops import durations
 from stretto.methods.table import builder
@@ -24,7 +25,7 @@ from stretto.study.disk_errors import writing
 from stretto.study.predicted_runs import phases_of, predict, recorded_run, recordings_of, seconds_per_step
 from stretto.study.prepare import Prepared, costs_of, prepare_trial
 from stretto.study.store import versions
-from stretto.study.study import Study, Task, record_of, sample
+from stretto.study.study import Study, Task, norms_note, record_of, sample
 from stretto.tracing import Recording
 from stretto.tracing.run_phases import RunPhase
 
@@ -101,7 +102,11 @@ def describe(study: Study, command: str = "", prepared: Mapping[str, Prepared] |
     first = next(iter(prepared.values()))
     workers = f"{settings.workers} workers" if settings.workers else "as many workers as suit each method"
     automatic = f"{settings.model} on {settings.data}: {names(settings.methods)}"
-    heads = any(head is not None for run in prepared.values() for head in run.trainer.heads)
+    heads = any(
+        head is not None and not isinstance(head, TrainedLoss)
+        for run in prepared.values()
+        for head in run.trainer.heads
+    )
     return Page(
         title=study.heading.text if study.heading else automatic,
         heading=study.heading,
@@ -112,6 +117,7 @@ def describe(study: Study, command: str = "", prepared: Mapping[str, Prepared] |
         dataset=first.dataset.description,
         model=f"{first.model.description}; {settings.stages} stages on {workers}",
         heads_note=HEADS_NOTE if heads else "",
+        norms_note=norms_note([name for name, run in prepared.items() if run.pieces > 1], first.model.layers),
         settings=settings.to_json(),
         versions=versions(),
         pictures={method: picture(run) for method, run in prepared.items()},

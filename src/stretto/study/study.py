@@ -2,21 +2,25 @@
 
 import json
 import shutil
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from stretto.errors import UsageError
 from stretto.files.path_names import in_path
+from stretto.methods import method
+from stretto.nn.group_norm import parted_norms, uses_batch_statistics
 from stretto.options.user_function import is_function
 from stretto.report import Record
 from stretto.report.heading import Heading
 from stretto.settings.runs import CompareSettings, Settings, TrainSettings, known, short
 from stretto.study.disk_errors import FullDiskError, locked, writing
 from stretto.study.methods import choose
-from stretto.study.prepare import same_weights
+from stretto.study.prepare import build_model, same_weights
 from stretto.study.store import (
     LOCK,
     RUN,
@@ -106,7 +110,27 @@ def open_study(settings: CompareSettings, out: Path | None = None, heading: Head
 
 
 def notes_on(settings: CompareSettings) -> tuple[str, ...]:
-    """What a user should know of a study before it runs: whether its seeds are."""
+    """What a user should know of a study before it runs: of its batch norms, and whether its seeds are."""
+    cutting = [name for name in settings.methods if pieces(settings, name) > 1]
+    norms = norms_note(cutting, build_model(settings).layers) if cutting else ""
+    return (*filter(None, [norms]), *notes_on_seeds(settings))
+
+
+def norms_note(cutting: Sequence[str], layers: Sequence[nn.Module]) -> str:
+    """What to say of methods that cut minibatches where layers have batch norms; "" for others."""
+    if not cutting or not uses_batch_statistics(layers):
+        return ""
+    return f"{', '.join(cutting)}: " + parted_norms("the parts of a minibatch (micro-batches, replicas)")
+
+
+def pieces(settings: CompareSettings, name: str) -> int:
+    """How many parts a method cuts a minibatch into, replicas included."""
+    schedule, _ = method(name).plan(known(settings.stages), settings.stage_workers)
+    return schedule.per_turn * settings.data_parallel
+
+
+def notes_on_seeds(settings: CompareSettings) -> tuple[str, ...]:
+    """What a user should know of seeds that change little."""
     if settings.seeds < 2 or not is_function(settings.model) or not same_weights(settings):
         return ()
     return (

@@ -9,9 +9,10 @@ from torch import Tensor, nn
 
 from stretto.errors import UsageError
 from stretto.heads import LocalLoss
-from stretto.heads.head import Network, Site
+from stretto.heads.head import Network, Site, TrainedLoss
 from stretto.heads.man import LOW_PRECISION
 from stretto.heads.table import build_head_at, readings, sharing
+from stretto.losses import MeanOverExamples
 from stretto.mesh import Placement
 from stretto.nn import deferred, memory_limit, tied_weights
 from stretto.nn.batch import arguments_of, inputs_on
@@ -35,6 +36,7 @@ from stretto.stage.trainer_arguments import (
     check_stepped,
     enable_training,
     refuse_lazy,
+    refuse_meta,
 )
 from stretto.stage.trainer_specification import Specification
 from stretto.trainer.backend import Backend, InterpreterPlan
@@ -84,6 +86,7 @@ class Construction:
         self.lag = of.method.lag(num_stages) + of.sync.lag(of.mesh.data)
         self.placement = Placement(of.mesh, self.schedule.num_workers)
         self.heads = self._heads(heads, example, given, known)
+        self._hold_loss()
         check_sharing(known, self.heads, {id(p) for borrowed in (self._shared or {}).values() for p in borrowed})
         self._labels |= head_labels(self.heads) if self._labels else {}
         self._check_losses()
@@ -229,6 +232,32 @@ class Construction:
             if head_here is not None:
                 self._backend.sharing.prepare_head(head_here)
         return heads_here
+
+    def _hold_loss(self) -> None:
+        # A loss with parameters is held by the last stage, in the place of a head.
+        loss, last, method = self._of.loss, len(self.stages) - 1, self._of.method
+        loss = loss.loss if isinstance(loss, MeanOverExamples) else loss
+        if not isinstance(loss, nn.Module) or not any(each.requires_grad for each in loss.parameters()):
+            return
+        refuse_meta(loss, "loss")
+        remedy = "use a synchronous method, or a loss without parameters"
+        if self.rules.reach.heads != (last,):
+            raise UsageError(
+                f"method {method}: the loss has parameters, which are trained with the last stage, but stages "
+                f"{list(self.rules.reach.heads)} all have a loss: {remedy}"
+            )
+        if method.delays(self.schedule).mean[last]:
+            raise UsageError(
+                f"method {method}: the loss has parameters, and the last stage's weights are updated between a forward "
+                f"and its backward, which no versions of the loss's are kept for: {remedy}"
+            )
+        if self._of.mesh.inside > 1 or self._of.sync.sharding:
+            raise UsageError(
+                f"{self._of.mesh}, {self._of.sync}: the loss has parameters, and several processes share the last "
+                "stage: use tensor=1, space=(1, 1) and sync='all-reduce', or a loss without parameters"
+            )
+        if not isinstance(self.stages[last], RemoteStage):
+            self.heads[last] = TrainedLoss(loss).to(self._of.device)
 
     def _check_losses(self) -> None:
         with_losses = [stage for stage, head in enumerate(self.heads) if isinstance(head, LocalLoss)]

@@ -364,8 +364,8 @@ class SeveralProcesses(Backend):
             for x, y in self._read_here(batches):
 
                 def count(output: Any, examples: int, y: Any = y) -> None:
-                    target, loss = target_on(y, device), precision.loss(specification.loss)
-                    tally.add(output, target, loss, examples or first_size(target))
+                    target = target_on(y, device)
+                    tally.add(precision.outputs(output), target, specification.loss, examples or first_size(target))
 
                 self._forward(stages, specification, x, count)
         sums = torch.tensor(tally.sums(), dtype=torch.float64)

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy, binary_cross_entropy_with_logits
 
 from stretto.errors import UsageError
 from stretto.losses import CrossEntropy, Loss, mean_and_weight
@@ -20,6 +21,7 @@ class Tally:
     def __init__(self, metrics: Sequence[Metric] = ()) -> None:
         self.loss = self.weight = self.examples = self.hits = self.targets = 0.0
         self.metrics = {metric.name: MetricTally(metric) for metric in metrics}
+        self._are_classes = True  # whether all targets so far can be hit
 
     def add(self, output: Any, target: Any, loss: Loss, examples: int) -> None:
         """Add a batch of so many examples."""
@@ -29,15 +31,27 @@ class Tally:
         self.examples += examples
         for metric in self.metrics.values():
             metric.add(output, target, examples)
-        if countable(output, target):
+        threshold = binary_threshold(output, target, mean)
+        if threshold is not None:
+            self.hits += int(((output.reshape(target.shape) > threshold) == (target > 0)).sum())
+            self.targets += target.numel()
+        elif countable(output, target):
             output, target = loss.aligned(output, target) if isinstance(loss, CrossEntropy) else (output, target)
-            self.hits += int((output.argmax(class_dim(output, target)) == target).sum())
-            self.targets += int(counted(target).sum())
+            dim = class_dim(output, target)
+            counts = counted(target)
+            if isinstance(loss, CrossEntropy):
+                counts = counts & (target != loss.ignore_index)
+            self._are_classes &= bool((target[counts] < output.shape[dim]).all())
+            self.hits += int(((output.argmax(dim) == target) & counts).sum())
+            self.targets += int(counts.sum())
+        else:
+            self._are_classes = False
 
     def sums(self) -> list[float]:
         """The sums, then the values of the metrics: what another process needs for the `result`."""
         values = [metric.result() for metric in self.metrics.values()] if self.examples else [0.0] * len(self.metrics)
-        return [self.loss, self.weight, self.examples, self.hits, self.targets, *values]
+        targets = self.targets if self._are_classes else 0.0
+        return [self.loss, self.weight, self.examples, self.hits, targets, *values]
 
     def result(self, sums: Sequence[float] | None = None) -> dict[str, float]:
         """The mean "loss", the "accuracy" if there are targets to hit, and the metrics; of `sums`, or its own.
@@ -65,10 +79,11 @@ def evaluate(
 ) -> dict[str, float]:
     """The mean "loss" over examples, or over what the loss counts, the "accuracy" over targets, and the metrics.
 
-    There is an accuracy where targets are whole numbers with one dimension less than outputs; those below 0 (padding)
-    do not count. Where the loss compares outputs with next tokens, so does the accuracy. Batches are weighted by their
-    number of examples, or, where the loss gives (sum, count), by that count. Raises UsageError when there are no
-    examples, or nothing counts.
+    There is an accuracy where targets are classes: whole numbers below the number of columns, which is at least 2, with
+    one dimension less than outputs. Those below 0 (padding), and what torch's cross entropy ignores, do not count.
+    Where the loss compares outputs with next tokens, so does the accuracy. For one column it is that of targets 0 and
+    1, if the loss is their binary cross entropy. Batches are weighted by their number of examples, or, where the loss
+    gives (sum, count), by that count. Raises UsageError when there are no examples, or nothing counts.
     """
     device, precision, tally = specification.device, specification.precision, Tally(metrics)
     with evaluating([model]):
@@ -76,7 +91,7 @@ def evaluate(
             tensors, target = precision.inputs(inputs_on(x, device)), target_on(y, device)
             with precision.forward(device):
                 output = call(model, tensors)
-                tally.add(output, target, precision.loss(specification.loss), examples_of(tensors, target))
+                tally.add(precision.outputs(output), target, specification.loss, examples_of(tensors, target))
     return tally.result()
 
 
@@ -95,13 +110,32 @@ def predict(model: nn.Module, specification: Specification, batches: Iterable[An
 
 
 def countable(output: Any, target: Any) -> bool:
-    """Whether targets are classes: whole numbers with one dimension less than the output."""
+    """Whether targets may be classes: whole numbers with one dimension less than the output, which has two columns."""
     return (
         isinstance(output, Tensor)
         and isinstance(target, Tensor)
         and not target.is_floating_point()
         and output.dim() == target.dim() + 1
+        and output.shape[class_dim(output, target)] > 1
     )
+
+
+def binary_threshold(output: Any, target: Any, mean: Tensor) -> float | None:
+    """The output above which it stands for 1, where targets are 0 and 1 and it is one column of logits, or of chances.
+
+    Which of them it is shows in the loss: its `mean` is their binary cross entropy. None where it is neither.
+    """
+    if not isinstance(output, Tensor) or not isinstance(target, Tensor) or not output.is_floating_point():
+        return None
+    one_column = output.dim() and output.numel() == target.numel() and output.shape[0] == output.numel()
+    if not one_column or not bool(((target == 0) | (target == 1)).all()):
+        return None
+    given, wanted = output.flatten(), target.flatten().to(output.dtype)
+    losses = {0.0: binary_cross_entropy_with_logits(given, wanted)}
+    if bool(((given >= 0) & (given <= 1)).all()):
+        losses[0.5] = binary_cross_entropy(given, wanted)
+    close = torch.finfo(output.dtype).eps ** 0.5
+    return next((least for least, loss in losses.items() if abs(float(loss - mean)) <= close * float(loss)), None)
 
 
 def class_dim(output: Tensor, target: Tensor) -> int:

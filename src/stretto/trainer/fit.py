@@ -405,8 +405,8 @@ class FitLoop:
         metric = "train_loss" if self._waiting is None else self._waiting.rule.metric
         if metric != "train_loss" and metric not in measured:
             raise UsageError(
-                f"fit: early_stop: there is no {metric}: targets are not classes. Choose train_loss or "
-                f"{' or '.join(measured)}"
+                f"fit: early_stop: there is no {metric}: targets are no classes, or the output has one "
+                f"column. Choose train_loss or {' or '.join(measured)}"
             )
 
     def _complete(self) -> None:

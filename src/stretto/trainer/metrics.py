@@ -3,11 +3,13 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, SupportsFloat
 
 from torch import Tensor
 
 from stretto.errors import UsageError
+from stretto.losses import CrossEntropy, Sum, understand
 from stretto.options.checks import mapping, shown
 from stretto.options.user_errors import error_place
 
@@ -53,6 +55,8 @@ def named_metric(name: str, function: Any, *, higher: bool = False) -> Metric:
         raise UsageError(f"metric {name!r}: an evaluation has a {name} of its own; choose another name")
     function = function() if isinstance(function, type) else function
     says_higher = getattr(function, "higher_is_better", None) is True
+    if isinstance(understood := understand(function), CrossEntropy):  # weighed as the loss is
+        function = partial(understood.value, counted=True)
     metric = Metric(name, function, higher=higher or says_higher)
     if not metric.collects and not callable(function):
         raise UsageError(f"metric {name} is {shown(function)}: give a function (output, target) -> number")
@@ -74,6 +78,8 @@ class MetricTally:
             self._call(self._metric.function.update, output, target)
             return
         value = self._call(self._metric.function, output, target)
+        if isinstance(value, Sum):
+            value = (value.total, value.count)
         total, weight = value if isinstance(value, tuple) and len(value) == 2 else (value, None)
         if weight is None:
             self._sum, self._weight = self._sum + self._number(total, value) * examples, self._weight + examples

@@ -2,12 +2,15 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from stretto.errors import UsageError
-from stretto.losses import CrossEntropy, MeanCheck
+from stretto.losses import CrossEntropy, Loss, MeanCheck, Sum
+from stretto.losses.mean_check import Check
+from stretto.losses.neighbours import Neighbours
 from stretto.methods import Method
 from stretto.methods.advice import refusal
 from stretto.methods.table import with_fewer
@@ -168,17 +171,51 @@ class MinibatchSplitter:
         expected = 1.0
         if counted or self._mean_check is not None:
             expected = num_entries(y, examples) / (self._replicas if self._merges else 1)
+        parts = self._by_replica(y)
         targets: list[list[Target]] = []
-        for parts, shares in zip(self._by_replica(y), split.shares, strict=True):
+        for values, shares in zip(parts, split.shares, strict=True):
             targets.append([])
-            for part, share in zip(parts, shares, strict=True):
-                value = to_device(part, self._device)
-                targets[-1].append(Target(value, share, counted=counted, expected=expected))
+            for value, share in zip(values, shares, strict=True):
+                targets[-1].append(Target(to_device(value, self._device), share, counted=counted, expected=expected))
         if self._mean_check is not None and self.parts > 1:
-            check = self._mean_check.due(y, split.sizes, split.first)
-            if check is not None:
-                targets[self._own[0]][0].check = lambda output: check(self._precision.outputs(output))
+            self._set_checks(self._mean_check, y, parts, targets, split)
         return targets
+
+    def _set_checks(
+        self,
+        mean_check: MeanCheck,
+        y: Any,
+        parts: Sequence[Sequence[Any]],
+        targets: Sequence[Sequence[Target]],
+        split: "SplitSizes",
+    ) -> None:
+        # What is to be called with the output and the loss of each micro-batch here.
+        made_up = mean_check.due(y, split.sizes, split.first)
+        together = self._replicas > 1 and not self._merges
+        for replica in self._own:
+            next_one = (replica + 1) % self._replicas
+            beside = (parts[next_one], split.examples[next_one]) if together else None
+            neighbours = mean_check.neighbours(parts[replica], split.examples[replica], beside)
+            for number, target in enumerate(targets[replica]):
+                first = made_up if not number and replica == self._own[0] else None
+                if first is not None or neighbours is not None:
+                    target.check = partial(self._check, first, neighbours, number, target.value)
+
+    def _check(
+        self,
+        made_up: Check | None,
+        neighbours: Neighbours | None,
+        number: int,
+        target: Any,
+        loss: Loss,
+        output: Any,
+        value: Tensor | Sum,
+    ) -> None:
+        output = self._precision.outputs(output)
+        if made_up is not None:
+            made_up(loss, output, target)
+        if neighbours is not None:
+            neighbours.check(loss, number, output, value)
 
     def _by_replica(self, value: Any) -> list[list[Any]]:
         # Each replica's part of each micro-batch: a micro-batch has the same examples for any number of replicas.
@@ -191,7 +228,7 @@ class MinibatchSplitter:
     def _split(self, examples: int) -> "SplitSizes":
         # The sizes and shares for this number of examples, kept for later minibatches of the same size.
         if self.parts == 1:
-            split = SplitSizes([[1.0]], (examples,), examples)
+            split = SplitSizes([[1.0]], (examples,), examples, [[examples]])
         else:
             pieces = part_sizes(examples, self._pieces)
             sizes = list(zip(*(part_sizes(piece, self._replicas) for piece in pieces), strict=True))
@@ -201,7 +238,8 @@ class MinibatchSplitter:
             ]
             parts = tuple(size for piece in pieces for size in part_sizes(piece, self._replicas))
             compared = pieces if self._merges else parts
-            split = SplitSizes(shares, compared, part_sizes(pieces[0], self._replicas)[self._own[0]])
+            first = part_sizes(pieces[0], self._replicas)[self._own[0]]
+            split = SplitSizes(shares, compared, first, sizes)
         if len(self._sizes) > 1000:
             self._sizes.clear()
         self._sizes[examples] = split
@@ -228,9 +266,10 @@ class SplitSizes(NamedTuple):
 
     `shares`: each part's share of the examples in whose mean loss it counts, [replica][micro-batch]. `sizes`: the
     numbers of examples of the parts for which the loss is checked to be a mean. `first`: the number of examples of this
-    process's first part.
+    process's first part. `examples`: those of each part, [replica][micro-batch].
     """
 
     shares: list[list[float]]
     sizes: tuple[int, ...]
     first: int
+    examples: Sequence[Sequence[int]]

@@ -4,6 +4,7 @@ import copy
 import json
 import math
 import os
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
@@ -22,6 +23,7 @@ from stretto.methods import Method
 from stretto.methods.advice import explained, other_advice
 from stretto.nn.batches import Batches, InputBatches
 from stretto.nn.chain import Chain
+from stretto.nn.group_norm import parted_norms, uses_batch_statistics
 from stretto.nn.seeding import PreservedGenerator
 from stretto.nn.sharded_modules import is_sharded
 from stretto.options.checks import flag, of_kind, positive, whole
@@ -70,7 +72,8 @@ class Trainer:
             count (tokens that are not padding, say) and their number. The gradient is then that of the whole
             minibatch's sum over its count, however it is cut. Every auxiliary head uses it too. torch's cross_entropy,
             as a function or a module, is used with its sum and count. A mean that is not over examples is refused where
-            minibatches are cut into micro-batches or among replicas, unless `stretto.mean(loss)` says that it is.
+            minibatches are cut into micro-batches or among replicas, unless `stretto.mean(loss)` says that it is. An
+            nn.Module with parameters is trained with the last stage.
         optimizer: called once a stage with the parameters of the stage and its head. Stages without trainable
             parameters have none.
         method: a name, "chunked(chunks=4)", or what `stretto.method` returned. "async" and "local" are settled here, by
@@ -176,6 +179,10 @@ class Trainer:
                     self.specification, self._backend, stages, example=example, heads=heads, workers=workers
                 )
                 refuse_hidden_norms(self.method, built.schedule.per_turn, built.stages)
+        parts = built.schedule.per_turn * mesh.data
+        given = [] if self._backend.rank else stages
+        if parts > 1 and uses_batch_statistics([*given, *built.stages]):
+            warnings.warn(parted_norms(f"{parts} parts of a minibatch (micro-batches, replicas)"), stacklevel=2)
         self.stages, self.heads = built.stages, built.heads
         self.schedule, self.rules = built.schedule, built.rules
         self.lag, self.placement = built.lag, built.placement
@@ -489,9 +496,10 @@ class Trainer:
     ) -> dict[str, float]:
         """Mean loss over the examples of `batches`, with the current weights; drains nothing (but a parameter server).
 
-        If targets are whole numbers with one dimension less than the output, "accuracy" is the share of targets that
-        the output's largest entry hits; targets below 0 are padding and do not count. Without such targets there is no
-        such key. Raises UsageError without examples.
+        If targets are classes, whole numbers below the output's number of columns, with one dimension less than it,
+        "accuracy" is the share of targets that the output's largest entry hits; targets below 0 are padding and do not
+        count. For one column it is that of targets 0 and 1, if the loss is their binary cross entropy, of logits or of
+        chances. There is no such key for others (counts, say): give a metric. Raises UsageError without examples.
 
         Each of `metrics`, by name, takes (output, target) of a batch and returns a mean over its examples, or (sum,
         count); or it is an object with reset(), update(output, target) and compute(), as those of torchmetrics are. Its

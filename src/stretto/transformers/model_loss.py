@@ -16,9 +16,9 @@ from torch.nn import functional
 from transformers.utils.generic import ModelOutput
 
 from stretto.errors import UsageError
-from stretto.losses import CrossEntropy, Loss, next_token_cross_entropy, token_cross_entropy
+from stretto.losses import CrossEntropy, Loss, Sum, call, next_token_cross_entropy, token_cross_entropy
 from stretto.nn.batch import IGNORED
-from stretto.nn.preserve import undisturbed
+from stretto.nn.preserve import device_of, undisturbed
 from stretto.transformers.minibatch import Inputs
 
 SumAndCount = tuple[Tensor, Tensor]
@@ -188,6 +188,55 @@ def matching_loss(
         f"that stages know ({'; '.join(nearest) or 'of one kind of labels'}): give it as compute_loss_func(outputs, "
         "labels, num_items_in_batch), a sum divided by num_items_in_batch"
     )
+
+
+def refuse_another(model: nn.Module, loss: Loss, inputs: Inputs, labels: Inputs, *, takes_count: bool) -> None:
+    """Raise UsageError unless `loss` is the model's own on this batch, both of one forward in training mode.
+
+    `takes_count`: as for `own_loss`.
+    """
+    outputs, _ = outputs_of(model, inputs)
+    target = one_of(labels)
+    with trial(model):
+        model.train()
+        options = {"num_items_in_batch": torch.ones((), device=device_of([model]))} if takes_count else {}
+        given = model(**inputs, **labels, **options)
+        output = tuple(given[name] for name in outputs.names)
+        found = call(loss, output if len(output) > 1 else output[0], target)
+    if isinstance(found, Sum) and not float(found.count):
+        return
+    value = found.mean if isinstance(found, Sum) else found
+    if isinstance(found, Sum) and takes_count and divides(model, {**inputs, **labels}):
+        value = found.total
+    ours, theirs = float(value), float(given["loss"])
+    if abs(ours - theirs) > LARGEST_DIFFERENCE * max(1.0, abs(ours)):
+        raise UsageError(
+            f"{type(model).__name__} computes a loss inside its forward that was one of its outputs and the labels on "
+            f"the first batch, and is not on another one ({', '.join(inputs)}): {theirs:.6g} in training mode, where "
+            f"stages would train on {ours:.6g}. Give it as compute_loss_func(outputs, labels, num_items_in_batch), a "
+            "sum divided by num_items_in_batch"
+        )
+
+
+def kind_of(batch: Inputs) -> tuple[Any, ...]:
+    """The kind of a batch: the names, dtypes and numbers of dims of its tensors, and which of them are padded."""
+    return tuple(
+        (name, value.dtype, value.dim(), not value.is_floating_point() and has_padding(name, value))
+        for name, value in sorted(batch.items())
+    )
+
+
+def has_padding(name: str, value: Tensor) -> bool:
+    """Whether labels have entries to ignore, or a mask has zeros."""
+    return bool((value == (0 if "mask" in name else IGNORED)).any())
+
+
+def telling_rows(labels: Inputs, most: int) -> Tensor:
+    """The numbers of at most so many examples: half of them those with the most labels to ignore, half the least."""
+    target = next(iter(labels.values()))
+    ignored = (target == IGNORED).reshape(len(target), -1).sum(1)
+    order = ignored.argsort(descending=True, stable=True)
+    return order if len(order) <= most else torch.cat([order[: most // 2], order[-(most - most // 2) :]])
 
 
 @contextmanager

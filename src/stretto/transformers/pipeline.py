@@ -1,5 +1,6 @@
 """A transformers model cut into stages, and the stretto.Trainer that trains them."""
 
+import copy
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,8 +21,10 @@ from stretto.splitting import Stages, split
 from stretto.trainer.chosen_method import method_to_evaluate
 from stretto.trainer.trainer import Trainer
 from stretto.transformers.minibatch import Inputs, Padding, joined
-from stretto.transformers.model_loss import Outputs, one_of, outputs_of
+from stretto.transformers.model_loss import Outputs, kind_of, one_of, outputs_of, telling_rows
 
+COMPARED = 4  # batches on which a loss is compared with the model's own, and on every new kind
+AT_MOST = 8  # examples of each of them
 ROWS = 2  # examples of a first batch that the model is cut with
 FOLDER = "stretto"  # Stretto's checkpoint inside transformers' checkpoint-N
 
@@ -60,6 +63,8 @@ class Pipeline:
             lengths = {name: value.shape[1] for name, value in example.items() if value.dim() == 2}
             self.settings = replace(settings, padding=replace(settings.padding, lengths=lengths))
         self.loss: Loss | None = None
+        self._compared = 0  # batches on which the loss was compared with the model's own, and their kinds
+        self._kinds: set[tuple[Any, ...]] = set()
         self.trainer: Trainer | None = None
         self.is_idle = True
         self._former_norms: list[float | None] = [None] * len(self.stages)
@@ -74,6 +79,29 @@ class Pipeline:
         if self.loss is None and labels:
             self.loss = find(self.model, self._few(inputs), self._few(labels), self.outputs)
             self.trainer = self.trainer if not self.is_idle else None  # an idle one may have been made without
+
+    def compare_loss(self, batch: Inputs, compare: Callable[[nn.Module, Inputs, Inputs], None]) -> None:
+        """Compare the loss with the model's own on the first batches with labels, and on every new kind of batch.
+
+        Where stages have left the model, that is done on a copy: the weights do not matter.
+        """
+        inputs, labels = parted(batch, self.settings.label_names)
+        kind = kind_of(batch)
+        if not labels or (self._compared >= COMPARED and kind in self._kinds):
+            return
+        if self.trainer is not None and self.trainer.sync.sharding is not None:
+            return  # no process has the whole model any more
+        places = {(each.device, each.dtype) for each in self.model.parameters() if each.is_floating_point()}
+        model = self.model
+        if len(places) > 1 or any(dtype not in (torch.float32, torch.float64) for _, dtype in places):
+            model = copy.deepcopy(model).to("cpu", torch.float32)
+        device, rows = device_of([model]), telling_rows(labels, AT_MOST)
+        some = [
+            {name: value[rows.to(value.device)].to(device) for name, value in part.items()} for part in (inputs, labels)
+        ]
+        compare(model, *some)
+        self._compared += 1
+        self._kinds.add(kind)
 
     def begin(
         self, optimizer: NamedOptimizer, scheduler: Callable[[Any], Any], clip: float, example: Inputs

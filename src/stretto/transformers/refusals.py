@@ -65,7 +65,7 @@ def refuse_arguments(args: TrainingArguments) -> None:
 def refuse_overridden(trainer: Any, base: type, names: dict[str, str]) -> None:
     """Raise UsageError for a subclass that overrides what is never called; `names` says what to do instead."""
     for name, remedy in names.items():
-        if getattr(type(trainer), name) is not getattr(base, name):
+        if getattr(type(trainer), name, None) is not getattr(base, name, None):
             raise UsageError(f"{type(trainer).__name__}.{name} is overridden, but never called: {remedy}")
 
 

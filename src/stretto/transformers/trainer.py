@@ -1,6 +1,7 @@
 """`StrettoTrainer`: transformers' Trainer whose steps are those of a stretto.Trainer."""
 
 import inspect
+import itertools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -28,8 +29,8 @@ from stretto.trainer.trainer import Trainer as PipelineTrainer
 from stretto.transformers.checkpoints import has_training, last_whole
 from stretto.transformers.late_logs import LateLog, LateLogs
 from stretto.transformers.minibatch import Inputs, Padding, tensors_of
-from stretto.transformers.model_loss import OfTrainer, Outputs, divided_loss, own_loss, trial
-from stretto.transformers.pipeline import Pipeline, PipelineSettings
+from stretto.transformers.model_loss import OfTrainer, Outputs, divided_loss, own_loss, refuse_another, trial
+from stretto.transformers.pipeline import COMPARED, Pipeline, PipelineSettings
 from stretto.transformers.refusals import refuse_adapters, refuse_arguments, refuse_overridden
 from stretto.transformers.single_view import as_first, show_one_process
 from stretto.transformers.stage_optimizers import HuggingFaceOptimizers, ShownOptimizer, scheduler_like
@@ -45,6 +46,9 @@ SET_BY_ARGUMENTS = {
 NEVER_CALLED = {
     "compute_loss": "the loss is computed where the last stage is; give compute_loss_func=",
     "get_batch_samples": "give another data collator, or override get_train_dataloader",
+    "create_optimizer_and_scheduler": "override create_optimizer and create_scheduler",
+    "compute_loss_context_manager": "stages compute in the precision of TrainingArguments(bf16=True)",
+    "autocast_smart_context_manager": "stages compute in the precision of TrainingArguments(bf16=True)",
 }
 SCHEDULER = "scheduler.pt"
 
@@ -154,17 +158,24 @@ class StrettoTrainer(Trainer):
         # Whether transformers leaves the first label of each text out of num_items_in_batch; older versions never do.
         return bool(getattr(self, "_loss_shifts_labels", False))
 
-    def _first_batch(self) -> Inputs:
-        """The first batch of the training data; the random numbers of the first epoch are left alone."""
+    def _compare_loss(self, model: nn.Module, inputs: Inputs, labels: Inputs) -> None:
+        # The model's own loss with the one that replaces it.
+        if self.compute_loss_func is None and (self.label_smoother is None or "labels" not in labels):
+            loss = None if self.pipeline is None else self.pipeline.loss
+            assert loss is not None, "it was found on the first batch"
+            refuse_another(model, loss, inputs, labels, takes_count=self.model_accepts_loss_kwargs)
+
+    def _first_batches(self) -> list[Inputs]:
+        """The first batches of the training data; the random numbers of the first epoch are left alone."""
         with PreservedGenerator(torch.device("cpu")), python_generators_restored():
             loader = self.get_train_dataloader()
-            batch = next(iter(loader), None)
+            batches = list(itertools.islice(loader, COMPARED))
         end = getattr(loader, "end", None)
         if callable(end):  # accelerate counts the loaders that are read
             end()
-        if batch is None:
+        if not batches:
             raise UsageError("train_dataset has no examples")
-        return self._completed(batch)
+        return [self._completed(batch) for batch in batches]
 
     def _completed(self, inputs: Mapping[str, Any]) -> Inputs:
         """A collator's batch with the decoder's inputs, which the model would make of the labels."""
@@ -222,12 +233,15 @@ class StrettoTrainer(Trainer):
     ) -> tuple[Any, DataLoader[Any]]:
         if self._created_lr_scheduler:
             self.lr_scheduler, self._created_lr_scheduler = None, False
-        example = self._first_batch()
+        batches = self._first_batches()
+        example = batches[0]
         pipeline = self._piped(example)
         if pipeline.loss is None:
             raise UsageError(
                 f"the training batches have no labels ({', '.join(self.label_names)}): {', '.join(example)}"
             )
+        for batch in batches:
+            pipeline.compare_loss(batch, self._compare_loss)
         whole = self._whole_optimizer(pipeline)
         assert self._optimizers is not None
         if not pipeline.is_idle:
@@ -305,6 +319,7 @@ class StrettoTrainer(Trainer):
         if self._tr_loss.dtype != torch.float64:
             self._tr_loss = self._tr_loss.to("cpu", torch.float64)
         self._batches.append(self._completed(inputs))
+        self._piped().compare_loss(self._batches[-1], self._compare_loss)
         if not self.accelerator.gradient_state.sync_gradients:
             return torch.zeros((), dtype=torch.float64)
         batches, self._batches = self._batches, []

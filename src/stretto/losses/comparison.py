@@ -1,0 +1,194 @@
+"""The loss of examples together beside what training makes of the losses of their parts."""
+
+import copy
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from stretto.errors import UsageError
+from stretto.losses.sums import Sum
+from stretto.losses.value import Loss, Trial, call
+from stretto.nn.buffers import Buffers, exchanged
+from stretto.nn.nested import map_tensors, tensors_of
+
+FAILURES = (RuntimeError, ValueError, IndexError, TypeError, AssertionError)  # of a loss that takes no such tensors
+NOISE = 64  # roundings by which two ways of adding up may differ
+
+COUNT = """\
+Averaged over parts of a minibatch, it would be another loss. Return a sum and the count it is divided by:
+    def loss(output, target):
+        {returned}
+or, if you know that it is a mean over the examples of a batch, say so: loss=stretto.mean(loss)"""
+OF_CROSS_ENTROPY = 'return cross_entropy(output, target, reduction="sum"), (target != -100).sum()'
+OF_OTHERS = "return (error * mask).sum(), mask.sum()  # error: your loss of each entry; mask: the entries that count"
+TOGETHER = """\
+What it gives for one example depends on the others (as contrastive losses do, and roots or variances of a batch), so
+that no parts of a minibatch give it. Cut nothing: microbatches=1 behind the method, or a method without it, and one
+replica; or, if each part is to have the loss of its own examples alone, say so: loss=stretto.mean(loss)"""
+CROSS_ENTROPY = {"cross_entropy", "nll_loss", "CrossEntropyLoss", "NLLLoss"}
+
+
+class Comparison:
+    """`whole`, the loss of some examples, and `parts`, what training makes of their parts' losses.
+
+    `scale` is the size of the largest number among them, `tolerance` a share of it.
+    """
+
+    def __init__(self, whole: float, parts: float, scale: float, tolerance: float) -> None:
+        self.whole, self.parts, self._scale, self._tolerance = whole, parts, scale, tolerance
+
+    @property
+    def differs(self) -> bool:
+        """Whether they differ by more than the tolerance; a part that is no number differs."""
+        return not abs(self.whole - self.parts) <= self._tolerance * self._scale
+
+
+def combined(
+    whole: Tensor | Sum, parts: Sequence[Tensor | Sum], sizes: Sequence[int], roundings: float | None
+) -> Comparison | None:
+    """A loss's value of examples together beside its values of parts of so many examples.
+
+    `roundings` are the tolerance, in units of the dtype's; None for the root of one. None if the whole is no number,
+    or some return sums and others do not.
+    """
+    kinds = {isinstance(value, Sum) for value in (whole, *parts)}
+    if len(kinds) > 1:
+        return None
+    if isinstance(whole, Sum):
+        sums = [part for part in parts if isinstance(part, Sum)]
+        counts = float(whole.count), sum(float(part.count) for part in sums)
+        value, values = float(whole.total), [float(part.total) for part in sums]
+        mean = sum(values) * (counts[0] / counts[1] if counts[1] else 1.0)  # a count that does not add up differs, too
+        dtype = whole.total.dtype
+    else:
+        values = [float(part) for part in parts if isinstance(part, Tensor)]
+        value, dtype = float(whole), whole.dtype
+        mean = sum(part * size for part, size in zip(values, sizes, strict=True)) / sum(sizes)
+    if not isfinite(value):
+        return None
+    rounding = torch.finfo(dtype).eps
+    tolerance = rounding**0.5 if roundings is None else roundings * rounding
+    return Comparison(value, mean, max(map(abs, (value, *values))), tolerance)
+
+
+def isfinite(value: float) -> bool:
+    """Whether it is a number, and not infinite."""
+    return abs(value) < float("inf")
+
+
+def compare(loss: Loss, output: Any, target: Any, sizes: Sequence[int]) -> Comparison | None:
+    """The loss of these examples beside what training makes of its values for their parts, of `sizes` examples each.
+
+    None if the loss fails on such outputs or targets, or returns no number.
+    """
+    total, start, parts = sum(sizes), 0, []
+    try:
+        whole = call(loss, output, target, counted=False)
+        for size in sizes:
+            part_of = partial(rows, start=start, size=size, total=total)
+            parts.append(call(loss, map_tensors(part_of, output), map_tensors(part_of, target), counted=False))
+            start += size
+    except FAILURES:
+        return None  # if the loss fails on the real output too, its call on that raises
+    return combined(whole, parts, sizes, None)
+
+
+def in_float64(loss: Loss, output: Any, target: Any, sizes: Sequence[int]) -> Comparison | None:
+    """As `compare`, with everything in float64; None if the loss does not take that."""
+    doubled = copy.deepcopy(loss).double() if isinstance(loss, nn.Module) else loss
+    return compare(doubled, map_tensors(double, output), map_tensors(double, target), sizes)
+
+
+def double(tensor: Tensor) -> Tensor:
+    """A floating-point tensor in float64, others as they are."""
+    return tensor.double() if tensor.is_floating_point() else tensor
+
+
+def rows(tensor: Tensor, start: int, size: int, total: int) -> Tensor:
+    """The rows of `size` examples from example `start` on; a tensor without rows for all `total` examples as it is."""
+    if not tensor.dim() or tensor.shape[0] % total:
+        return tensor
+    times = tensor.shape[0] // total
+    return tensor[start * times : (start + size) * times]
+
+
+def refusal(
+    loss: Loss, comparison: Comparison, where: str, output: Any, target: Any, sizes: Sequence[int]
+) -> UsageError:
+    """The error for a loss whose comparison differs, with the remedy that fits it; on these outputs and targets."""
+    of_parts = OF_CROSS_ENTROPY if is_cross_entropy(loss, target) else OF_OTHERS
+    remedy = (
+        loss.remedy
+        if isinstance(loss, Trial)
+        else TOGETHER
+        if needs_all(loss, output, target, sizes)
+        else COUNT.format(returned=of_parts)
+    )
+    return UsageError(
+        f"the loss is not a mean over examples: {where}, it is {comparison.whole:.6g}, but its values for their "
+        f"{len(sizes)} parts (micro-batches and replicas) come to {comparison.parts:.6g}. {remedy}"
+    )
+
+
+def needs_all(loss: Loss, output: Any, target: Any, sizes: Sequence[int]) -> bool:
+    """Whether the loss of the first part's examples depends on the other examples, beyond how many of them count.
+
+    The gradient for each example of a mean over what counts depends on that example alone, but for a common factor that
+    comes with the targets.
+    """
+    examples, length = sum(sizes), sizes[0]
+
+    def others_changed(tensor: Tensor) -> Tensor:
+        if not tensor.is_floating_point() or not tensor.dim() or tensor.shape[0] % examples:
+            return tensor
+        same = len(tensor) // examples * length
+        return torch.cat([tensor[:same], (tensor + tensor.roll(1, 0))[same:] / 2])
+
+    def gradient(output: Any, target: Any) -> Tensor:
+        leaves = [tensor.requires_grad_() for tensor in tensors_of(output) if tensor.is_floating_point()]
+        value = call(loss, output, target, counted=False)
+        total = value.total if isinstance(value, Sum) else value
+        found = torch.autograd.grad(total, leaves, allow_unused=True)
+        return torch.cat([rows(each, 0, length, examples).flatten() for each in found if each is not None])
+
+    try:
+        with torch.enable_grad():
+            before = gradient(map_tensors(Tensor.clone, output), target)
+            after = gradient(map_tensors(lambda tensor: others_changed(tensor).clone(), output), target)
+            if not torch.allclose(before, after, rtol=1e-3, equal_nan=True):
+                return True
+            after = gradient(map_tensors(Tensor.clone, output), map_tensors(others_changed, target))
+            return not torch.allclose(before / before.norm(), after / after.norm(), rtol=1e-3, equal_nan=True)
+    except FAILURES:
+        return False
+
+
+def is_cross_entropy(loss: Any, target: Any) -> bool:
+    """Whether a loss names a cross entropy in its code, and the target is a tensor of classes."""
+    while isinstance(loss, partial):
+        loss = loss.func
+    modules = loss.modules() if isinstance(loss, nn.Module) else ()
+    function = type(loss).forward if isinstance(loss, nn.Module) else loss
+    names = getattr(getattr(function, "__code__", None), "co_names", ())
+    used = {*names, *(type(module).__name__ for module in modules)}
+    used |= {type(getattr(function, "__globals__", {}).get(name)).__name__ for name in names}  # criterion(output, y)
+    return is_whole(target) and not used.isdisjoint(CROSS_ENTROPY)
+
+
+def is_whole(target: Any) -> bool:
+    """Whether it is a tensor of integers wide enough for -100."""
+    return isinstance(target, Tensor) and target.dtype in (torch.int64, torch.int32, torch.int16)
+
+
+def repeated(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """The rows of a tensor, repeated until there are shape[0], or the first of them."""
+    return torch.cat([tensor] * -(-shape[0] // len(tensor)))[: shape[0]]
+
+
+def preserved_buffers(loss: Loss) -> AbstractContextManager[None]:
+    """The context in which a loss that is a module may be called without changing its buffers."""
+    return exchanged(Buffers([loss] if isinstance(loss, nn.Module) else []).snapshot())
