@@ -22,7 +22,7 @@ def convolution():
     return nn.Conv2d(3, 4, 3)
 
 def tokens():
-    return nn.Sequential(nn.Embedding(9, 4), nn.LSTM(4, 4)), torch.zeros(3, 5, dtype=torch.long)
+    return nn.Sequential(nn.Embedding(9, 4), nn.LSTM(4, 4), nn.Linear(4, 4)), torch.zeros(3, 5, dtype=torch.long)
 
 def embedding():
     return nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 4)), torch.zeros(3, 5, dtype=torch.long)

@@ -180,8 +180,8 @@ class Trainer:
                 )
                 refuse_hidden_norms(self.method, built.schedule.per_turn, built.stages)
         parts = built.schedule.per_turn * mesh.data
-        given = [] if self._backend.rank else stages
-        if parts > 1 and uses_batch_statistics([*given, *built.stages]):
+        known = [] if self._backend.rank else stages
+        if parts > 1 and uses_batch_statistics([*known, *built.stages]):
             warnings.warn(parted_norms(f"{parts} parts of a minibatch (micro-batches, replicas)"), stacklevel=2)
         self.stages, self.heads = built.stages, built.heads
         self.schedule, self.rules = built.schedule, built.rules
