@@ -89,9 +89,10 @@ class Walk:
             self._add(value)
 
     def _add_class(self, value: type) -> None:
-        self._say("class", value.__module__, value.__qualname__)
         file = file_of(value)
-        if file is not None and not is_installed(file):
+        own = file is not None and not is_installed(file)
+        self._say("class", "" if own else value.__module__, value.__qualname__)
+        if file is not None and own:
             self._add_file(file)
         elif file is None and value.__module__ in ("__main__", "__mp_main__"):  # a notebook's
             members = {name: member for name, member in vars(value).items() if isinstance(member, FunctionType)}
