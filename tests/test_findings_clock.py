@@ -206,5 +206,6 @@ def test_every_way_is_launched_on_two_processes(harness, tmp_path):
     assert all(record["figures"]["seconds a step"] > 0 for name, record in found.items() if name.startswith("A, "))
     parts = importlib.import_module("lecture_parts.launches")
     for way in ("data", "operator"):
-        assert found[f"bytes, {way}"]["figures"]["bytes"] == parts.bytes_by_formula(way)
+        # but for a digest of each batch that is compared
+        assert found[f"bytes, {way}"]["figures"]["bytes"] == pytest.approx(parts.bytes_by_formula(way), rel=1e-4)
     assert len(store.read()) == len(here) + 1

@@ -438,14 +438,16 @@ from torch import nn
 class Told(nn.Linear):
     def forward(self, x):
         if self.training and not isinstance(self.weight, torch._subclasses.FakeTensor):
-            open(f"on-{os.environ.get('LOCAL_RANK')}-{self.index}", "w").close()
+            self.calls += 1  # once, and taken back, where the stages are compared with the model
+            if self.calls > 2:
+                open(f"on-{os.environ.get('LOCAL_RANK')}-{self.index}", "w").close()
         return super().forward(x.flatten(1))
 
 
 def build():
     layers = [Told(64, 64) for _ in range(9)]
     for index, layer in enumerate(layers):
-        layer.index = index
+        layer.index, layer.calls = index, 0
     return nn.Sequential(*layers, nn.Linear(64, 10))
 """
 

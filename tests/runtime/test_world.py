@@ -81,6 +81,7 @@ import torch
 from torch import nn
 import stretto
 
+torch.manual_seed(0)  # all processes pass the same batches
 trainer = stretto.Trainer(
     [nn.Linear(4, 4), nn.Linear(4, 2)], nn.functional.cross_entropy, lambda p: torch.optim.SGD(p, lr=0.1), "gpipe"
 )

@@ -63,11 +63,13 @@ def undisturbed(modules: Sequence[nn.Module], device: torch.device) -> Iterator[
         if buffer is not None
     ]
     attributes = [(vars(module), plain_attributes(module)) for module in unique(modules)]
+    grad_enabled = torch.is_grad_enabled()
     with forked_generators(device), python_generators_restored(), evaluating(modules):
         try:
             yield
         finally:
-            for now, before in attributes:  # a forward may count its calls
+            torch.set_grad_enabled(grad_enabled)  # a forward that switches it may have been cut short
+            for now, before in attributes:  # and may count its calls
                 now.update(before)
             with torch.no_grad():
                 for module, name, buffer, value in buffers:
@@ -94,10 +96,11 @@ def replaced_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator
 @contextmanager
 def unchanged(model: nn.Module) -> Iterator[None]:
     """Afterwards every module has its former attributes: tracers add constants, and forwards may store values."""
-    before = [(module, dict(vars(module))) for module in model.modules()]
+    before, grad_enabled = [(module, dict(vars(module))) for module in model.modules()], torch.is_grad_enabled()
     try:
         yield
     finally:
+        torch.set_grad_enabled(grad_enabled)
         for module, attributes in before:
             vars(module).clear()
             vars(module).update(attributes)

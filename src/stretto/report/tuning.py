@@ -103,7 +103,7 @@ def _y_axis(values: Sequence[float], metric: Metric) -> dict[str, Any]:
         scale = alt.Scale(type="log", domain=[low, high * (high / low) ** HEADROOM], nice=False)
         axis = alt.Axis(values=log_ticks(low, high), format=LABELS, minExtent=LABEL_WIDTH)
         return {"scale": scale, "axis": axis, "title": metric.label}
-    pad = max(0.05 * (max(values) - min(values)), 0.004 * abs(max(values)))
+    pad = max(0.05 * (max(values) - min(values)), 0.004 * abs(max(values))) or 0.05  # all may be 0
     low, high = min(values) - pad, max(values) + pad
     scale = alt.Scale(domain=[low, high + HEADROOM * (high - low)], nice=False)
     form = ".1~%" if metric is VALIDATION_ACCURACY else LABELS

@@ -8,7 +8,7 @@ from torch import nn
 
 from stretto.errors import UsageError, nearest
 from stretto.nn.chain import Chain
-from stretto.splitting.lost_hooks import hooks_of
+from stretto.nn.lost_hooks import hooks_of
 from stretto.splitting.parts import tally
 
 

@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_leaves
 from stretto.errors import UsageError
 from stretto.nn import deferred
 from stretto.nn.chain import Chain
+from stretto.nn.lost_hooks import of_torch, refuse_lost_hooks
 from stretto.nn.preserve import (
     device_of,
     plain_attributes,
@@ -30,7 +31,6 @@ from stretto.nn.preserve import (
     without_fused_transformers,
 )
 from stretto.splitting.cost import Inputs
-from stretto.splitting.lost_hooks import of_torch, refuse_lost_hooks
 
 RUNS = ((True, 0), (True, 1), (False, 0))  # training or evaluation, and the seed of all generators
 WHOLE = 65_536  # elements of a gradient up to which all are compared; of a larger one, as many at equal distances

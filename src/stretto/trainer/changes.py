@@ -12,9 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from stretto.errors import UsageError
+from stretto.nn.lost_hooks import REMEDY, hooks_of
 from stretto.nn.preserve import PLAIN, unique
-from stretto.splitting.lost_hooks import REMEDY, hooks_of
-from stretto.splitting.stages import Stages
 from stretto.stage.stage import Stage
 
 AGAIN = "do so before the Trainer is made, or make another one, which may go on with this one's weights"
@@ -135,7 +134,7 @@ class Settled:
 def settled(stages: Mapping[int, Stage], given: Iterable[object], *, in_parts: bool) -> Settled:
     """What is settled for this process's stages; `given` is what the Trainer was given as stages."""
     elsewhere = {i: stage for i, stage in enumerate(given) if i not in stages and isinstance(stage, nn.Module)}
-    model = given.model if isinstance(given, Stages) else given if isinstance(given, nn.Sequential) else None
+    model = given if isinstance(given, nn.Sequential) else getattr(given, "model", None)  # of splitting.Stages
     optimizers = [stage.optimizer for stage in stages.values() if stage.optimizer is not None]
     return Settled(
         {index: stage.module for index, stage in stages.items()}, optimizers, model, elsewhere, in_parts=in_parts

@@ -24,6 +24,7 @@ from stretto.methods.advice import explained, other_advice
 from stretto.nn.batches import Batches, InputBatches
 from stretto.nn.chain import Chain
 from stretto.nn.group_norm import parted_norms, uses_batch_statistics
+from stretto.nn.lost_hooks import refuse_lost_hooks
 from stretto.nn.seeding import PreservedGenerator
 from stretto.nn.sharded_modules import is_sharded
 from stretto.options.checks import flag, of_kind, positive, whole
@@ -32,7 +33,6 @@ from stretto.replicas import Order, Sync
 from stretto.replicas import find as find_sync
 from stretto.replicas.resume_check import refuse_other
 from stretto.runtime.process_memory import most_held
-from stretto.splitting.lost_hooks import refuse_lost_hooks
 from stretto.stage.interpreter import Interpreter, Profile
 from stretto.stage.precision import Precision
 from stretto.stage.trainer_arguments import StageLike, check_kinds, check_mesh, check_number, check_recompute
@@ -266,7 +266,7 @@ class Trainer:
         None, which the loss then gets.
 
         Every process passes the same x and y, or None for what it does not read. They are compared at steps 0, 1, 2, 4,
-        8, ... Raises UsageError, on every process, where they differ.
+        8, ..., but with a parameter server. Raises UsageError, on every process, where they differ.
 
         Returns the output head's mean loss of the minibatch `lag` steps ago: of this one for synchronous methods, of
         the one 2S steps ago for the others, and None before there is one. (A parameter server of staleness k adds k to
@@ -279,7 +279,7 @@ class Trainer:
         with self._backend.together():
             self._settled.check()
             loads = self._splitter.loads(x, y)
-            if self.processes > 1:
+            if self.processes > 1 and self.sync.serving is None:  # else each replica has a pace of its own
                 self._compare_batch(n, x, y)
         with self._running("step", n):
             if len(self._phases) > 1:
