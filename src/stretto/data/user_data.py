@@ -26,6 +26,7 @@ from torch.utils.data import (
 from stretto.data.dataset import Dataset, RowReader, Split
 from stretto.errors import UsageError
 from stretto.nn.batch import IGNORED, NO_TARGETS, as_tensor
+from stretto.nn.preserve import python_generators_restored
 from stretto.nn.tensor_hash import hash_of
 from stretto.options.checks import shown
 from stretto.options.user_errors import error_place
@@ -162,16 +163,11 @@ class _Reading:
 @contextmanager
 def drawing_from(seed: int) -> Iterator[None]:
     """Seed the global generators of torch (on the CPU), `random` and NumPy; they are restored afterwards."""
-    python, numpy = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), python_generators_restored():
         torch.default_generator.manual_seed(seed)
         random.seed(seed)
         np.random.seed(seed % 2**32)
-        try:
-            yield
-        finally:
-            random.setstate(python)
-            np.random.set_state(numpy)
+        yield
 
 
 def fetch(items: Any, numbers: list[int], where: str) -> list[Any]:

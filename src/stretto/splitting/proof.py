@@ -108,7 +108,7 @@ def prove(original: Original, stages: Sequence[nn.Module], inputs: Inputs | None
                 f"the stages of {original.title} do not train as the model does: in {mode}, {difference}. "
                 f"{cause(expected, actual) or why[0].upper() + why[1:]}"
             )
-    count = len(named_parameters(original.roots))
+    count = len(list(whole(original.roots).parameters()))
     text = (
         f"proved on the example: outputs, gradients of {count} parameters, buffers and random numbers are the model's, "
         "in training and in evaluation"
@@ -135,8 +135,8 @@ def observe(
 ) -> Observation:
     """One forward and one backward; afterwards everything is as before. At most `most` outputs are looked at."""
     roots = [*original.roots, *stages]
-    modules = named_modules(original.roots)
-    parameters = named_parameters(original.roots)
+    modules = dict(whole(original.roots).named_modules())
+    parameters = dict(whole(original.roots).named_parameters())
     seen, frozen = Observation(), frozen_modules(original.roots)
     with as_before(roots, parameters.values()):
         for module in unique(roots):
@@ -200,16 +200,9 @@ def frozen_modules(roots: Sequence[nn.Module]) -> set[int]:
     return {id(module) for module in unique(roots) if trains and not module.training}
 
 
-def named_modules(roots: Sequence[nn.Module]) -> dict[str, nn.Module]:
-    """The modules of a model by name; of a list of layers, by layer and name."""
-    root = roots[0] if len(roots) == 1 else nn.ModuleList(roots)
-    return dict(root.named_modules())
-
-
-def named_parameters(roots: Sequence[nn.Module]) -> dict[str, nn.Parameter]:
-    """The parameters of a model by name; of a list of layers, by layer and name."""
-    root = roots[0] if len(roots) == 1 else nn.ModuleList(roots)
-    return dict(root.named_parameters())
+def whole(roots: Sequence[nn.Module]) -> nn.Module:
+    """A model, or a list of layers as one module, whose names begin with the layer."""
+    return roots[0] if len(roots) == 1 else nn.ModuleList(roots)
 
 
 def attributes_of(modules: Mapping[str, nn.Module]) -> dict[str, object]:
@@ -282,7 +275,7 @@ def first_difference(expected: Observation, actual: Observation) -> str | None:
     for name in {**expected.attributes, **actual.attributes}:
         if expected.attributes.get(name) != actual.attributes.get(name):
             return f"the attribute {name} does not become {expected.attributes.get(name)!r}, as in the model"
-    drawn = [name for name, state in expected.generators.items() if state != actual.generators[name]]
+    drawn = drawn_otherwise(expected, actual)
     return f"they draw other random numbers from {drawn[0]}" if drawn else None
 
 
@@ -300,13 +293,18 @@ def cause(expected: Observation, actual: Observation) -> str:
             f"set_grad_enabled in its forward?), which is not recorded: use requires_grad_(False), or detach(), or put "
             f"those calls {apart}"
         )
-    drawn = [name for name, state in expected.generators.items() if state != actual.generators[name]]
+    drawn = drawn_otherwise(expected, actual)
     if drawn:
         return f"What its forward draws from {' and '.join(drawn)} would be the same at every step: draw it {apart}"
     kept = [name for name in expected.attributes if name not in actual.attributes]
     if kept:
         return f"What its forward keeps in {', '.join(kept[:3])} would be lost: keep it {apart}"
     return ""
+
+
+def drawn_otherwise(expected: Observation, actual: Observation) -> list[str]:
+    """The generators that two runs leave in other states."""
+    return [name for name, state in expected.generators.items() if state != actual.generators[name]]
 
 
 def alike(expected: Tensor, actual: Tensor) -> bool:

@@ -4,7 +4,7 @@ The weights that are trained, the modules of stages and what a recorded forward 
 settled when the Trainer is made. A plain loop would honour a change from the next step on.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import FunctionType
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from stretto.errors import UsageError
 from stretto.nn.lost_hooks import REMEDY, hooks_of
 from stretto.nn.preserve import PLAIN, unique
+from stretto.options.object_digest import names_in
 from stretto.stage.stage import Stage
 
 AGAIN = "do so before the Trainer is made, or make another one, which may go on with this one's weights"
@@ -52,7 +53,7 @@ class Settled:
             if name in vars(module) and isinstance(vars(module)[name], PLAIN)
         ]
         self._hooks = [(hooks, len(hooks)) for module in lost for hooks in hooks_of(module)]
-        self._groups = [(optimizer.param_groups, group_sizes(optimizer)) for optimizer in optimizers]
+        self._groups = [(optimizer, group_sizes(optimizer)) for optimizer in optimizers]
         self._stages, self._model = stages, model
         holders: dict[int, list[tuple[int, str, Tensor]]] = {}
         for index, stage in {**stages, **elsewhere}.items():
@@ -78,13 +79,12 @@ class Settled:
                 raise UsageError(
                     f"a hook was added to {path} after the Trainer was made, but no stage calls that module: {REMEDY}"
                 )
-        for groups, sizes in self._groups:
-            if [len(group["params"]) for group in groups] != sizes:
+        for optimizer, sizes in self._groups:
+            if (present := group_sizes(optimizer)) != sizes:
                 raise UsageError(
-                    f"an optimizer has {len(groups)} groups of {[len(group['params']) for group in groups]} parameters "
-                    f"now, and had {sizes} when the Trainer was made: {AGAIN}"
+                    f"an optimizer has {len(present)} groups of {present} parameters now, and had {sizes} when the "
+                    f"Trainer was made: {AGAIN}"
                 )
-
         for buffer, version, title, other in self._shared:
             if buffer._version != version:
                 raise UsageError(
@@ -153,15 +153,6 @@ def read_in_forward(kind: type[nn.Module]) -> frozenset[str]:
         name = pending.pop()
         if name not in known:
             known.add(name)
-            pending += mentioned(getattr(kind, name, None))
+            function = getattr(kind, name, None)
+            pending += names_in(function.__code__) if isinstance(function, FunctionType) else ()
     return frozenset(known)
-
-
-def mentioned(function: object) -> Iterator[str]:
-    """The names in a function's code, functions inside it included."""
-    if isinstance(function, FunctionType):
-        codes = [function.__code__]
-        while codes:
-            code = codes.pop()
-            yield from code.co_names
-            codes += [constant for constant in code.co_consts if hasattr(constant, "co_names")]
