@@ -6,7 +6,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from habits.judge import METHODS, verdict
+from habits.judge import METHODS, judged, verdict
 from habits.networks import FORWARD, HABITS, HOOKS, INPUTS, LOSSES, MODULES, OUTPUTS
 
 PAGE = Path(__file__).parents[2] / "docs" / "guide" / "your-model.md"
@@ -17,16 +17,25 @@ TITLES = {
 }  # fmt: skip
 
 
+KINDS = {
+    "with several micro-batches": {method for method, loop in METHODS.items() if loop.pieces > 1},
+    "under asynchronous methods": {method for method, loop in METHODS.items() if loop.versions is not None},
+    "under local methods": {method for method, loop in METHODS.items() if loop.segments is not None},
+}
+
+
 def answer(habit):
     """What becomes of a habit."""
-    refused = [method for method in METHODS if verdict(frozenset([habit]), method).kind != "equal"]
+    tried = [method for method in METHODS if judged({habit}, method)]
+    refused = {method for method in tried if verdict(frozenset([habit]), method).kind != "equal"}
     if not refused:
         return "plain numbers"
-    if refused == [*METHODS]:
+    if len(refused) == len(tried):
         return "refused"
-    if refused == [method for method, pieces in METHODS.items() if pieces > 1]:
-        return "plain numbers; refused with several micro-batches"
-    return f"plain numbers; refused under {', '.join(method.partition('(')[0] for method in refused)}"
+    kinds = [kind for kind, methods in KINDS.items() if (methods & {*tried}) and (methods & {*tried}) <= refused]
+    left = refused.difference(*(KINDS[kind] for kind in kinds))
+    alone = [f"under {', '.join(method.partition('(')[0] for method in METHODS if method in left)}"] * bool(left)
+    return f"plain numbers; refused {', '.join(kinds + alone)}"
 
 
 def table(answers):

@@ -69,7 +69,29 @@ def counted(model, x):
     return model.head(model.run(x))
 
 
+def carried(model, x):
+    x = model.run(x)
+    given = x + model.state if hasattr(model, "state") else x
+    model.state = x.detach().mean(0)
+    return model.head(given)
+
+
+def gathered(model, x):
+    x = model.run(x)
+    memory = model.__dict__.setdefault("memory", [])
+    memory.append(x.detach())
+    return model.head(x + sum(each.mean(0) for each in memory))
+
+
+def masked(model, x):
+    if not hasattr(model, "mask"):
+        model.mask = torch.ones(8)
+    return model.head(model.run(x) * model.mask)
+
+
 LOST = {
+    "a state": (carried, "in training for the second time, .* keeps in state would be lost"),
+    "a memory": (gathered, "for the second time, .* keeps in memory would be lost"),
     "no_grad": (frozen_backbone, "blocks.0.weight.*no gradient .torch.no_grad"),
     "set_grad_enabled": (switched_off, "blocks.0.weight.*no gradient .torch.no_grad"),
     "Function": (lambda model, x: model.head(Reverse.apply(model.run(x))), "Reverse, an autograd.Function"),
@@ -87,6 +109,34 @@ def test_what_a_graph_does_not_record_is_refused_by_name(name):
     around, said = LOST[name]
     with pytest.raises(UsageError, match=said):
         stretto.split(Blocks(around), 2, example=X)
+
+
+def test_a_split_leaves_the_model_as_it_was():
+    model = Blocks(lambda model, x: model.head(model.run(x)), Remembering)
+    model.blocks[0].memory.append("before")
+    stretto.split(model, 2, example=X)
+    assert [block.memory for block in model.blocks] == [["before"], [], [], []]
+    assert not any(block.sums.any() for block in model.blocks)
+
+
+class Remembering(nn.Module):
+    """A block that changes what its attributes hold."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.memory, self.sums = nn.Linear(8, 8), [], torch.zeros(8)
+
+    def forward(self, x):
+        self.memory.append(len(x))
+        self.sums += x.detach().sum(0)
+        return self.linear(x)
+
+
+def test_what_is_made_once_may_be_made_again():
+    """A mask that the first call makes: the stages make it anew, to the same numbers."""
+    assert (
+        "they do not set mask, as the model's forward does" in stretto.split(Blocks(masked), 2, example=X).explanation
+    )
 
 
 def test_a_function_whose_backward_is_recorded_is_none():

@@ -1,6 +1,8 @@
 """Contexts for running a model to inspect it: modes, buffers, attributes and random generators are restored."""
 
+import copy
 import random
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -12,6 +14,8 @@ from torch import Tensor, nn
 from stretto.nn.devices import forked_generators
 
 PLAIN = (bool, int, float, str, bytes, type(None))
+OF_EVERY_MODULE = frozenset(vars(nn.Module()))
+CONTAINERS = (list, tuple, dict, set, frozenset, deque)
 
 
 @contextmanager
@@ -45,14 +49,55 @@ def python_generators_restored() -> Iterator[None]:
         np.random.set_state(numpy)
 
 
-def plain_attributes(module: nn.Module) -> dict[str, object]:
-    """The numbers, texts and truth values among a module's attributes, but for its mode."""
-    return {name: value for name, value in vars(module).items() if isinstance(value, PLAIN) and name != "training"}
+class Held:
+    """What modules hold as attributes, to be put back: plain values, and the contents of lists, dicts and tensors."""
+
+    def __init__(self, modules: Sequence[nn.Module]) -> None:
+        self._attributes = [(vars(module), attributes(module)) for module in modules]
+        self._contents: dict[int, tuple[Any, Any]] = {}
+        for _, held in self._attributes:
+            self._remember([*held.values()])
+
+    def _remember(self, value: Any) -> None:
+        if id(value) in self._contents:
+            return
+        if isinstance(value, Tensor) and not value.is_meta:
+            self._contents[id(value)] = value, (value._version, value.detach().clone())
+        elif isinstance(value, CONTAINERS):
+            self._contents[id(value)] = value, copy.copy(value)
+            for part in value.values() if isinstance(value, dict) else value:
+                self._remember(part)
+
+    def put_back(self) -> None:
+        """Put back what was held."""
+        for now, before in self._attributes:
+            now.update(before)
+        for value, before in self._contents.values():
+            if isinstance(value, Tensor):
+                version, content = before
+                if value._version != version:
+                    with torch.no_grad():
+                        value.copy_(content)
+            elif isinstance(value, dict | set):
+                value.clear()
+                value.update(before)
+            elif isinstance(value, list | deque):
+                value.clear()
+                value.extend(before)
+
+
+def attributes(module: nn.Module) -> dict[str, Any]:
+    """A module's attributes that are plain values, tensors or containers, but for those of every module."""
+    return {
+        name: value
+        for name, value in vars(module).items()
+        if name not in OF_EVERY_MODULE and isinstance(value, (*PLAIN, Tensor, *CONTAINERS))
+    }
 
 
 @contextmanager
 def undisturbed(modules: Sequence[nn.Module], device: torch.device) -> Iterator[None]:
-    """Evaluation mode in this block; afterwards modes, buffers, plain attributes and generators are as before.
+    """Evaluation mode in this block; afterwards modes, buffers, what attributes hold and generators are as before.
 
     The caller may switch modules to training mode in the block, and resets gradients itself.
     """
@@ -62,15 +107,14 @@ def undisturbed(modules: Sequence[nn.Module], device: torch.device) -> Iterator[
         for name, buffer in module._buffers.items()
         if buffer is not None
     ]
-    attributes = [(vars(module), plain_attributes(module)) for module in unique(modules)]
+    held = Held(unique(modules))
     grad_enabled = torch.is_grad_enabled()
     with forked_generators(device), python_generators_restored(), evaluating(modules):
         try:
             yield
         finally:
             torch.set_grad_enabled(grad_enabled)  # a forward that switches it may have been cut short
-            for now, before in attributes:  # and may count its calls
-                now.update(before)
+            held.put_back()  # it may count its calls
             with torch.no_grad():
                 for module, name, buffer, value in buffers:
                     module._buffers[name] = buffer  # the same object: the forward may have assigned another
