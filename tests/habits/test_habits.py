@@ -8,7 +8,7 @@ import pytest
 from habits.judge import METHODS, WAYS, judged, verdict
 from habits.loaders import LOADERS
 from habits.networks import HABITS
-from habits.page import answer, written
+from habits.page import EVERY, answer, written
 from pairwise import slow_but, slow_where
 
 IMPOSSIBLE = {frozenset(("spectral_norm", "an old weight_norm"))}  # torch cannot, either
@@ -77,10 +77,11 @@ def test_two_habits_are_plain_pytorch_or_refused(number):
 
 
 def test_the_page_has_every_habit():
-    assert [*written()] == [*HABITS]
+    assert [*written()] == EVERY
+    assert {*EVERY} == {*HABITS, *LOADERS}
 
 
 @pytest.mark.docs
-@pytest.mark.parametrize("habit", HABITS)
+@pytest.mark.parametrize("habit", EVERY)
 def test_the_page_says_what_becomes_of_a_habit(habit):
     assert written()[habit] == answer(habit)
