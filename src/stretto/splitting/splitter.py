@@ -62,7 +62,8 @@ def split(
         by: "flops", counted on the forward; "time", forward and backward, measured; or "parameters".
         tied: whether parts that share a parameter may come "apart", or stay "together" in one stage. Apart, one of the
             stages trains it with the gradients of all: under pipelines the first; under methods whose stages have
-            losses of their own (greedy) the last, and the others read a version that is some updates old.
+            losses of their own (greedy) the last, and the others read a version that is some updates old. Untie a
+            model before the cut for weights that go their own ways.
 
     The most expensive stage is as cheap as possible; ties go to the least sum of squared stage costs. (In an exported
     graph a stage may cost a tenth more than that, and the bytes sent between stages are least.) If a stage still costs
