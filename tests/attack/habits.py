@@ -25,5 +25,5 @@ def attack(seed):
     stages, way, load = draw.choice([2, 2, 3]), draw.choice(WAYS), draw.choice(LOADERS)
     found = verdict(habits, method, stages, way, load)
     tried = f"{', '.join(sorted(habits))}; {method}, {stages} stages, {way}" + f" ({load})" * (way == "fit")
-    failure = None if found.kind in ("equal", "refused") else found.said
+    failure = found.said if found.kind == "SILENT" else None
     return Outcome(tried, failure, f"{found.kind}, {way}" if found.kind == "equal" else found.kind)

@@ -54,7 +54,7 @@ CHECKPOINTED = {"checkpointed", "checkpointed as before 2.0"}
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of a case: "equal", "refused" or "SILENT", and the message or the difference."""
+    """What became of a case: "equal", "refused", "not judged" or "SILENT", and the message or the difference."""
 
     kind: str
     said: str
@@ -107,6 +107,8 @@ def verdict(habits, method, stages=2, way="step", load=LOADERS[0]):
             found = trained(habits, method, stages, way, load)
     except stretto.UsageError as error:
         return Verdict("refused", f"{error}")
+    if "dropout" in habits and len(found.masks) < networks.BLOCKS:
+        return Verdict("not judged", "an exported model draws masks that no module sees")
     judge = loss_of(habits)
     networks.tape.replay(found.masks)
     data = epochs(habits, load, loop.pieces) if way == "fit" else batches(habits, STEPS)

@@ -4,8 +4,10 @@ The reference is the loss of plain PyTorch on whole minibatches.
 """
 
 import copy
+import random
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -121,6 +123,43 @@ def test_a_loss_over_all_examples_together_is_told_to_cut_nothing(case, cut):
     value = TOGETHER[case](plain(inputs(0)), y)
     value = value[0] / value[1] if isinstance(value, tuple) else value
     assert trainer.step(inputs(0), y) == pytest.approx(value.item(), abs=1e-12)
+
+
+DRAWING = {
+    "noise": lambda o, y: mse_loss(o + 0.1 * torch.randn_like(o), y),
+    "noise in place": lambda o, y: mse_loss(o + torch.empty_like(o).normal_(), y),
+    "dropout": lambda o, y: mse_loss(nn.functional.dropout(o, 0.5), y),
+    "a weight": lambda o, y: mse_loss(o, y) * (1 + torch.rand((), dtype=o.dtype)),
+    "a weight from Python": lambda o, y: mse_loss(o, y) * (1 + random.random()),
+    "a weight from NumPy": lambda o, y: mse_loss(o, y) * (1 + np.random.rand()),
+}
+
+
+@pytest.mark.parametrize("case", DRAWING)
+def test_a_loss_may_draw_random_numbers(case):
+    """As in a loop over the micro-batches, whose draws the checks leave alone."""
+    y = torch.rand(SIZE, 4, generator=torch.Generator().manual_seed(1)).double()
+    drawn = []
+    for checked in (True, False):
+        random.seed(0)
+        np.random.seed(0)
+        loss = DRAWING[case] if checked else stretto.mean(DRAWING[case])
+        trainer = build(loss, "gpipe(microbatches=2)")
+        drawn.append([trainer.step(inputs(step), y) for step in range(4)])
+    assert drawn[0] == drawn[1]
+
+
+SUMMED = {
+    "noise": lambda o, y: mse_loss(o + 0.1 * torch.randn_like(o), y, reduction="sum"),
+    "partners": lambda o, y: mse_loss(o, y[torch.randperm(len(y))]),
+    "negatives": lambda o, y: mse_loss(o, o[torch.randint(len(o), (len(o),))]),
+}
+
+
+@pytest.mark.parametrize("case", SUMMED)
+def test_a_loss_that_draws_is_a_mean_over_examples_all_the_same(case):
+    with pytest.raises(UsageError, match="not a mean over examples"):
+        build(SUMMED[case], "gpipe(microbatches=2)").step(inputs(0), torch.rand(SIZE, 4).double())
 
 
 class LossInside(nn.Module):

@@ -64,6 +64,14 @@ def together(module, batch, batch_idx):
     return module(batch[0]).std(0).mean()
 
 
+def noisy_sum(module, batch, batch_idx):
+    return cross_entropy(module(batch[0]) + 0.1 * torch.randn(len(batch[0]), 1), batch[1], reduction="sum")
+
+
+def noisy_mean(module, batch, batch_idx):
+    return cross_entropy(module(batch[0]) + 0.1 * torch.randn(len(batch[0]), 1), batch[1])
+
+
 def plainly(module, batch, batch_idx):
     module.losses.append(batch_idx)
     module.calls = getattr(module, "calls", 0) + 1
@@ -76,7 +84,11 @@ def with_step(step):
     return module
 
 
-@pytest.mark.parametrize("step", [marked, together])
+def test_a_step_that_draws_may_be_a_mean_over_examples():
+    lit.fitted(piped.StrettoStrategy("1f1b(microbatches=2)", stages=2), with_step(noisy_mean), limit_val_batches=0)
+
+
+@pytest.mark.parametrize("step", [marked, together, noisy_sum])
 def test_a_step_that_is_no_mean_over_examples_is_refused(step):
     module = with_step(step)
     with pytest.raises(stretto.UsageError, match=r"not a mean over examples: on micro-batches[\s\S]*microbatches=1"):

@@ -7,7 +7,7 @@ training_step(batch), output given   where the last stage is: the loss, what is 
 import copy
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from stretto.lightning.batch_parts import StepExamples, members
 from stretto.lightning.logged_values import LogRecorder, StepRecord, detached, metrics_protected
 from stretto.lightning.network import Arguments, bind
 from stretto.lightning.seeded_draws import seeded
+from stretto.nn.fixed_draws import FixedDraws
 from stretto.nn.seeding import derive
 from stretto.options.checks import shown
 
@@ -77,10 +78,10 @@ class ModuleSteps:
                 )
             return output
 
-        with self._running(examples, give, record) as drew:
+        with self._running(examples, give, record) as drew, FixedDraws() if self._is_trial else nullcontext():
             returned = self._call(examples)
             if self._is_trial and drew():
-                raise RuntimeError(f"{examples.kind} draws random numbers")
+                raise RuntimeError(f"{examples.kind} draws random numbers otherwise than from torch")
             return returned
 
     def loss(self, examples: StepExamples, output: Any, record: StepRecord | None, *, verify: bool) -> Tensor:
@@ -103,7 +104,7 @@ class ModuleSteps:
     def trial(self, examples: StepExamples, output: Any) -> Tensor:
         """The loss of training_step for a check, called on a stand-in for the module, on which no trace of it is left.
 
-        Raises RuntimeError if the step draws random numbers, of which other examples would get others.
+        Torch's random numbers are the same for all examples. Raises RuntimeError if the step draws others.
         """
         steps = copy.copy(self)
         steps.module = stand_in(self.module)

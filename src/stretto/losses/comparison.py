@@ -13,7 +13,9 @@ from stretto.errors import UsageError
 from stretto.losses.sums import Sum
 from stretto.losses.value import Loss, Trial, call
 from stretto.nn.buffers import Buffers, exchanged
+from stretto.nn.fixed_draws import FixedDraws
 from stretto.nn.nested import map_tensors, tensors_of
+from stretto.nn.preserve import python_generators_restored
 
 FAILURES = (RuntimeError, ValueError, IndexError, TypeError, AssertionError)  # of a loss that takes no such tensors
 NOISE = 64  # roundings by which two ways of adding up may differ
@@ -83,14 +85,19 @@ def isfinite(value: float) -> bool:
 def compare(loss: Loss, output: Any, target: Any, sizes: Sequence[int]) -> Comparison | None:
     """The loss of these examples beside what training makes of its values for their parts, of `sizes` examples each.
 
-    None if the loss fails on such outputs or targets, or returns no number.
+    None if the loss fails on such outputs or targets, or returns no number. Random numbers are the same in all calls.
     """
     total, start, parts = sum(sizes), 0, []
+
+    def value(output: Any, target: Any) -> Tensor | Sum:
+        with python_generators_restored(), FixedDraws():
+            return call(loss, output, target, counted=False)
+
     try:
-        whole = call(loss, output, target, counted=False)
+        whole = value(output, target)
         for size in sizes:
             part_of = partial(rows, start=start, size=size, total=total)
-            parts.append(call(loss, map_tensors(part_of, output), map_tensors(part_of, target), counted=False))
+            parts.append(value(map_tensors(part_of, output), map_tensors(part_of, target)))
             start += size
     except FAILURES:
         return None  # if the loss fails on the real output too, its call on that raises

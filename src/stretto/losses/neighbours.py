@@ -20,6 +20,7 @@ from stretto.losses.comparison import (
     FAILURES,
     NOISE,
     combined,
+    compare,
     in_float64,
     preserved_buffers,
     refusal,
@@ -29,6 +30,7 @@ from stretto.losses.sums import Sum
 from stretto.losses.value import Loss, call
 from stretto.nn.batch import Examples, to_device
 from stretto.nn.nested import map_tensors, tensors_of
+from stretto.nn.preserve import python_generators_restored
 from stretto.nn.seeding import PreservedGenerator
 
 SMALL = 1 << 14  # elements of a micro-batch's outputs: up to so many, all pairs are compared
@@ -109,11 +111,12 @@ def compare_with(loss: Loss, part: Part, target: Any, size: int, device: torch.d
 def compare_joined(loss: Loss, one: Part, other: Part, where: str) -> None:
     """Raise UsageError unless the loss of two parts together is what training makes of the two.
 
-    A difference larger than rounding is looked at again in float64, where the loss takes that.
+    A difference larger than rounding is looked at again in float64, where the loss takes that, and with random numbers
+    that are the same for all examples.
     """
     sizes = (one.size, other.size)
     device = next((tensor.device for tensor in tensors_of(one.output)), torch.device("cpu"))
-    with PreservedGenerator(device), preserved_buffers(loss):
+    with PreservedGenerator(device), python_generators_restored(), preserved_buffers(loss):
         try:
             output = map_tensors(lambda former, latter: joined(former, latter, sizes), one.output, other.output)
             target = joined_targets(one.target, other.target)
@@ -129,7 +132,11 @@ def compare_joined(loss: Loss, one: Part, other: Part, where: str) -> None:
         comparison = combined(whole, values, sizes, NOISE)
         if comparison is None or not comparison.differs:
             return
-        comparison = in_float64(loss, output, target, sizes) or combined(whole, values, sizes, None)
+        comparison = (
+            in_float64(loss, output, target, sizes)
+            or compare(loss, output, target, sizes)
+            or combined(whole, values, sizes, None)
+        )
         if comparison is not None and comparison.differs:
             raise refusal(loss, comparison, where, output, target, sizes)
 

@@ -1,0 +1,51 @@
+"""Random numbers replaced by constants, so that a function may be compared on examples together and on their parts."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from stretto.nn.devices import generator_of
+
+DRAWS = {
+    "bernoulli", "binomial", "cauchy", "exponential", "geometric", "log_normal", "multinomial", "normal",
+    "normal_functional", "poisson", "rand", "rand_like", "randint", "randint_like", "randn", "randn_like", "random",
+    "randperm", "uniform", "_standard_gamma", "native_dropout",
+}  # fmt: skip
+CONSTANT = 0.5
+
+
+class FixedDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """In this context torch draws one half in place of any real number, and the lowest of whole numbers.
+
+    A permutation turns the order round, dropout keeps all. No generator goes on.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Run an operator, or what stands for one that draws."""
+        given = dict(kwargs or {})
+        name = func.overloadpacket.__name__
+        if name.removesuffix("_") not in DRAWS:
+            return func(*args, **given)
+        if name == "native_dropout":
+            return args[0].clone(), torch.ones_like(args[0], dtype=torch.bool)
+        own = given.get("generator") or next((arg for arg in args if isinstance(arg, torch.Generator)), None)
+        generators = [own] if own is not None else [generator_of(torch.device("cpu"))]
+        tensors = [arg for arg in args if isinstance(arg, Tensor)]
+        if own is None and tensors and tensors[0].device.type != "cpu":
+            generators.append(generator_of(tensors[0].device))
+        states = [generator.get_state() for generator in generators]
+        drawn = func(*args, **given)
+        for generator, state in zip(generators, states, strict=True):
+            generator.set_state(state)
+        if name == "randperm":
+            return drawn.copy_(torch.arange(len(drawn) - 1, -1, -1))
+        lowest = args[0] if len(args) > 2 and name == "randint" else 0
+        return drawn.fill_(CONSTANT if drawn.is_floating_point() or drawn.is_complex() else lowest)
