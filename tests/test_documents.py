@@ -59,14 +59,17 @@ def typed_in(command):
     return out.getvalue()
 
 
-def test_the_readmes_example_runs(capsys):
+def test_the_readmes_example_runs(capsys, tmp_path):
     (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     found: dict[str, object] = {}
-    torch.manual_seed(0)
     exec(compile(block, "README.md", "exec"), found)
     assert isinstance(found["trainer"], stretto.Trainer)
     assert 0 < found["loss"] < 1.4  # below chance among four classes
-    assert "'accuracy'" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "'accuracy'" in told
+    (tmp_path / "script.py").write_text(block)  # and on processes, with the same numbers
+    processes = typed_in(f"torchrun --nproc-per-node 4 {tmp_path / 'script.py'}")
+    assert processes.count(told.partition("}")[0]) == 4
 
 
 def test_the_readmes_picture_is_what_show_draws():
