@@ -11,7 +11,6 @@ from doctest import ELLIPSIS, OutputChecker
 from pathlib import Path
 
 import pytest
-import torch
 
 import stretto
 from pages import write_files

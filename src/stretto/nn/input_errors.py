@@ -28,13 +28,18 @@ def error_text(error: BaseException) -> str:
 
 
 def advice_on(error: BaseException) -> str:
-    """A sentence for a message where an index or a class is too large, or a batch norm has one example; else empty."""
+    """A sentence for a message where the cause is known: an index, a class, a batch of one, a change in place."""
     if isinstance(error, IndexError) and str(error).startswith("index"):  # list indices and targets begin otherwise
         return "A value may lie outside an embedding's range, 0 to num_embeddings - 1. "
     if isinstance(error, IndexError) and str(error).startswith("Target"):
         return (
             "Cross entropy takes classes from 0 to the number of the model's outputs less one, and -100 for none: give "
             "padding this target, or a loss that leaves yours out. "
+        )
+    if isinstance(error, RuntimeError) and "modified by an inplace operation" in str(error):
+        return (
+            "A tensor that the backward needs was changed in place: in a forward (clone it first), or since, while "
+            "micro-batches were on their way (call flush() before you change a model). "
         )
     if isinstance(error, ValueError) and str(error).startswith("Expected more than 1 value per channel"):
         return (

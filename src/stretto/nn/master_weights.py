@@ -15,7 +15,7 @@ class Masters:
     `Masters({parameter: its float32 copy})`; any other parameter is its own master (mixed precision training,
     Micikevicius et al. 2018, arXiv 1710.03740, section 3.1). Build the optimizer on `of(p)`. The masters accumulate
     micro-batches' gradients in float32: call `collect` after each backward. Each step overwrites the parameters with
-    their rounded masters, so a parameter set by hand keeps its value until the next step only.
+    their rounded masters: a parameter set by hand has to be told to its master (`trainer.edited_weights`).
     """
 
     def __init__(self, copies: Mapping[Tensor, nn.Parameter] | None = None) -> None:

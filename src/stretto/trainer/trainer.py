@@ -45,6 +45,7 @@ from stretto.trainer.build import Construction
 from stretto.trainer.changes import settled
 from stretto.trainer.chosen_method import chosen_method, refuse_hidden_norms
 from stretto.trainer.early_stop import EarlyStop
+from stretto.trainer.edited_weights import EditedWeights
 from stretto.trainer.feed import Needs, digest_of_batch
 from stretto.trainer.fit import Callback, FitArguments, FitLoop, Log
 from stretto.trainer.history import History
@@ -196,6 +197,9 @@ class Trainer:
     def _begin(self, built: Construction) -> None:
         # What trains, before the first minibatch.
         self._replicas = built.replicas
+        self._edited = EditedWeights(
+            built.replicas, alike=self.sync.agreement == "A", shares_masters=self.sync.shares_optimizer
+        )
         self._stages = built.replicas[0]
         self._summed_replicas = built.summed_replicas
         self._splitter = built.splitter
@@ -278,6 +282,7 @@ class Trainer:
         n = self._entered
         with self._backend.together():
             self._settled.check()
+            self._edited.follow(n)
             loads = self._splitter.loads(x, y)
             if self.processes > 1 and self.sync.serving is None:  # else each replica has a pace of its own
                 self._compare_batch(n, x, y)
@@ -285,6 +290,7 @@ class Trainer:
             if len(self._phases) > 1:
                 self._change_phase(n)
             self._interpreter.step(n, loads)
+        self._edited.remember()
         self._entered += 1
         self._drained = False
         with self._backend.together():
