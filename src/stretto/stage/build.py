@@ -18,6 +18,7 @@ from stretto.nn.seeding import ForwardSeeds, derive
 from stretto.nn.sharded_modules import is_sharded
 from stretto.nn.tied_weights import Lender
 from stretto.optim import Masters
+from stretto.optim.coupled import refuse_coupled
 from stretto.optim.elementwise import is_elementwise
 from stretto.optim.from_function import build_optimizer
 from stretto.optim.momentum import momenta_of
@@ -139,6 +140,8 @@ class StageBuilder:
         labels = [self.labels[name] for name in names] if takes_labels(make) else []
         optimizer = build_optimizer(labelled(make, labels), [masters.copies.get(p, p) for p in parameters])
         masters.check(optimizer)
+        if self.rules.num_stages > 1 or self.specification.sync.shares_optimizer:
+            refuse_coupled(optimizer)
         return optimizer, labels
 
     def _predictor(self, index: int, module: nn.Module) -> GradientPredictor:
