@@ -178,7 +178,9 @@ class Loop:
         self.trained = [p for p in trained if p.requires_grad]
         self.optimizer = optimizer(self.trained)
         self.scheduler = scheduler(self.optimizer) if scheduler is not None else None
-        self.late, self.versions = late or {}, []
+        named = dict(model.named_parameters())
+        self.late = {name: delay for name, delay in (late or {}).items() if named[name].requires_grad}
+        self.versions = []
 
     def step(self, x, y):
         """One update; returns the loss before it."""
