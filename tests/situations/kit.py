@@ -106,12 +106,13 @@ def training(
     evaluate_every: int = 0,
     evaluation: bool = True,
     in_parts: bool = False,
+    options: dict[str, Any] | None = None,
     tolerance: float = TOLERANCE,
 ) -> Sides:
     """A model and a loss, made anew for each side, trained on some batches.
 
     each: called after every step. in_parts: the plain loop adds up over the micro-batches, as what it has sees each of
-    them by itself. evaluate_every: evaluations in between.
+    them by itself. evaluate_every: evaluations in between. options: of stretto.Trainer.
     """
     optimizer = sgd if optimizer is None else optimizer
     delays: dict[str, int] = {}
@@ -121,7 +122,7 @@ def training(
         model, loss = make()
         batches = data()
         given = stretto.split(model, stages, example=batches[0][0]) if cut is None else cut(model)
-        trainer = stretto.Trainer(given, loss, optimizer, method, scheduler=scheduler, clip=clip)
+        trainer = stretto.Trainer(given, loss, optimizer, method, scheduler=scheduler, clip=clip, **(options or {}))
         owners = {id(p): s for s in reversed(range(len(given))) for p in given[s].parameters()}
         delays.update({name: len(given) - 1 - owners.get(id(p), 0) for name, p in model.named_parameters()})
         seeded()

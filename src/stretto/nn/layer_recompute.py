@@ -17,8 +17,9 @@ from torch.func import functional_call
 from torch.utils._pytree import tree_leaves, tree_map
 
 from stretto.errors import UsageError
+from stretto.nn.carried_attributes import CarriedAttributes, exchanged_attributes
 from stretto.nn.devices import CPU, forked_generators, generators
-from stretto.nn.preserve import replaced_forward
+from stretto.nn.preserve import replaced_forward, unique
 from stretto.nn.remote_stage import RemoteStage
 from stretto.nn.shapes import summary
 
@@ -106,6 +107,7 @@ class Body(nn.Module):
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
         self.module = module
+        self.carried = CarriedAttributes(unique([module]))
         first = next((layer for layer in module.modules() if not any(True for _ in layer.children())), module)
         self._copies = bool(getattr(first, "inplace", False))  # its first layer overwrites its input
 
@@ -129,6 +131,7 @@ class Region:
         self._weights = dict(body.named_parameters(remove_duplicate=False))
         self._tables = dict(body.named_buffers(remove_duplicate=False))
         self._statistics = {name: x.detach().clone() for name, x in statistics(body)}  # as this forward finds them
+        self._carried = body.carried.snapshot()
         device = next((tensor.device for tensor in self.inputs), CPU)
         self._device = CPU if device.type == "meta" else device
         self._states = [generator.get_state() for generator in generators(self._device)]
@@ -194,7 +197,8 @@ class Region:
         ):
             for generator, state in zip(generators(self._device), self._states, strict=True):
                 generator.set_state(state)
-            functional_call(self._body, own, args, kwargs)
+            with exchanged_attributes(self._carried):
+                functional_call(self._body, own, args, kwargs)
         if len(made) != self._number:
             raise UsageError(
                 f"{summary(self._body.module)} saved {self._number} tensors for its backward, and {len(made)} when it "

@@ -9,9 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from stretto.nn.carried_attributes import PLAIN, is_container, own_attributes
 from stretto.nn.devices import forked_generators
-
-PLAIN = (bool, int, float, str, bytes, type(None))
 
 
 @contextmanager
@@ -51,8 +50,60 @@ def plain_attributes(module: nn.Module) -> dict[str, object]:
 
 
 @contextmanager
+def held_restored(modules: Sequence[nn.Module]) -> Iterator[None]:
+    """After this block the tensors and containers among the modules' attributes hold what they held.
+
+    A forward may append to a list, write into a dict, or change a tensor that is no buffer: a state that it carries
+    from one batch to the next. Objects of other kinds are not looked into.
+    """
+    containers: list[tuple[Any, Any]] = []
+    tensors: list[tuple[Tensor, Tensor, int]] = []
+    known: set[int] = set()
+
+    def visit(value: Any) -> None:
+        if id(value) in known:
+            return
+        known.add(id(value))
+        if isinstance(value, Tensor):
+            if not (isinstance(value, nn.Parameter) or value.is_inference()):
+                tensors.append((value, value.detach().clone(), value._version))
+        elif is_container(value):
+            containers.append((value, value.copy()))
+            for each in value.values() if isinstance(value, dict) else value:
+                visit(each)
+        elif isinstance(value, tuple):
+            for each in value:
+                visit(each)
+
+    for module in unique(modules):
+        for value in own_attributes(module).values():
+            visit(value)
+    try:
+        yield
+    finally:
+        for held, before in containers:
+            if not holds(held, before):
+                held.clear()
+                (held.update if isinstance(held, dict | set) else held.extend)(before)
+        with torch.no_grad():
+            for tensor, value, version in tensors:
+                if tensor._version != version:
+                    tensor.copy_(value)
+
+
+def holds(container: Any, before: Any) -> bool:
+    """Whether a container has the same objects, under the same keys, as its copy from before."""
+    parts = [
+        [*each.items()] if isinstance(each, dict) else [(None, part) for part in each] for each in (container, before)
+    ]
+    return len(parts[0]) == len(parts[1]) and all(
+        one == two and value is other for (one, value), (two, other) in zip(*parts, strict=True)
+    )
+
+
+@contextmanager
 def undisturbed(modules: Sequence[nn.Module], device: torch.device) -> Iterator[None]:
-    """Evaluation mode in this block; afterwards modes, buffers, plain attributes and generators are as before.
+    """Evaluation mode in this block; afterwards modes, buffers, attributes' values and generators are as before.
 
     The caller may switch modules to training mode in the block, and resets gradients itself.
     """
@@ -64,7 +115,7 @@ def undisturbed(modules: Sequence[nn.Module], device: torch.device) -> Iterator[
     ]
     attributes = [(vars(module), plain_attributes(module)) for module in unique(modules)]
     grad_enabled = torch.is_grad_enabled()
-    with forked_generators(device), python_generators_restored(), evaluating(modules):
+    with forked_generators(device), python_generators_restored(), evaluating(modules), held_restored(modules):
         try:
             yield
         finally:
@@ -98,7 +149,8 @@ def unchanged(model: nn.Module) -> Iterator[None]:
     """Afterwards every module has its former attributes: tracers add constants, and forwards may store values."""
     before, grad_enabled = [(module, dict(vars(module))) for module in model.modules()], torch.is_grad_enabled()
     try:
-        yield
+        with held_restored([model]):
+            yield
     finally:
         torch.set_grad_enabled(grad_enabled)
         for module, attributes in before:

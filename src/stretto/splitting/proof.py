@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves
 
 from stretto.errors import UsageError
 from stretto.nn import deferred
+from stretto.nn.carried_attributes import PLAIN, own_attributes
 from stretto.nn.chain import Chain
 from stretto.nn.lost_hooks import of_torch, refuse_lost_hooks
 from stretto.nn.preserve import (
@@ -63,6 +64,7 @@ class Observation:
     gradients: dict[str, Tensor | None] = field(default_factory=dict)
     buffers: dict[str, Tensor] = field(default_factory=dict)
     attributes: dict[str, object] = field(default_factory=dict)
+    carried: tuple[str, ...] = ()
     generators: dict[str, object] = field(default_factory=dict)
     functions: frozenset[str] = frozenset()
 
@@ -137,11 +139,12 @@ def observe(
     roots = [*original.roots, *stages]
     modules = dict(whole(original.roots).named_modules())
     parameters = dict(whole(original.roots).named_parameters())
+    lost = lost_modules(modules, stages) if run is original.run else {}
     seen, frozen = Observation(), frozen_modules(original.roots)
     with as_before(roots, parameters.values()):
         for module in unique(roots):
             module.training = training and id(module) not in frozen
-        before = attributes_of(modules)
+        before, held = attributes_of(modules), held_by(lost)
         leaves = [x.detach().clone().requires_grad_(x.is_floating_point()) for x in inputs]
         seed_all(seed)
         with torch.enable_grad(), without_fused_transformers():
@@ -159,6 +162,7 @@ def observe(
             for name, buffer in module._buffers.items()
             if buffer is not None
         }
+        seen.carried = tuple(following(partial(run, *map(of_one_row, leaves)), lost, held, held_by(lost)))
         after = attributes_of(modules)
         seen.attributes = {name: after.get(name) for name in {**before, **after} if before.get(name) != after.get(name)}
         seen.generators = {
@@ -212,6 +216,64 @@ def attributes_of(modules: Mapping[str, nn.Module]) -> dict[str, object]:
         for path, module in modules.items()
         for name, value in plain_attributes(module).items()
     }
+
+
+def lost_modules(modules: Mapping[str, nn.Module], stages: Sequence[nn.Module]) -> dict[str, nn.Module]:
+    """The modules that no stage calls."""
+    called = {id(module) for module in unique(stages)}
+    return {path: module for path, module in modules.items() if id(module) not in called}
+
+
+class Held(NamedTuple):
+    """The tensors and numbers in an attribute, and what tells whether they are still the same."""
+
+    leaves: list[Any]
+    marks: Sequence[object]
+
+
+def held_by(modules: Mapping[str, nn.Module]) -> dict[str, Held]:
+    """What modules hold in attributes that are no numbers: tensors, and numbers and tensors in containers."""
+    found = {}
+    for path, module in modules.items():
+        for name, value in own_attributes(module).items():
+            if not isinstance(value, PLAIN):
+                leaves = [leaf for leaf in tree_leaves(value) if isinstance(leaf, (Tensor, *PLAIN))]
+                marks = [(id(leaf), leaf._version) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+                found[f"{path}.{name}".lstrip(".")] = Held(leaves, marks)
+    return found
+
+
+def following(
+    again: Callable[[], Any], modules: Mapping[str, nn.Module], before: Mapping[str, Held], now: Mapping[str, Held]
+) -> Iterator[str]:
+    """The names of attributes that a forward has changed, and changes otherwise for another batch: no mere cache."""
+    changed = [name for name in now if name not in before or before[name].marks != now[name].marks]
+    first = {
+        name: [leaf.detach().clone() if isinstance(leaf, Tensor) else leaf for leaf in now[name].leaves]
+        for name in changed
+    }
+    if changed:
+        again()
+    second = held_by(modules)
+    for name in changed:
+        theirs = second[name].leaves if name in second else []
+        if len(first[name]) != len(theirs) or not all(map(same_leaf, first[name], theirs)):
+            yield name
+
+
+def same_leaf(one: object, other: object) -> bool:
+    """Whether two values in an attribute are equal; objects of unknown kinds are taken for equal."""
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return alike(one, other) and torch.equal(one, other)
+    return not isinstance(one, PLAIN) or one == other
+
+
+def of_one_row(x: Tensor) -> Tensor:
+    """Another batch of the same shape: its first example in every row, halved where it is of numbers."""
+    if not x.dim():
+        return x
+    row = x.detach()[:1].expand_as(x)
+    return row / 2 if x.is_floating_point() else row.clone()
 
 
 def tensors_in(output: Any) -> list[Tensor]:
@@ -275,6 +337,8 @@ def first_difference(expected: Observation, actual: Observation) -> str | None:
     for name in {**expected.attributes, **actual.attributes}:
         if expected.attributes.get(name) != actual.attributes.get(name):
             return f"the attribute {name} does not become {expected.attributes.get(name)!r}, as in the model"
+    if expected.carried and expected.carried != actual.carried:
+        return f"the attribute {expected.carried[0]} does not follow the batch, as in the model"
     drawn = drawn_otherwise(expected, actual)
     return f"they draw other random numbers from {drawn[0]}" if drawn else None
 
@@ -296,7 +360,7 @@ def cause(expected: Observation, actual: Observation) -> str:
     drawn = drawn_otherwise(expected, actual)
     if drawn:
         return f"What its forward draws from {' and '.join(drawn)} would be the same at every step: draw it {apart}"
-    kept = [name for name in expected.attributes if name not in actual.attributes]
+    kept = [*(name for name in expected.attributes if name not in actual.attributes), *expected.carried]
     if kept:
         return f"What its forward keeps in {', '.join(kept[:3])} would be lost: keep it {apart}"
     return ""

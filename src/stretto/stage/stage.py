@@ -20,10 +20,11 @@ from stretto.losses.sums import Sum
 from stretto.losses.value import Loss, call, mean_and_weight, of_stage, trial_of_stage, value_function
 from stretto.nn.batch import as_tuple, tensors_in, to_device, with_names_of
 from stretto.nn.buffers import Buffers, Snapshot, exchanged
+from stretto.nn.carried_attributes import Carried, CarriedAttributes, exchanged_attributes
 from stretto.nn.input_errors import advice_on, error_text, is_misfit
 from stretto.nn.layer_recompute import Recomputing, recomputed
 from stretto.nn.nested import tensors_of
-from stretto.nn.preserve import device_of
+from stretto.nn.preserve import device_of, unique
 from stretto.nn.seeding import ForwardSeeds
 from stretto.nn.shapes import describe, summary
 from stretto.nn.sharded_modules import gathered, is_sharded, local_share, local_state, whole_state
@@ -90,11 +91,12 @@ class Graph:
 
 @dataclass(slots=True)
 class ForwardState:
-    """What one forward without a graph saw, for its recompute: the version, its updates, the buffers before it."""
+    """What one forward without a graph saw, for its recompute: the version, its updates, and the state before it."""
 
     version: Any
     updates: int
     buffers: Snapshot
+    attributes: Carried
     tied: Mapping[int, nn.Parameter]
 
 
@@ -170,6 +172,7 @@ class Stage:
         self.updates = 0
         self._recompute = index in rules.recompute
         self._buffers = Buffers([part for part in (module, head) if part is not None])
+        self._carried = CarriedAttributes(unique([part for part in (module, head) if part is not None]))
         self._fitting: Kinds | None = None  # of the first micro-batch whose forward succeeded
         self._reads_own = False  # whether the loss is known to train this stage's parameters alone
         self._tried = False  # whether a forward of this phase has run, for a recompute
@@ -319,7 +322,7 @@ class Stage:
 
     def _first_forward(self, microbatch: int, operands: Mapping[str, Any], updates: int) -> dict[str, Any]:
         # The very first one makes a graph all the same: a module that cannot train is refused before an update.
-        buffers = self._buffers.snapshot()
+        buffers, attributes = self._buffers.snapshot(), self._carried.snapshot()
         with torch.set_grad_enabled(not self._tried):
             results = self._forward(microbatch, operands, updates)
         self._tried = True
@@ -327,13 +330,13 @@ class Stage:
         return {
             **results,
             "input": operands["activation"],
-            "version": ForwardState(graph.version, updates, buffers, graph.tied),
+            "version": ForwardState(graph.version, updates, buffers, attributes, graph.tied),
         }
 
     def _second_forward(self, microbatch: int, operands: Mapping[str, Any]) -> dict[str, Any]:
         seen: ForwardState = operands["version"]
         given = {**operands, "activation": operands["input" if "input" in operands else "recomputed"]}
-        with exchanged(seen.buffers):
+        with exchanged(seen.buffers), exchanged_attributes(seen.attributes):
             results = self._forward(microbatch, given, seen.updates, seen)
         results["graph"].recomputed = self.updates
         return {"graph": results["graph"], "recomputed": results.get("activation")}

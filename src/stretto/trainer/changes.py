@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from stretto.errors import UsageError
+from stretto.nn.carried_attributes import PLAIN
 from stretto.nn.lost_hooks import REMEDY, hooks_of
-from stretto.nn.preserve import PLAIN, unique
+from stretto.nn.preserve import unique
 from stretto.options.object_digest import names_in
 from stretto.stage.stage import Stage
 
