@@ -598,6 +598,28 @@ class Stage:
         if self.agreement is not None:
             self.agreement.settle(self._stepped(), self.updates, self.masters.follow)
 
+    def borrows(self, parameter: nn.Parameter) -> bool:
+        """Whether another stage owns a parameter."""
+        return self._borrows is not None and not self._borrows.not_borrowed([parameter])
+
+    def follow_weights(self) -> None:
+        """Let float32 masters follow weights that were set by hand.
+
+        Raises UsageError where replicas have shared them out.
+        """
+        if self._share is None:
+            self.masters.take_over()
+        elif self.masters.copies:
+            raise UsageError(
+                f"stage {self.index}: weights were set by hand, and replicas have shared out their float32 masters: "
+                "set weights before the Trainer is made"
+            )
+
+    def begin_agreement(self) -> None:
+        """Start from the weights as they are, the same in all replicas."""
+        if self.agreement is not None:
+            self.agreement.begin(self._stepped(), self.updates)
+
     def _stepped(self) -> list[Tensor]:
         # The tensors that the optimizer steps.
         return list(dict.fromkeys(self.masters.of(parameter) for parameter in self._parameters))

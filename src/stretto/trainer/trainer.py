@@ -49,6 +49,7 @@ from stretto.trainer.feed import Needs, digest_of_batch
 from stretto.trainer.fit import Callback, FitArguments, FitLoop, Log
 from stretto.trainer.history import History
 from stretto.trainer.metrics import named_metrics
+from stretto.trainer.set_by_hand import SetByHand
 from stretto.trainer.tracking import Tracking
 from stretto.trainer.weight_files import write_index, write_part
 from stretto.trainer.weight_observer import Observer
@@ -192,6 +193,7 @@ class Trainer:
         self.weight_bytes = built.weight_bytes
         self._begin(built)
         self._settled = settled(self._stages, given, in_parts=self.schedule.per_turn > 1)
+        self._by_hand = SetByHand(self._replicas, sync, data=mesh.data, lag=self.lag)
 
     def _begin(self, built: Construction) -> None:
         # What trains, before the first minibatch.
@@ -278,6 +280,7 @@ class Trainer:
         n = self._entered
         with self._backend.together():
             self._settled.check()
+            self._by_hand.check(drained=self._drained)
             loads = self._splitter.loads(x, y)
             if self.processes > 1 and self.sync.serving is None:  # else each replica has a pace of its own
                 self._compare_batch(n, x, y)
@@ -441,6 +444,7 @@ class Trainer:
         try:
             with self._backend.together(), torch.enable_grad(), self._generator:
                 yield
+            self._by_hand.remember()
         except BaseException as error:
             what = what if number is None else f"{what} {number}"
             if self._backend.can_retry and idle and before == self._interpreter.updates:
@@ -509,8 +513,9 @@ class Trainer:
         measured = named_metrics("evaluate: metrics", metrics)
         self._pause()
         with self._backend.together(), given.explaining_misfits(), self.pausing("evaluation"):
-            self._backend.refresh(self._stages, self.rules)
-            return self._backend.evaluate(self.stages, self.specification, given, measured)
+            self._refresh()
+            with self._by_hand.own_work():
+                return self._backend.evaluate(self.stages, self.specification, given, measured)
 
     def predict(self, batches: Iterable[Batch]) -> list[Any] | None:
         """The model's output for each batch of inputs x, on the CPU, in evaluation mode, with the current weights.
@@ -522,8 +527,14 @@ class Trainer:
         given = InputBatches("predict", batches)
         self._pause()
         with self._backend.together(), given.explaining_misfits(), self.pausing("prediction"):
+            self._refresh()
+            with self._by_hand.own_work():
+                return self._backend.predict(self.stages, self.specification, given)
+
+    def _refresh(self) -> None:
+        # On several processes, bring borrowed weights up to date.
+        with self._by_hand.own_work():
             self._backend.refresh(self._stages, self.rules)
-            return self._backend.predict(self.stages, self.specification, given)
 
     @property
     def optimizers(self) -> list[torch.optim.Optimizer | None]:
@@ -737,7 +748,7 @@ class Trainer:
             finally:
                 self._sums = False
         with self._backend.together():
-            self._backend.refresh(self._stages, self.rules)
+            self._refresh()
 
     def gather(self) -> dict[str, Tensor] | None:
         """The trained weights under the keys of `model.state_dict()`, and those of heads as `heads.<s>.<name>`.
@@ -747,7 +758,7 @@ class Trainer:
         """
         self._pause()
         with self._backend.together():
-            self._backend.refresh(self._stages, self.rules)
+            self._refresh()
             gathered = self._backend.gather({index: self._weights_of(index) for index in self._stages})
         if gathered is None:
             return None
@@ -767,7 +778,7 @@ class Trainer:
         check_path("write_weights: folder", folder)
         self._pause()
         with self._backend.together():
-            self._backend.refresh(self._stages, self.rules)
+            self._refresh()
             states = {index: self._weights_of(index) for index in self._stages}
             written: dict[int, State] = {}
             for index, state in states.items():
@@ -935,6 +946,8 @@ class Trainer:
             for (stage, _), state in zip(loads, before, strict=True):
                 stage.load_state_dict(state, "the state before")
             raise
+        finally:
+            self._by_hand.remember()
 
 
 def _rates(optimizer: torch.optim.Optimizer) -> float | list[float] | None:
