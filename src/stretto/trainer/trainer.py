@@ -184,6 +184,12 @@ class Trainer:
         known = [] if self._backend.rank else stages
         if parts > 1 and uses_batch_statistics([*known, *built.stages]):
             warnings.warn(parted_norms(f"{parts} parts of a minibatch (micro-batches, replicas)"), stacklevel=2)
+        if built.in_evaluation:
+            warnings.warn(
+                "all layers are in evaluation mode, and train so, as in a plain loop: without dropout, with the "
+                "statistics that batch norms have; call model.train() before the Trainer is made unless that is meant",
+                stacklevel=2,
+            )
         self.stages, self.heads = built.stages, built.heads
         self.schedule, self.rules = built.schedule, built.rules
         self.lag, self.placement = built.lag, built.placement
