@@ -31,6 +31,7 @@ from stretto.nn.preserve import (
     unique,
     without_fused_transformers,
 )
+from stretto.options.object_digest import names_in
 from stretto.splitting.cost import Inputs
 
 RUNS = ((True, 0), (True, 1), (False, 0))  # training or evaluation, and the seed of all generators
@@ -108,7 +109,7 @@ def prove(original: Original, stages: Sequence[nn.Module], inputs: Inputs | None
                 difference = f"the model itself comes to other numbers when it is called again ({varies})"
             raise UsageError(
                 f"the stages of {original.title} do not train as the model does: in {mode}, {difference}. "
-                f"{cause(expected, actual) or why[0].upper() + why[1:]}"
+                f"{cause(expected, actual, original.roots) or why[0].upper() + why[1:]}"
             )
     count = len(list(whole(original.roots).parameters()))
     text = (
@@ -343,7 +344,7 @@ def first_difference(expected: Observation, actual: Observation) -> str | None:
     return f"they draw other random numbers from {drawn[0]}" if drawn else None
 
 
-def cause(expected: Observation, actual: Observation) -> str:
+def cause(expected: Observation, actual: Observation, roots: Sequence[nn.Module]) -> str:
     """The construct of the forward that stages do not have, with a remedy; empty if none is known."""
     lost = sorted(expected.functions - actual.functions)
     apart = "in a module of its own, which is called as it is, or give split a list of layers"
@@ -361,6 +362,11 @@ def cause(expected: Observation, actual: Observation) -> str:
     if drawn:
         return f"What its forward draws from {' and '.join(drawn)} would be the same at every step: draw it {apart}"
     kept = [*(name for name in expected.attributes if name not in actual.attributes), *expected.carried]
+    if any("autocast" in names_in(type(root).forward.__code__) for root in roots):
+        return (
+            "Its forward enters torch.autocast between its blocks, which is not recorded: give the Trainer "
+            f"precision='bf16-autocast', or enter it {apart}"
+        )
     if kept:
         return f"What its forward keeps in {', '.join(kept[:3])} would be lost: keep it {apart}"
     return ""

@@ -54,7 +54,7 @@ class Settled:
         self._entries += [
             (vars(module), name, vars(module)[name])
             for module in lost
-            for name in sorted(read_in_forward(type(module)))
+            for name in sorted(read_in_forward(type(module)) - {"training"})
             if name in vars(module) and isinstance(vars(module)[name], PLAIN)
         ]
         self._hooks = [(hooks, len(hooks)) for module in lost for hooks in hooks_of(module)]
