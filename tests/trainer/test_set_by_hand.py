@@ -137,6 +137,18 @@ def test_replicas_that_meet_later_begin_with_weights_set_before_the_first_step(s
     assert distance(ours, nn.ModuleList(first)) == 0
 
 
+@pytest.mark.parametrize("options", [{"method": "pipedream"}, {"mesh": REPLICAS}, {"precision": "bf16"}])
+def test_another_parameter_in_its_place_is_refused(options):
+    """No optimizer has it; stashed weights would put the former one back."""
+    given = stages(dtype=torch.float32)
+    trainer = stretto.Trainer(given, cross_entropy, sgd, **options)
+    trainer.step(*batch(0, torch.float32))
+    trainer.flush()
+    given[1].weight = nn.Parameter(given[1].weight.detach().clone())
+    with pytest.raises(stretto.UsageError, match=r"^1\.weight is another parameter since the last step"):
+        trainer.step(*batch(1, torch.float32))
+
+
 def test_after_a_flush_a_pipeline_goes_on_from_them():
     given = stages()
     model = nn.ModuleList(given)

@@ -6,9 +6,10 @@ the outer step of replicas and minibatches in flight hold weights of their own, 
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from stretto.errors import UsageError
 from stretto.nn.sharded_modules import is_sharded
@@ -16,11 +17,14 @@ from stretto.replicas import Sync
 from stretto.stage.stage import Stage
 
 Stages = Mapping[int, Stage]
-Mark = tuple[int, int, int]  # of a tensor object, its storage and its values
+Place = tuple[
+    str, dict[str, Tensor | None], str
+]  # the name of a parameter or buffer, its module's dict, its name there
+Mark = tuple[Tensor | None, int, int]  # a tensor, its memory, and how often it was written to
 
 
 class SetByHand:
-    """What weights were after the last step. `check` looks at some 200 ns for each tensor, where copies are held."""
+    """What weights were after the last step. Where copies are held, `check` takes some 200 ns for each tensor."""
 
     def __init__(self, replicas: Sequence[Stages], sync: Sync, *, data: int, lag: int) -> None:
         """`replicas` are those of this process, of `data` in all; `lag` is how many minibatches may be in flight."""
@@ -28,24 +32,21 @@ class SetByHand:
         self._sync, self._data, self._lag = sync, data, lag
         self._masters = any(stage.masters.copies for stages in replicas for stage in stages.values())
         kept = data > 1 and (sync.serving is not None or sync.agreement != "A" or sync.shares_optimizer)
-        self._watches = bool(self._masters or self._copies or kept or lag)
-        self._all = data > 1  # frozen parameters and buffers, too
+        watches = bool(self._masters or self._copies or kept or lag)
+        self._places = places_of(self._own, buffers=data > 1) if watches else []
         self._marks = self._marked()
         self._began = False
 
-    def _tensors(self, stages: Stages) -> Iterator[tuple[str, Tensor]]:
-        for index, stage in stages.items():
-            for title, part in ((str(index), stage.module), (f"heads.{index}", stage.head)):
-                if part is None or is_sharded(part):
-                    continue
-                for name, parameter in part.named_parameters():
-                    if (self._all or parameter.requires_grad) and not stage.borrows(parameter):
-                        yield f"{title}.{name}", parameter
-                if self._all:
-                    yield from ((f"{title}.{name}", buffer) for name, buffer in part.named_buffers())
+    def _marked(self) -> list[Mark]:
+        return [mark(held.get(name)) for _, held, name in self._places]
 
-    def _marked(self) -> dict[str, Mark]:
-        return {name: mark(tensor) for name, tensor in self._tensors(self._own)} if self._watches else {}
+    def _changed(self) -> list[int]:
+        # The numbers of the places whose tensors are not as they were.
+        return [
+            number
+            for number, (now, then) in enumerate(zip(self._marked(), self._marks, strict=True))
+            if now[0] is not then[0] or now[1:] != then[1:]
+        ]
 
     def remember(self) -> None:
         """Take the weights as they are for what training has made of them."""
@@ -54,33 +55,44 @@ class SetByHand:
     @contextmanager
     def own_work(self) -> Iterator[None]:
         """In this block training itself may change weights and buffers."""
-        changed = self._changed()
+        changed, before = self._changed(), self._marks
         yield
-        self._marks = self._marked() | {name: before for name, before in self._marks.items() if name in changed}
-
-    def _changed(self) -> list[str]:
-        return [name for name, now in self._marked().items() if self._marks.get(name) != now]
+        self._marks = self._marked()
+        for number in changed:
+            self._marks[number] = before[number]
 
     def check(self, *, drained: bool) -> None:
         """Let copies follow what was changed since. Raises UsageError where they cannot.
 
         `drained`: no minibatch is in flight.
         """
-        if not self._watches:
+        if not self._places:
             return
-        changed = self._changed()
         if self._masters and not self._began:  # also what no version counter tells: parameter.data.copy_
             self._follow(self._own)
         self._began = True
-        if not changed:
-            return
-        what = f"{changed[0]} was set by hand since the last step"
-        fresh = not any(stage.updates for stage in self._own.values())
-        if self._data > 1 and (self._sync.serving is not None or self._moved(changed)):
-            raise UsageError(
-                f"{what}; under sync={self._sync} other copies of it train: set weights before the Trainer is made"
-            )
-        if self._data > 1 and self._sync.agreement != "A" and not fresh:
+        if changed := self._changed():
+            self._refuse(changed, drained)
+            self._copy(changed)
+
+    def _refuse(self, changed: Sequence[int], drained: bool) -> None:
+        for number in changed:
+            title, held, name = self._places[number]
+            before, memory, _ = self._marks[number]
+            now = held.get(name)
+            if isinstance(before, nn.Parameter) and now is not before:
+                raise UsageError(
+                    f"{title} is another parameter since the last step, which no optimizer has: change its values in "
+                    "place, under torch.no_grad(), or make the Trainer again"
+                )
+            moved = self._sync.shares_optimizer and not self._copies and mark(now)[1] != memory
+            if self._data > 1 and (self._sync.serving is not None or moved):
+                raise UsageError(
+                    f"{title} was set by hand since the last step; under sync={self._sync} other copies of it train: "
+                    "set weights before the Trainer is made"
+                )
+        what = f"{self._places[changed[0]][0]} was set by hand since the last step"
+        if self._data > 1 and self._sync.agreement != "A" and not self._fresh:
             raise UsageError(
                 f"{what}; under sync={self._sync} replicas differ between their meetings, and would not all have it: "
                 "set weights before the first step, or choose sync='all-reduce'"
@@ -90,15 +102,23 @@ class SetByHand:
                 f"{what}, while minibatches are in flight that were computed with it: call flush() before weights are "
                 "set"
             )
-        with torch.no_grad():
-            given = dict(self._tensors(self._own))
-            for copy in self._copies:
-                for name, tensor in self._tensors(copy):
-                    if name in changed:
-                        tensor.copy_(given[name])
+
+    @property
+    def _fresh(self) -> bool:
+        return not any(stage.updates for stage in self._own.values())
+
+    @torch.no_grad()
+    def _copy(self, changed: Sequence[int]) -> None:
+        for copy in self._copies:
+            places = places_of(copy, buffers=True)
+            for number in changed:
+                _, held, name = self._places[number]
+                given, taking = held.get(name), places[number][1].get(places[number][2])
+                if given is not None and taking is not None:
+                    taking.copy_(given)
         for stages in (self._own, *self._copies):
             self._follow(stages)
-            if fresh and self._data > 1:
+            if self._fresh and self._data > 1:
                 for stage in stages.values():
                     stage.begin_agreement()
 
@@ -106,14 +126,30 @@ class SetByHand:
         for stage in stages.values():
             stage.follow_weights()
 
-    def _moved(self, changed: Sequence[str]) -> bool:
-        # Whether a share of an optimizer steps views of memory that a parameter has left.
-        if not self._sync.shares_optimizer or self._copies:
-            return False
-        given = dict(self._tensors(self._own))
-        return any(name in self._marks and self._marks[name][1] != mark(given[name])[1] for name in changed)
+
+def places_of(stages: Stages, *, buffers: bool) -> list[Place]:
+    """Where the weights of stages are that their optimizers step; with frozen ones and buffers if `buffers`."""
+    places: list[Place] = []
+    for index, stage in stages.items():
+        for title, part in ((str(index), stage.module), (f"heads.{index}", stage.head)):
+            if part is None or is_sharded(part):
+                continue
+            for path, module in part.named_modules():
+                prefix = f"{title}.{path}".rstrip(".")
+                for name, parameter in module._parameters.items():
+                    if parameter is not None and (buffers or parameter.requires_grad) and not stage.borrows(parameter):
+                        places.append((f"{prefix}.{name}", cast(Any, module._parameters), name))
+                if buffers:
+                    places += [(f"{prefix}.{name}", module._buffers, name) for name in module._buffers]
+    return places
 
 
-def mark(tensor: Tensor) -> Mark:
+def mark(tensor: Tensor | None) -> Mark:
     """What changes when a tensor is replaced, given other memory, or written to in place."""
-    return id(tensor), 0 if tensor.is_meta else tensor.data_ptr(), tensor._version
+    if tensor is None:
+        return None, 0, 0
+    try:
+        memory = tensor.data_ptr()
+    except RuntimeError:  # sparse tensors have none, nor those without values
+        memory = 0
+    return tensor, memory, tensor._version
