@@ -603,17 +603,9 @@ class Stage:
         return self._borrows is not None and not self._borrows.not_borrowed([parameter])
 
     def follow_weights(self) -> None:
-        """Let float32 masters follow weights that were set by hand.
-
-        Raises UsageError where replicas have shared them out.
-        """
+        """Let float32 masters follow weights that were set by hand, unless replicas have shared masters out."""
         if self._share is None:
             self.masters.take_over()
-        elif self.masters.copies:
-            raise UsageError(
-                f"stage {self.index}: weights were set by hand, and replicas have shared out their float32 masters: "
-                "set weights before the Trainer is made"
-            )
 
     def begin_agreement(self) -> None:
         """Start from the weights as they are, the same in all replicas."""

@@ -85,8 +85,9 @@ class SetByHand:
                     f"{title} is another parameter since the last step, which no optimizer has: change its values in "
                     "place, under torch.no_grad(), or make the Trainer again"
                 )
-            moved = self._sync.shares_optimizer and not self._copies and mark(now)[1] != memory
-            if self._data > 1 and (self._sync.serving is not None or moved):
+            lost = self._masters or mark(now)[1] != memory  # a share of the optimizer steps views of the memory
+            shared = self._sync.shares_optimizer and not self._copies and lost
+            if self._data > 1 and (self._sync.serving is not None or shared):
                 raise UsageError(
                     f"{title} was set by hand since the last step; under sync={self._sync} other copies of it train: "
                     "set weights before the Trainer is made"
