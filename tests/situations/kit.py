@@ -60,6 +60,8 @@ def answer(number: int, method: str) -> str:
         actual = sides.ours()  # first, as it tells which stage has which weights
     except stretto.UsageError as error:
         return f"refused: {error}"
+    except ModuleNotFoundError:
+        raise
     except Exception as error:  # noqa: BLE001 (it is the answer)
         actual = error
     try:
