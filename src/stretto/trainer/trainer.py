@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from stretto.checkpoint import Manifest, read_manifest, read_stage
 from stretto.errors import StrettoError, UsageError
 from stretto.losses import Loss, understand
+from stretto.losses.network_reads import network_of, refuse_network_reads
 from stretto.mesh import Mesh
 from stretto.methods import Method
 from stretto.methods.advice import explained, other_advice
@@ -180,6 +181,8 @@ class Trainer:
                     self.specification, self._backend, stages, example=example, heads=heads, workers=workers
                 )
                 refuse_hidden_norms(self.method, built.schedule.per_turn, built.stages)
+            if len(stages) > 1 or built.schedule.per_turn * mesh.data > 1:
+                refuse_network_reads(self.loss, network_of(given))
         parts = built.schedule.per_turn * mesh.data
         known = [] if self._backend.rank else stages
         if parts > 1 and uses_batch_statistics([*known, *built.stages]):
