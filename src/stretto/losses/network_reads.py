@@ -28,7 +28,8 @@ class Reach:
     """What a function sees: modules, containers and code, by its closure, defaults, globals, and object."""
 
     def __init__(self, function: Any, network: set[nn.Module]) -> None:
-        self.modules: set[nn.Module] = set()
+        self.modules: set[nn.Module] = set()  # of the network
+        self.others: list[nn.Module] = []
         self.containers: dict[int, Any] = {}
         self.codes: list[CodeType] = []
         self._network, self._seen = network, set[int]()
@@ -48,7 +49,7 @@ class Reach:
             return value.__func__, value.__self__
         if isinstance(value, functools.partial):
             return value.func, *value.args, *value.keywords.values()
-        if isinstance(value, nn.Module) and value in self._network:
+        if issubclass(type(value), nn.Module) and value in self._network:  # a weak proxy only says that it is one
             self.modules.add(value)
             return ()
         if isinstance(value, (*CONTAINERS, tuple)):
@@ -57,7 +58,10 @@ class Reach:
             return islice(value.values() if isinstance(value, dict) else value, FIRST)
         if isinstance(value, type | ModuleType | Tensor) or not hasattr(value, "__dict__") or not is_own(type(value)):
             return ()
-        call = getattr(type(value), "forward" if isinstance(value, nn.Module) else "__call__", None)
+        is_module = issubclass(type(value), nn.Module)
+        if is_module:
+            self.others.append(value)
+        call = getattr(type(value), "forward" if is_module else "__call__", None)
         return (*vars(value).values(), *([call] if isinstance(call, FunctionType) else []))
 
     def _of_function(self, function: FunctionType) -> Iterator[Any]:
@@ -76,7 +80,7 @@ class Reach:
 
     def names(self) -> set[str]:
         """The attributes that its code reads, by name; with those that methods of the modules it sees read."""
-        kinds = {type(part) for module in self.modules for part in module.modules()}
+        kinds = {type(part) for module in self.modules for part in module.modules()} | set(map(type, self.others))
         known, pending = set[str](), list(self.codes)
         while pending:
             code = pending.pop()
@@ -84,7 +88,7 @@ class Reach:
                 known.add(name)
                 for kind in kinds:
                     method = getattr(kind, name, None)
-                    if isinstance(method, FunctionType) and not of_torch(method) and name not in ("forward", "train"):
+                    if isinstance(method, FunctionType) and is_own(method) and name != "forward":
                         pending.append(method.__code__)
         return known
 
@@ -132,7 +136,9 @@ def network_of(given: object) -> Iterator[tuple[str, nn.Module]]:
             yield from ((f"stage {index}.{path}".rstrip("."), module) for path, module in stage.named_modules())
 
 
-def refuse_network_reads(loss: Callable[..., Any], named: Iterable[tuple[str, nn.Module]]) -> None:
+def refuse_network_reads(
+    loss: Callable[..., Any], named: Iterable[tuple[str, nn.Module]], title: str = "the loss"
+) -> None:
     """Raise UsageError for a loss that reads what forwards or hooks of these modules, by name, leave."""
     while isinstance(loss, MeanOverExamples):
         loss = loss.loss
@@ -147,7 +153,7 @@ def refuse_network_reads(loss: Callable[..., Any], named: Iterable[tuple[str, nn
         names, parts = reach.names(), {part for module in reach.modules for part in module.modules()}
         for module in sorted(parts & network, key=lambda module: paths[module]):
             if read := stored_in_forward(type(module)) & names:
-                raise UsageError(f"the loss reads {paths[module]}.{min(read)}, which forwards assign: {REMEDY}")
+                raise UsageError(f"{title} reads {paths[module]}.{min(read)}, which forwards assign: {REMEDY}")
     if reach.containers:
         for module, path in paths.items():
             for hooks in (module._forward_hooks, module._forward_pre_hooks):
@@ -155,7 +161,7 @@ def refuse_network_reads(loss: Callable[..., Any], named: Iterable[tuple[str, nn
                     seen = Reach(hook, network)
                     if any(map(fills, seen.codes)) and seen.containers.keys() & reach.containers.keys():
                         raise UsageError(
-                            f"the loss reads what the hook {getattr(hook, '__qualname__', type(hook).__name__)} of "
+                            f"{title} reads what the hook {getattr(hook, '__qualname__', type(hook).__name__)} of "
                             f"{path} puts into a container: {REMEDY}"
                         )
 

@@ -354,7 +354,7 @@ class Stage:
         before = list(map(VERSION, given))
         output, version, tied = self._run_module(given, operands, updates, seen)
         if not self._changes_input and before != list(map(VERSION, given)):
-            raise UsageError(IN_PLACE.format(self.index))
+            raise UsageError(IN_PLACE.format(self.index, "the stage before it" if self.index else "the batch"))
         outputs = output if isinstance(output, tuple) else (output,)
         if not (self._is_last and not self._split) and not all(isinstance(tensor, Tensor) for tensor in outputs):
             kinds = ", ".join(type(tensor).__name__ for tensor in outputs)
@@ -732,8 +732,8 @@ def kinds_of(operands: Mapping[str, Any]) -> Kinds:
 
 
 IN_PLACE = (
-    "stage {} changes its input in place, which belongs to the stage before it: begin the stage with an operation that "
-    "does not work in place (or with `x.clone()`)"
+    "stage {} changes its input in place, which belongs to {}: begin the stage with an operation that does not work in "
+    "place (or with `x.clone()`)"
 )
 
 
