@@ -66,10 +66,11 @@ class Trainer:
     """Trains `stages`, one module after the other, with any method, on one device.
 
     Args:
-        stages: one nn.Module per stage, in order, or a function that builds it (seeded by `seed` and the stage's
-            index alone). Modules are trained in place, in the modes (training, evaluation) that they have. A stage that returns a tuple hands its members to the next
-            stage as arguments. One may be compiled, `torch.compile(stage)`, but not where a method's backward sees
-            other weights than its forward; `_orig_mod.` is then part of its keys, in `model`, `gather` and checkpoints.
+        stages: one nn.Module per stage, in order, or a function that builds it (seeded by `seed` and the stage's index
+            alone). Modules are trained in place, in the modes (training, evaluation) that they have. A stage that
+            returns a tuple hands its members to the next stage as arguments. One may be compiled,
+            `torch.compile(stage)`, but not where a method's backward sees other weights than its forward; `_orig_mod.`
+            is then part of its keys, in `model`, `gather` and checkpoints.
         loss: (output, target) -> mean loss over the examples of a batch, or (sum, count): a sum over the entries that
             count (tokens that are not padding, say) and their number. The gradient is then that of the whole
             minibatch's sum over its count, however it is cut. Every auxiliary head uses it too. torch's cross_entropy,
@@ -99,11 +100,12 @@ class Trainer:
         seed: decides the weights of auxiliary heads and of stages given as functions, and all random numbers that
             stages draw in training (dropout). These depend on the stage and the micro-batch only; the global generator
             is left alone.
-        precision: None computes as the modules are. "bf16" converts stages, heads and floating-point inputs to
-            bfloat16 (norms with running statistics stay in float32); the optimizer steps float32 masters, and the loss
-            gets float32 outputs. `stages` and `model` hold the bfloat16 weights, which follow the masters; weights that
-            are set between steps are taken over by these, rounded. "bf16-autocast" leaves the weights and runs forwards, heads and
-            losses under torch.autocast; methods whose backward sees other weights than its forward are refused.
+        precision: None computes as the modules are. "bf16" converts stages, heads and floating-point inputs to bfloat16
+            (norms with running statistics stay in float32); the optimizer steps float32 masters, and the loss gets
+            float32 outputs. `stages` and `model` hold the bfloat16 weights, which follow the masters; weights that are
+            set between steps are taken over by these, rounded. "bf16-autocast" leaves the weights and runs forwards,
+            heads and losses under torch.autocast; methods whose backward sees other weights than its forward are
+            refused.
 
         mesh: how processes share the work besides the pipeline: Mesh(data=2) trains two replicas of it, each on its
             part of every minibatch's examples; Mesh(tensor=2) lets two processes share the weights of each stage
