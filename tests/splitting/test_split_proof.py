@@ -199,6 +199,49 @@ def test_it_is_carried_on_once_a_micro_batch(method, options):
     assert [len(block.states) for block in model.blocks] == [6] * 4
 
 
+class Averaging(nn.Module):
+    """A block with a moving average of its own weights, which its forward moves."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.slow = nn.Linear(8, 8), nn.Linear(8, 8).requires_grad_(False)
+
+    def forward(self, x):
+        with torch.no_grad():
+            for slow, fast in zip(self.slow.parameters(), self.linear.parameters(), strict=True):
+                slow.lerp_(fast, 0.5)
+        return self.linear(x) + self.slow(x).detach()
+
+
+def averaging():
+    return Blocks(lambda model, x: model.head(model.run(x)), block=Averaging)
+
+
+def test_weights_that_a_forward_moves_are_left_as_they_were():
+    model = averaging()
+    before = copy.deepcopy(model.state_dict())
+    assert "proved on the example" in stretto.split(model, 2, example=X).explanation
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_a_model_too_large_to_be_copied_is_refused_if_its_forward_moves_weights(monkeypatch):
+    monkeypatch.setattr("stretto.nn.preserve.COPIED", 0)
+    with pytest.raises(UsageError, match=r"changes its parameter blocks\.0\.slow\.weight in place.*too large"):
+        stretto.split(averaging(), 2, example=X)
+    stretto.split(Blocks(lambda model, x: model.head(model.run(x))), 2, example=X)
+
+
+@pytest.mark.parametrize(
+    ("method", "options"), [("1f1b(recompute=true,microbatches=2)", {}), ("backprop", {"recompute": "full"})]
+)
+def test_they_would_move_twice_where_a_forward_is_computed_again(method, options):
+    stages = stretto.split(averaging(), 2, example=X)
+    sgd = lambda params: torch.optim.SGD(params, lr=0.1)  # noqa: E731
+    trainer = stretto.Trainer(stages, nn.functional.cross_entropy, sgd, method, **options)
+    with pytest.raises(UsageError, match=r"changes its parameter .*slow\.weight in place, and would do so twice"):
+        trainer.step(X, torch.arange(4) % 3)
+
+
 def test_a_function_whose_backward_is_recorded_is_none():
     """It is cut by torch.export, which looks into it: the gradients are the same."""
     stages = stretto.split(Blocks(lambda model, x: model.head(Doubled.apply(model.run(x)))), 2, example=X)

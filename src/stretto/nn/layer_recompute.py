@@ -6,7 +6,7 @@ forward on the same inputs, weights, buffers and random numbers. So gradients ar
 2016, arXiv 1604.06174; selective: Korthikanti et al. 2022, arXiv 2205.05198).
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -150,6 +150,7 @@ class Region:
     def run(self) -> Any:
         """The first forward. Raises UsageError for a module that changes its input in place."""
         before = [tensor._version for tensor in self.inputs]
+        weights = {name: weight._version for name, weight in self._weights.items()}
         with saved_tensors_hooks(self.pack, self.unpack):
             output = self._body(*self._args, **self._kwargs)
         if before != [tensor._version for tensor in self.inputs]:
@@ -157,6 +158,7 @@ class Region:
                 f"{summary(self._body.module)} changes its input in place, which its backward would need again: begin "
                 "it with an operation that does not work in place, or leave recompute= out"
             )
+        refuse_changed_weights(summary(self._body.module), self._weights, weights)
         return output
 
     def pack(self, tensor: Tensor) -> Tensor | int:
@@ -205,6 +207,16 @@ class Region:
                 "ran again: what is recomputed has to do the same in each call; leave recompute= out"
             )
         return made
+
+
+def refuse_changed_weights(title: str, weights: Mapping[str, Tensor], versions: Mapping[str, int]) -> None:
+    """Raise UsageError for weights that a forward has written to; `versions` are those from before it."""
+    changed = [name for name, weight in weights.items() if weight._version != versions[name]]
+    if changed:
+        raise UsageError(
+            f"the forward of {title} changes its parameter {changed[0].removeprefix('module.')} in place, and would do "
+            "so twice where it is computed again: keep what moves in buffers, or leave recompute= out"
+        )
 
 
 def statistics(module: nn.Module) -> Iterator[tuple[str, Tensor]]:

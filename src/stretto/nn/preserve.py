@@ -2,15 +2,18 @@
 
 import random
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from stretto.errors import UsageError
 from stretto.nn.carried_attributes import PLAIN, is_container, own_attributes
 from stretto.nn.devices import forked_generators
+
+COPIED = 1 << 26  # bytes of parameters that are copied before a model is looked at
 
 
 @contextmanager
@@ -91,6 +94,41 @@ def held_restored(modules: Sequence[nn.Module]) -> Iterator[None]:
                     tensor.copy_(value)
 
 
+@contextmanager
+def weights_restored(modules: Sequence[nn.Module]) -> Iterator[None]:
+    """After this block parameters that it wrote to, as a moving average in a forward does, have their values again.
+
+    They are copied beforehand up to COPIED bytes, frozen ones first. Raises UsageError for others that were changed.
+    """
+    named = {id(p): (name, p) for root in modules for name, p in root.named_parameters() if has_own_memory(p)}
+    kept: list[tuple[str, nn.Parameter, int, Tensor | None]] = []
+    room = COPIED
+    for name, parameter in sorted(named.values(), key=lambda pair: pair[1].requires_grad):
+        room -= parameter.nbytes
+        kept.append((name, parameter, parameter._version, parameter.detach().clone() if room >= 0 else None))
+    lost = []
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for name, parameter, version, value in kept:
+                if parameter._version != version:
+                    lost += [name] if value is None else []
+                    parameter.copy_(parameter if value is None else value)
+    if lost:
+        raise UsageError(
+            f"the model's forward changes its parameter {lost[0]} in place, and the model is too large to put it back: "
+            "split the same network in a smaller configuration, or keep what moves in buffers"
+        )
+
+
+def has_own_memory(parameter: nn.Parameter) -> bool:
+    """Whether a parameter has values, whole and each its own: no placeholder, share or sparse tensor."""
+    if parameter.is_meta or parameter.layout is not torch.strided or type(parameter.data) is not Tensor:
+        return False
+    return parameter.untyped_storage().nbytes() >= parameter.nbytes
+
+
 def holds(container: Any, before: Any) -> bool:
     """Whether a container has the same objects, under the same keys, as its copy from before."""
     parts = [
@@ -103,7 +141,7 @@ def holds(container: Any, before: Any) -> bool:
 
 @contextmanager
 def undisturbed(modules: Sequence[nn.Module], device: torch.device) -> Iterator[None]:
-    """Evaluation mode in this block; afterwards modes, buffers, attributes' values and generators are as before.
+    """Evaluation mode in this block; afterwards modes, weights, buffers, attributes and generators are as before.
 
     The caller may switch modules to training mode in the block, and resets gradients itself.
     """
@@ -115,7 +153,10 @@ def undisturbed(modules: Sequence[nn.Module], device: torch.device) -> Iterator[
     ]
     attributes = [(vars(module), plain_attributes(module)) for module in unique(modules)]
     grad_enabled = torch.is_grad_enabled()
-    with forked_generators(device), python_generators_restored(), evaluating(modules), held_restored(modules):
+    generators = forked_generators(device), python_generators_restored()
+    with ExitStack() as stack:
+        for context in (*generators, evaluating(modules), held_restored(modules), weights_restored(modules)):
+            stack.enter_context(context)
         try:
             yield
         finally:

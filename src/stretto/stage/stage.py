@@ -22,7 +22,7 @@ from stretto.nn.batch import as_tuple, tensors_in, to_device, with_names_of
 from stretto.nn.buffers import Buffers, Snapshot, exchanged
 from stretto.nn.carried_attributes import Carried, CarriedAttributes, exchanged_attributes
 from stretto.nn.input_errors import advice_on, error_text, is_misfit
-from stretto.nn.layer_recompute import Recomputing, recomputed
+from stretto.nn.layer_recompute import Recomputing, recomputed, refuse_changed_weights
 from stretto.nn.nested import tensors_of
 from stretto.nn.preserve import device_of, unique
 from stretto.nn.seeding import ForwardSeeds
@@ -323,8 +323,11 @@ class Stage:
     def _first_forward(self, microbatch: int, operands: Mapping[str, Any], updates: int) -> dict[str, Any]:
         # The very first one makes a graph all the same: a module that cannot train is refused before an update.
         buffers, attributes = self._buffers.snapshot(), self._carried.snapshot()
+        weights = dict(self.module.named_parameters())
+        versions = {name: weight._version for name, weight in weights.items()}
         with torch.set_grad_enabled(not self._tried):
             results = self._forward(microbatch, operands, updates)
+        refuse_changed_weights(f"stage {self.index}", weights, versions)
         self._tried = True
         graph: Graph = results.pop("graph")
         return {
