@@ -100,6 +100,26 @@ def test_modules(make, message):
     assert all(map(torch.equal, before, lit.weights(module)))
 
 
+class Noting(nn.Module):
+    """Leaves a number for the step."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner, self.noted = inner, None
+
+    def forward(self, x):
+        x = self.inner(x)
+        self.noted = x.detach().square().mean()
+        return x
+
+
+def test_a_step_that_reads_what_forwards_leave_is_refused():
+    module = step(lambda self, batch, batch_idx: cross_entropy(self(batch[0]), batch[1]) * self.net[0].noted)()
+    module.net[0] = Noting(module.net[0])
+    with pytest.raises(stretto.UsageError, match=r"training_step reads Sequential\.0\.noted, which forwards assign"):
+        lit.fitted(piped.StrettoStrategy("1f1b(microbatches=2)", stages=2), module, train=lit.loader())
+
+
 def around(parameters):
     class Around(torch.optim.SGD):
         def __init__(self, inner):

@@ -71,27 +71,35 @@ def counted(model, x):
 
 def carried(model, x):
     x = model.run(x)
-    given = x + model.state if hasattr(model, "state") else x
+    before = getattr(model, "state", None)
     model.state = x.detach().mean(0)
-    return model.head(given)
+    return model.head(x if before is None else x + before)
 
 
-def gathered(model, x):
+def appended(model, x):
     x = model.run(x)
-    memory = model.__dict__.setdefault("memory", [])
-    memory.append(x.detach())
-    return model.head(x + sum(each.mean(0) for each in memory))
+    if not hasattr(model, "states"):
+        model.states = []
+    model.states.append(x.detach().mean(0))
+    return model.head(x + sum(model.states[:-1]))
 
 
-def masked(model, x):
-    if not hasattr(model, "mask"):
-        model.mask = torch.ones(8)
-    return model.head(model.run(x) * model.mask)
+class Cast(nn.Module):
+    """A model whose own forward enters autocast."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.blocks, self.head = nn.ModuleList(nn.Linear(8, 8) for _ in range(4)), nn.Linear(8, 3)
+
+    def forward(self, x):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            for block in self.blocks:
+                x = torch.tanh(block(x))
+        return self.head(x.float())
 
 
 LOST = {
-    "a state": (carried, "in training for the second time, .* keeps in state would be lost"),
-    "a memory": (gathered, "for the second time, .* keeps in memory would be lost"),
     "no_grad": (frozen_backbone, "blocks.0.weight.*no gradient .torch.no_grad"),
     "set_grad_enabled": (switched_off, "blocks.0.weight.*no gradient .torch.no_grad"),
     "Function": (lambda model, x: model.head(Reverse.apply(model.run(x))), "Reverse, an autograd.Function"),
@@ -101,6 +109,8 @@ LOST = {
     ),
     "numpy": (lambda model, x: model.head(model.run(x)) * (1 + (np.random.rand() < 0.5)), "from numpy.random"),
     "a counter": (counted, "calls"),
+    "a state": (carried, "in training for the second time, output 0 .*keeps in state would be lost"),
+    "a list": (appended, "keeps in states would be lost"),
 }
 
 
@@ -111,32 +121,125 @@ def test_what_a_graph_does_not_record_is_refused_by_name(name):
         stretto.split(Blocks(around), 2, example=X)
 
 
-def test_a_split_leaves_the_model_as_it_was():
-    model = Blocks(lambda model, x: model.head(model.run(x)), Remembering)
-    model.blocks[0].memory.append("before")
-    stretto.split(model, 2, example=X)
-    assert [block.memory for block in model.blocks] == [["before"], [], [], []]
-    assert not any(block.sums.any() for block in model.blocks)
+def test_autocast_is_named():
+    with pytest.raises(UsageError, match=r"enters torch\.autocast between its blocks.*precision='bf16-autocast'"):
+        stretto.split(Cast(), 2, example=X)
+
+
+def cached(model, x):
+    """A table for so many columns: the same for every batch."""
+    if getattr(model, "table", None) is None or model.table.shape[0] != x.shape[1]:
+        model.table = torch.linspace(0, 1, x.shape[1], dtype=x.dtype)
+    return model.head(model.run(x) + model.table)
+
+
+def test_a_cache_is_no_state():
+    stages = stretto.split(Blocks(cached), 2, example=X)
+    assert "proved on the example" in stages.explanation
 
 
 class Remembering(nn.Module):
-    """A block that changes what its attributes hold."""
+    """A block that carries a state on from one batch to the next, in attributes of every kind."""
 
     def __init__(self):
         super().__init__()
-        self.linear, self.memory, self.sums = nn.Linear(8, 8), [], torch.zeros(8)
+        self.linear, self.calls = nn.Linear(8, 8), 0
+        self.states, self.table, self.tensor = [], {}, torch.zeros(8)
+        self.last = None
 
     def forward(self, x):
-        self.memory.append(len(x))
-        self.sums += x.detach().sum(0)
-        return self.linear(x)
+        x = self.linear(x)
+        mean = x.detach().mean(0)
+        for state in (*self.states[-1:], *self.table.values(), self.tensor, self.last):
+            x = x if state is None else x + 0.1 * state
+        self.calls, self.last, self.table["mean"] = self.calls + 1, mean, mean
+        self.states.append(mean)
+        self.tensor.mul_(0.5).add_(mean)
+        return x * (1 + self.calls % 3)
 
 
-def test_what_is_made_once_may_be_made_again():
-    """A mask that the first call makes: the stages make it anew, to the same numbers."""
-    assert (
-        "they do not set mask, as the model's forward does" in stretto.split(Blocks(masked), 2, example=X).explanation
-    )
+def test_what_blocks_carry_on_is_left_as_it_was():
+    model = Blocks(lambda model, x: model.head(model.run(x)), block=Remembering)
+    kept = [(block.states, block.table, block.tensor) for block in model.blocks]
+    stages = stretto.split(model, 2, example=X)
+    assert "proved on the example" in stages.explanation
+    for block, (states, table, tensor) in zip(model.blocks, kept, strict=True):
+        assert (block.states, block.table, block.calls, block.last) == ([], {}, 0, None)
+        assert block.states is states
+        assert block.table is table
+        assert block.tensor is tensor
+        assert not tensor.any()
+
+
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        ("gpipe(microbatches=2)", {}),
+        ("1f1b(recompute=true,microbatches=2)", {}),
+        ("gpipe(microbatches=2)", {"recompute": "full"}),
+    ],
+)
+def test_it_is_carried_on_once_a_micro_batch(method, options):
+    model, plain = (Blocks(lambda model, x: model.head(model.run(x)), block=Remembering) for _ in range(2))
+    y, sgd = torch.arange(4) % 3, torch.optim.SGD
+    trainer = stretto.Trainer(
+        stretto.split(model, 2, example=X), nn.functional.cross_entropy, lambda params: sgd(params, lr=0.1), method,
+        **options,
+    )  # fmt: skip
+    optimizer = sgd(plain.parameters(), lr=0.1)
+    for _ in range(3):
+        trainer.step(X, y)
+        optimizer.zero_grad()
+        for x, target in zip(X.split(2), y.split(2), strict=True):
+            (nn.functional.cross_entropy(plain(x), target) / 2).backward()
+        optimizer.step()
+    for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs)
+    assert [block.calls for block in model.blocks] == [6] * 4
+    assert [len(block.states) for block in model.blocks] == [6] * 4
+
+
+class Averaging(nn.Module):
+    """A block with a moving average of its own weights, which its forward moves."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.slow = nn.Linear(8, 8), nn.Linear(8, 8).requires_grad_(False)
+
+    def forward(self, x):
+        with torch.no_grad():
+            for slow, fast in zip(self.slow.parameters(), self.linear.parameters(), strict=True):
+                slow.lerp_(fast, 0.5)
+        return self.linear(x) + self.slow(x).detach()
+
+
+def averaging():
+    return Blocks(lambda model, x: model.head(model.run(x)), block=Averaging)
+
+
+def test_weights_that_a_forward_moves_are_left_as_they_were():
+    model = averaging()
+    before = copy.deepcopy(model.state_dict())
+    assert "proved on the example" in stretto.split(model, 2, example=X).explanation
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_a_model_too_large_to_be_copied_is_refused_if_its_forward_moves_weights(monkeypatch):
+    monkeypatch.setattr("stretto.nn.preserve.COPIED", 0)
+    with pytest.raises(UsageError, match=r"changes its parameter blocks\.0\.slow\.weight in place.*too large"):
+        stretto.split(averaging(), 2, example=X)
+    stretto.split(Blocks(lambda model, x: model.head(model.run(x))), 2, example=X)
+
+
+@pytest.mark.parametrize(
+    ("method", "options"), [("1f1b(recompute=true,microbatches=2)", {}), ("backprop", {"recompute": "full"})]
+)
+def test_they_would_move_twice_where_a_forward_is_computed_again(method, options):
+    stages = stretto.split(averaging(), 2, example=X)
+    sgd = lambda params: torch.optim.SGD(params, lr=0.1)  # noqa: E731
+    trainer = stretto.Trainer(stages, nn.functional.cross_entropy, sgd, method, **options)
+    with pytest.raises(UsageError, match=r"changes its parameter .*slow\.weight in place, and would do so twice"):
+        trainer.step(X, torch.arange(4) % 3)
 
 
 def test_a_function_whose_backward_is_recorded_is_none():

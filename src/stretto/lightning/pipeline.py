@@ -29,6 +29,7 @@ from stretto.lightning.module_steps import ModuleSteps
 from stretto.lightning.network import Arguments, Network, cut_network
 from stretto.lightning.process_group import Processes, together
 from stretto.lightning.stage_optimizers import StageOptimizers
+from stretto.losses.network_reads import network_of, refuse_network_reads
 from stretto.losses.value import MeanOfStage
 from stretto.mesh import Placement
 from stretto.methods import Method
@@ -128,7 +129,7 @@ class Pipeline:
         def without(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
             return torch.optim.SGD(parameters, lr=0.0)
 
-        return stretto.Trainer(
+        trainer = stretto.Trainer(
             self.network.stages,
             MeanOfStage(
                 partial(self._loss, None),
@@ -144,6 +145,10 @@ class Pipeline:
             example=self.network.batch(arguments),
             **options,
         )
+        if len(self.network.stages) > 1 or trainer.schedule.per_turn * self._mesh.data > 1:
+            network = network_of(self.network.stages)
+            refuse_network_reads(self.module.training_step, network, "training_step")
+        return trainer
 
     def move(self) -> None:
         """Bring to the device what no other process holds: what is not part of a stage (metrics, losses)."""

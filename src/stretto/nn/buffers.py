@@ -10,10 +10,7 @@ Copy = tuple[Tensor, int, Tensor]  # a buffer, its version counter at the time o
 
 
 class Buffers:
-    """The buffers of modules: BatchNorm's statistics, spectral_norm's vectors, counters.
-
-    State outside of buffers, such as a number in an attribute, is not covered.
-    """
+    """The buffers of modules: BatchNorm's statistics, spectral_norm's vectors, counters."""
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
         owners = (owner for module in modules for owner in module.modules())

@@ -6,7 +6,7 @@ forward on the same inputs, weights, buffers and random numbers. So gradients ar
 2016, arXiv 1604.06174; selective: Korthikanti et al. 2022, arXiv 2205.05198).
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -17,8 +17,9 @@ from torch.func import functional_call
 from torch.utils._pytree import tree_leaves, tree_map
 
 from stretto.errors import UsageError
+from stretto.nn.carried_attributes import CarriedAttributes, exchanged_attributes
 from stretto.nn.devices import CPU, forked_generators, generators
-from stretto.nn.preserve import replaced_forward
+from stretto.nn.preserve import replaced_forward, unique
 from stretto.nn.remote_stage import RemoteStage
 from stretto.nn.shapes import summary
 
@@ -106,6 +107,7 @@ class Body(nn.Module):
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
         self.module = module
+        self.carried = CarriedAttributes(unique([module]))
         first = next((layer for layer in module.modules() if not any(True for _ in layer.children())), module)
         self._copies = bool(getattr(first, "inplace", False))  # its first layer overwrites its input
 
@@ -129,6 +131,7 @@ class Region:
         self._weights = dict(body.named_parameters(remove_duplicate=False))
         self._tables = dict(body.named_buffers(remove_duplicate=False))
         self._statistics = {name: x.detach().clone() for name, x in statistics(body)}  # as this forward finds them
+        self._carried = body.carried.snapshot()
         device = next((tensor.device for tensor in self.inputs), CPU)
         self._device = CPU if device.type == "meta" else device
         self._states = [generator.get_state() for generator in generators(self._device)]
@@ -147,6 +150,7 @@ class Region:
     def run(self) -> Any:
         """The first forward. Raises UsageError for a module that changes its input in place."""
         before = [tensor._version for tensor in self.inputs]
+        weights = {name: weight._version for name, weight in self._weights.items()}
         with saved_tensors_hooks(self.pack, self.unpack):
             output = self._body(*self._args, **self._kwargs)
         if before != [tensor._version for tensor in self.inputs]:
@@ -154,6 +158,7 @@ class Region:
                 f"{summary(self._body.module)} changes its input in place, which its backward would need again: begin "
                 "it with an operation that does not work in place, or leave recompute= out"
             )
+        refuse_changed_weights(summary(self._body.module), self._weights, weights)
         return output
 
     def pack(self, tensor: Tensor) -> Tensor | int:
@@ -194,13 +199,24 @@ class Region:
         ):
             for generator, state in zip(generators(self._device), self._states, strict=True):
                 generator.set_state(state)
-            functional_call(self._body, own, args, kwargs)
+            with exchanged_attributes(self._carried):
+                functional_call(self._body, own, args, kwargs)
         if len(made) != self._number:
             raise UsageError(
                 f"{summary(self._body.module)} saved {self._number} tensors for its backward, and {len(made)} when it "
                 "ran again: what is recomputed has to do the same in each call; leave recompute= out"
             )
         return made
+
+
+def refuse_changed_weights(title: str, weights: Mapping[str, Tensor], versions: Mapping[str, int]) -> None:
+    """Raise UsageError for weights that a forward has written to; `versions` are those from before it."""
+    changed = [name for name, weight in weights.items() if weight._version != versions[name]]
+    if changed:
+        raise UsageError(
+            f"the forward of {title} changes its parameter {changed[0].removeprefix('module.')} in place, and would do "
+            "so twice where it is computed again: keep what moves in buffers, or leave recompute= out"
+        )
 
 
 def statistics(module: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -15,7 +15,7 @@ class Masters:
     `Masters({parameter: its float32 copy})`; any other parameter is its own master (mixed precision training,
     Micikevicius et al. 2018, arXiv 1710.03740, section 3.1). Build the optimizer on `of(p)`. The masters accumulate
     micro-batches' gradients in float32: call `collect` after each backward. Each step overwrites the parameters with
-    their rounded masters: a parameter set by hand has to be told to its master (`trainer.edited_weights`).
+    their rounded masters: call `take_over` for parameters that were set by hand.
     """
 
     def __init__(self, copies: Mapping[Tensor, nn.Parameter] | None = None) -> None:
@@ -56,6 +56,14 @@ class Masters:
             with torch.no_grad():
                 for parameter, master in self.copies.items():
                     parameter.copy_(master)
+
+    @torch.no_grad()
+    def take_over(self) -> None:
+        """Give masters the entries of their parameters that are not their own, rounded: those set by hand."""
+        for parameter, master in self.copies.items():
+            theirs = parameter != master.to(parameter.dtype)
+            if bool(theirs.any()):
+                master.copy_(torch.where(theirs, parameter.to(master.dtype), master))
 
     @torch.no_grad()
     def follow(self) -> None:

@@ -38,6 +38,8 @@ class Stages(list[nn.Module]):
         self.exported = exported
         self._model = model if isinstance(model, nn.Module) else nn.ModuleList(model)
         self._names = names_in(self._model, self)
+        #: The mode of each module of the model when it was cut: whether it trains.
+        self.modes = {module: module.training for module in self._model.modules()}
 
     @property
     def model(self) -> nn.Module:

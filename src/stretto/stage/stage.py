@@ -20,10 +20,11 @@ from stretto.losses.sums import Sum
 from stretto.losses.value import Loss, call, mean_and_weight, of_stage, trial_of_stage, value_function
 from stretto.nn.batch import as_tuple, tensors_in, to_device, with_names_of
 from stretto.nn.buffers import Buffers, Snapshot, exchanged
+from stretto.nn.carried_attributes import Carried, CarriedAttributes, exchanged_attributes
 from stretto.nn.input_errors import advice_on, error_text, is_misfit
-from stretto.nn.layer_recompute import Recomputing, recomputed
+from stretto.nn.layer_recompute import Recomputing, recomputed, refuse_changed_weights
 from stretto.nn.nested import map_tensors, tensors_of
-from stretto.nn.preserve import device_of
+from stretto.nn.preserve import device_of, unique
 from stretto.nn.seeding import ForwardSeeds
 from stretto.nn.shapes import describe, summary
 from stretto.nn.sharded_modules import gathered, is_sharded, local_share, local_state, whole_state
@@ -90,11 +91,12 @@ class Graph:
 
 @dataclass(slots=True)
 class ForwardState:
-    """What one forward without a graph saw, for its recompute: the version, its updates, the buffers before it."""
+    """What one forward without a graph saw, for its recompute: the version, its updates, and the state before it."""
 
     version: Any
     updates: int
     buffers: Snapshot
+    attributes: Carried
     tied: Mapping[int, nn.Parameter]
 
 
@@ -170,6 +172,7 @@ class Stage:
         self.updates = 0
         self._recompute = index in rules.recompute
         self._buffers = Buffers([part for part in (module, head) if part is not None])
+        self._carried = CarriedAttributes(unique([part for part in (module, head) if part is not None]))
         self._fitting: Kinds | None = None  # of the first micro-batch whose forward succeeded
         self._reads_own = False  # whether the loss is known to train this stage's parameters alone
         self._tried = False  # whether a forward of this phase has run, for a recompute
@@ -319,21 +322,24 @@ class Stage:
 
     def _first_forward(self, microbatch: int, operands: Mapping[str, Any], updates: int) -> dict[str, Any]:
         # The very first one makes a graph all the same: a module that cannot train is refused before an update.
-        buffers = self._buffers.snapshot()
+        buffers, attributes = self._buffers.snapshot(), self._carried.snapshot()
+        weights = dict(self.module.named_parameters())
+        versions = {name: weight._version for name, weight in weights.items()}
         with torch.set_grad_enabled(not self._tried):
             results = self._forward(microbatch, operands, updates)
+        refuse_changed_weights(f"stage {self.index}", weights, versions)
         self._tried = True
         graph: Graph = results.pop("graph")
         return {
             **results,
             "input": operands["activation"],
-            "version": ForwardState(graph.version, updates, buffers, graph.tied),
+            "version": ForwardState(graph.version, updates, buffers, attributes, graph.tied),
         }
 
     def _second_forward(self, microbatch: int, operands: Mapping[str, Any]) -> dict[str, Any]:
         seen: ForwardState = operands["version"]
         given = {**operands, "activation": operands["input" if "input" in operands else "recomputed"]}
-        with exchanged(seen.buffers):
+        with exchanged(seen.buffers), exchanged_attributes(seen.attributes):
             results = self._forward(microbatch, given, seen.updates, seen)
         results["graph"].recomputed = self.updates
         return {"graph": results["graph"], "recomputed": results.get("activation")}
@@ -351,7 +357,7 @@ class Stage:
         before = list(map(VERSION, given))
         output, version, tied = self._run_module(given, operands, updates, seen)
         if not self._changes_input and before != list(map(VERSION, given)):
-            raise UsageError(IN_PLACE.format(self.index))
+            raise UsageError(IN_PLACE.format(self.index, "the stage before it" if self.index else "the batch"))
         outputs = output if isinstance(output, tuple) else (output,)
         if self._is_last and self._split:
             outputs = tuple(tensors_of(output))
@@ -597,6 +603,20 @@ class Stage:
         if self.agreement is not None:
             self.agreement.settle(self._stepped(), self.updates, self.masters.follow)
 
+    def borrows(self, parameter: nn.Parameter) -> bool:
+        """Whether another stage owns a parameter."""
+        return self._borrows is not None and not self._borrows.not_borrowed([parameter])
+
+    def follow_weights(self) -> None:
+        """Let float32 masters follow weights that were set by hand, unless replicas have shared masters out."""
+        if self._share is None:
+            self.masters.take_over()
+
+    def begin_agreement(self) -> None:
+        """Start from the weights as they are, the same in all replicas."""
+        if self.agreement is not None:
+            self.agreement.begin(self._stepped(), self.updates)
+
     def _stepped(self) -> list[Tensor]:
         # The tensors that the optimizer steps.
         return list(dict.fromkeys(self.masters.of(parameter) for parameter in self._parameters))
@@ -717,8 +737,8 @@ def kinds_of(operands: Mapping[str, Any]) -> Kinds:
 
 
 IN_PLACE = (
-    "stage {} changes its input in place, which belongs to the stage before it: begin the stage with an operation that "
-    "does not work in place (or with `x.clone()`)"
+    "stage {} changes its input in place, which belongs to {}: begin the stage with an operation that does not work in "
+    "place (or with `x.clone()`)"
 )
 
 

@@ -203,10 +203,18 @@ def check_heads(given: Sequence[nn.Module | None] | None, reach: Reach) -> list[
     return list(given)
 
 
+def wholly_in_evaluation(stages: Sequence[nn.Module]) -> bool:
+    """Whether all layers of the stages are in evaluation mode."""
+    modes = [layer.training for stage in stages for layer in stage.modules() if not any(True for _ in layer.children())]
+    return bool(modes) and not any(modes)
+
+
 def enable_training(stages: Sequence[nn.Module]) -> None:
-    """Put the stages in training mode if all their layers are in evaluation mode; else leave every layer as it is."""
-    layers = [layer for stage in stages for layer in stage.modules() if not any(True for _ in layer.children())]
-    if not any(layer.training for layer in layers):
+    """Put the stages in training mode if all their layers are in evaluation mode; else leave every layer as it is.
+
+    For those who write the loop; a Trainer trains modules in the modes that they have.
+    """
+    if wholly_in_evaluation(stages):
         for stage in stages:
             stage.train()
 

@@ -43,6 +43,7 @@ from stretto.replicas import find as find_sync
 from stretto.report.record import Point, Record
 from stretto.settings import runs
 from stretto.splitting import Stages, divide, pieces
+from stretto.stage.trainer_arguments import enable_training
 from stretto.trainer.backend import find_backend, in_one_process
 from stretto.trainer.metrics import Metric, named_metric
 from stretto.trainer.microbatches import MinibatchCut
@@ -319,6 +320,7 @@ def prepare(settings: runs.TrainSettings, timeout: float = 600, *, trial: bool =
     model = build_model(settings, settings.seed)
     example, _ = loaded.train.first(batch_size)
     stages = stages_of(settings, model, example)
+    enable_training([stage for stage in stages if isinstance(stage, nn.Module)])
     computing = deferred.without_values(stages) if trial and deferred.placeholders(stages) else nullcontext()
     with computing, warnings.catch_warnings():
         warnings.filterwarnings("ignore", "batch norms normalise each")  # a study says so once

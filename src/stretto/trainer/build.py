@@ -34,9 +34,9 @@ from stretto.stage.trainer_arguments import (
     check_sharing,
     check_stage,
     check_stepped,
-    enable_training,
     refuse_lazy,
     refuse_meta,
+    wholly_in_evaluation,
 )
 from stretto.stage.trainer_specification import Specification
 from stretto.trainer.backend import Backend, InterpreterPlan
@@ -90,7 +90,7 @@ class Construction:
         check_sharing(known, self.heads, {id(p) for borrowed in (self._shared or {}).values() for p in borrowed})
         self._labels |= head_labels(self.heads) if self._labels else {}
         self._check_losses()
-        enable_training(known)
+        self.in_evaluation = wholly_in_evaluation(known)
         backend.share([*self.stages, *self.heads])
         backend.shard(self.stages, self.heads, of.sync, of.device)
         practices = self._make_stages()

@@ -13,15 +13,17 @@ import torch
 from torch import Tensor, nn
 
 from stretto.errors import UsageError
+from stretto.nn.carried_attributes import CONTAINERS, PLAIN, own_attributes
 from stretto.nn.lost_hooks import REMEDY, hooks_of
 from stretto.nn.nested import attributes
-from stretto.nn.preserve import CONTAINERS, PLAIN, unique
+from stretto.nn.preserve import unique
 from stretto.options.checks import shown
 from stretto.options.object_digest import names_in
 from stretto.stage.stage import Stage
 
 AGAIN = "do so before the Trainer is made, or make another one, which may go on with this one's weights"
 ABSENT = object()
+LISTS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)  # whose own mode decides nothing
 
 
 class Settled:
@@ -35,8 +37,11 @@ class Settled:
         elsewhere: Mapping[int, nn.Module],
         *,
         in_parts: bool,
+        modes: Mapping[nn.Module, bool],
     ) -> None:
         """`elsewhere` are stages of other processes, as far as they are known here.
+
+        `modes` are those of the model's modules when it was cut, of modules that were not left where they were.
 
         `in_parts`: several micro-batches go through the stages before an update.
         """
@@ -55,6 +60,11 @@ class Settled:
         self._hooks = [(hooks, len(hooks)) for module in lost for hooks in hooks_of(module)]
         self._groups = [(optimizer, group_sizes(optimizer)) for optimizer in optimizers]
         self._stages, self._model = stages, model
+        cut = [module for module in lost if module in modes and type(module) not in LISTS]
+        self._cut, self._modes = cut, [modes[module] for module in cut]
+        known = set() if model is None else set(model.modules())
+        self._added = [(module, module.training) for module in inside if module not in known] if cut else []
+        self._as_cut = True
         holders: dict[int, list[tuple[int, str, Tensor]]] = {}
         for index, stage in {**stages, **elsewhere}.items():
             for name, buffer in stage.named_buffers():
@@ -79,6 +89,8 @@ class Settled:
                 raise UsageError(
                     f"a hook was added to {path} after the Trainer was made, but no stage calls that module: {REMEDY}"
                 )
+        if [module.training for module in self._cut] != self._modes or not self._as_cut:
+            self._follow_modes()
         for optimizer, sizes in self._groups:
             if (present := group_sizes(optimizer)) != sizes:
                 raise UsageError(
@@ -92,6 +104,21 @@ class Settled:
                     "would keep its own, and micro-batches would not come to it in a plain loop's order. Give each "
                     "stage a module of its own, or put both calls into one stage"
                 )
+
+    def _follow_modes(self) -> None:
+        # What was recorded of the model follows model.eval() and model.train(), but no mode of a single module.
+        now = [module.training for module in self._cut]
+        self._as_cut = now == self._modes
+        if any(now) and not self._as_cut and (not all(now) or any(self._modes)):
+            module = next(each for each, one, then in zip(self._cut, now, self._modes, strict=True) if one != then)
+            modes = ("evaluation", "training")
+            raise UsageError(
+                f"{self._place(vars(module))} is in {modes[module.training]} mode now, and was in "
+                f"{modes[not module.training]} mode when its model was cut, which its stages go on with: put the whole "
+                "model into evaluation or training, or split it again"
+            )
+        for module, trains in self._added:
+            module.training = trains if self._as_cut else all(now)
 
     def _said_of_parameters(self) -> str:
         changed = {id(p) for p, then in zip(self._parameters, self._trained, strict=True) if p.requires_grad != then}
@@ -140,9 +167,9 @@ def settled(stages: Mapping[int, Stage], given: Iterable[object], *, in_parts: b
     elsewhere = {i: stage for i, stage in enumerate(given) if i not in stages and isinstance(stage, nn.Module)}
     model = given if isinstance(given, nn.Sequential) else getattr(given, "model", None)  # of splitting.Stages
     optimizers = [stage.optimizer for stage in stages.values() if stage.optimizer is not None]
-    return Settled(
-        {index: stage.module for index, stage in stages.items()}, optimizers, model, elsewhere, in_parts=in_parts
-    )
+    modules = {index: stage.module for index, stage in stages.items()}
+    modes = getattr(given, "modes", {})
+    return Settled(modules, optimizers, model, elsewhere, in_parts=in_parts, modes=modes)
 
 
 def group_sizes(optimizer: torch.optim.Optimizer) -> list[int]:
@@ -165,12 +192,12 @@ def read_by(module: nn.Module) -> Iterator[tuple[dict[str, Any], str, Any]]:
 
     Of a container a copy is the value, and of another object the attributes that the forward mentions, too.
     """
-    names = sorted(read_in_forward(type(module)))
+    names, own = sorted(read_in_forward(type(module))), own_attributes(module)
     for name in names:
-        value = vars(module).get(name, ABSENT)
+        value = own.get(name, ABSENT)
         if isinstance(value, CONTAINERS):
             value = copy.copy(value)
-        if isinstance(value, (*PLAIN, Tensor, *CONTAINERS)) or attributes(value):
+        if isinstance(value, (*PLAIN, Tensor, *CONTAINERS, tuple)) or attributes(value):
             yield vars(module), name, value
         if not isinstance(value, Tensor) and attributes(value):
             held = getattr(value, "__dict__", {})

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from stretto.checkpoint import Manifest, read_manifest, read_stage
 from stretto.errors import StrettoError, UsageError
 from stretto.losses import Loss, understand
+from stretto.losses.network_reads import network_of, refuse_network_reads
 from stretto.mesh import Mesh
 from stretto.methods import Method
 from stretto.methods.advice import explained, other_advice
@@ -45,11 +46,11 @@ from stretto.trainer.build import Construction
 from stretto.trainer.changes import settled
 from stretto.trainer.chosen_method import chosen_method, refuse_hidden_norms
 from stretto.trainer.early_stop import EarlyStop
-from stretto.trainer.edited_weights import EditedWeights
 from stretto.trainer.feed import Needs, digest_of_batch
 from stretto.trainer.fit import Callback, FitArguments, FitLoop, Log
 from stretto.trainer.history import History
 from stretto.trainer.metrics import named_metrics
+from stretto.trainer.set_by_hand import SetByHand
 from stretto.trainer.tracking import Tracking
 from stretto.trainer.weight_files import write_index, write_part
 from stretto.trainer.weight_observer import Observer
@@ -65,10 +66,11 @@ class Trainer:
     """Trains `stages`, one module after the other, with any method, on one device.
 
     Args:
-        stages: one nn.Module per stage, in order, or a function that builds it (seeded by `seed` and the stage's
-            index alone). Modules are trained in place. A stage that returns a tuple hands its members to the next
-            stage as arguments. One may be compiled, `torch.compile(stage)`, but not where a method's backward sees
-            other weights than its forward; `_orig_mod.` is then part of its keys, in `model`, `gather` and checkpoints.
+        stages: one nn.Module per stage, in order, or a function that builds it (seeded by `seed` and the stage's index
+            alone). Modules are trained in place, in the modes (training, evaluation) that they have. A stage that
+            returns a tuple hands its members to the next stage as arguments. One may be compiled,
+            `torch.compile(stage)`, but not where a method's backward sees other weights than its forward; `_orig_mod.`
+            is then part of its keys, in `model`, `gather` and checkpoints.
         loss: (output, target) -> mean loss over the examples of a batch, or (sum, count): a sum over the entries that
             count (tokens that are not padding, say) and their number. The gradient is then that of the whole
             minibatch's sum over its count, however it is cut. Every auxiliary head uses it too. torch's cross_entropy,
@@ -98,11 +100,12 @@ class Trainer:
         seed: decides the weights of auxiliary heads and of stages given as functions, and all random numbers that
             stages draw in training (dropout). These depend on the stage and the micro-batch only; the global generator
             is left alone.
-        precision: None computes as the modules are. "bf16" converts stages, heads and floating-point inputs to
-            bfloat16 (norms with running statistics stay in float32); the optimizer steps float32 masters, and the loss
-            gets float32 outputs. `stages` and `model` hold the bfloat16 weights, which follow the masters: give weights
-            to the modules before the Trainer is made. "bf16-autocast" leaves the weights and runs forwards, heads and
-            losses under torch.autocast; methods whose backward sees other weights than its forward are refused.
+        precision: None computes as the modules are. "bf16" converts stages, heads and floating-point inputs to bfloat16
+            (norms with running statistics stay in float32); the optimizer steps float32 masters, and the loss gets
+            float32 outputs. `stages` and `model` hold the bfloat16 weights, which follow the masters; weights that are
+            set between steps are taken over by these, rounded. "bf16-autocast" leaves the weights and runs forwards,
+            heads and losses under torch.autocast; methods whose backward sees other weights than its forward are
+            refused.
 
         mesh: how processes share the work besides the pipeline: Mesh(data=2) trains two replicas of it, each on its
             part of every minibatch's examples; Mesh(tensor=2) lets two processes share the weights of each stage
@@ -180,10 +183,18 @@ class Trainer:
                     self.specification, self._backend, stages, example=example, heads=heads, workers=workers
                 )
                 refuse_hidden_norms(self.method, built.schedule.per_turn, built.stages)
+            if len(stages) > 1 or built.schedule.per_turn * mesh.data > 1:
+                refuse_network_reads(self.loss, network_of(given))
         parts = built.schedule.per_turn * mesh.data
         known = [] if self._backend.rank else stages
         if parts > 1 and uses_batch_statistics([*known, *built.stages]):
             warnings.warn(parted_norms(f"{parts} parts of a minibatch (micro-batches, replicas)"), stacklevel=2)
+        if built.in_evaluation:
+            warnings.warn(
+                "all layers are in evaluation mode, and train so, as in a plain loop: without dropout, with the "
+                "statistics that batch norms have; call model.train() before the Trainer is made unless that is meant",
+                stacklevel=2,
+            )
         self.stages, self.heads = built.stages, built.heads
         self.schedule, self.rules = built.schedule, built.rules
         self.lag, self.placement = built.lag, built.placement
@@ -193,13 +204,11 @@ class Trainer:
         self.weight_bytes = built.weight_bytes
         self._begin(built)
         self._settled = settled(self._stages, given, in_parts=self.schedule.per_turn > 1)
+        self._by_hand = SetByHand(self._replicas, sync, data=mesh.data, lag=self.lag)
 
     def _begin(self, built: Construction) -> None:
         # What trains, before the first minibatch.
         self._replicas = built.replicas
-        self._edited = EditedWeights(
-            built.replicas, alike=self.sync.agreement == "A", shares_masters=self.sync.shares_optimizer
-        )
         self._stages = built.replicas[0]
         self._summed_replicas = built.summed_replicas
         self._splitter = built.splitter
@@ -282,7 +291,7 @@ class Trainer:
         n = self._entered
         with self._backend.together():
             self._settled.check()
-            self._edited.follow(n)
+            self._by_hand.check(n, drained=self._drained)
             loads = self._splitter.loads(x, y)
             if self.processes > 1 and self.sync.serving is None:  # else each replica has a pace of its own
                 self._compare_batch(n, x, y)
@@ -290,7 +299,6 @@ class Trainer:
             if len(self._phases) > 1:
                 self._change_phase(n)
             self._interpreter.step(n, loads)
-        self._edited.remember()
         self._entered += 1
         self._drained = False
         with self._backend.together():
@@ -447,6 +455,7 @@ class Trainer:
         try:
             with self._backend.together(), torch.enable_grad(), self._generator:
                 yield
+            self._by_hand.remember()
         except BaseException as error:
             what = what if number is None else f"{what} {number}"
             if self._backend.can_retry and idle and before == self._interpreter.updates:
@@ -515,8 +524,9 @@ class Trainer:
         measured = named_metrics("evaluate: metrics", metrics)
         self._pause()
         with self._backend.together(), given.explaining_misfits(), self.pausing("evaluation"):
-            self._backend.refresh(self._stages, self.rules)
-            return self._backend.evaluate(self.stages, self.specification, given, measured)
+            self._refresh()
+            with self._by_hand.own_work():
+                return self._backend.evaluate(self.stages, self.specification, given, measured)
 
     def predict(self, batches: Iterable[Batch]) -> list[Any] | None:
         """The model's output for each batch of inputs x, on the CPU, in evaluation mode, with the current weights.
@@ -528,8 +538,14 @@ class Trainer:
         given = InputBatches("predict", batches)
         self._pause()
         with self._backend.together(), given.explaining_misfits(), self.pausing("prediction"):
+            self._refresh()
+            with self._by_hand.own_work():
+                return self._backend.predict(self.stages, self.specification, given)
+
+    def _refresh(self) -> None:
+        # On several processes, bring borrowed weights up to date.
+        with self._by_hand.own_work():
             self._backend.refresh(self._stages, self.rules)
-            return self._backend.predict(self.stages, self.specification, given)
 
     @property
     def optimizers(self) -> list[torch.optim.Optimizer | None]:
@@ -743,7 +759,7 @@ class Trainer:
             finally:
                 self._sums = False
         with self._backend.together():
-            self._backend.refresh(self._stages, self.rules)
+            self._refresh()
 
     def gather(self) -> dict[str, Tensor] | None:
         """The trained weights under the keys of `model.state_dict()`, and those of heads as `heads.<s>.<name>`.
@@ -753,7 +769,7 @@ class Trainer:
         """
         self._pause()
         with self._backend.together():
-            self._backend.refresh(self._stages, self.rules)
+            self._refresh()
             gathered = self._backend.gather({index: self._weights_of(index) for index in self._stages})
         if gathered is None:
             return None
@@ -773,7 +789,7 @@ class Trainer:
         check_path("write_weights: folder", folder)
         self._pause()
         with self._backend.together():
-            self._backend.refresh(self._stages, self.rules)
+            self._refresh()
             states = {index: self._weights_of(index) for index in self._stages}
             written: dict[int, State] = {}
             for index, state in states.items():
@@ -941,6 +957,8 @@ class Trainer:
             for (stage, _), state in zip(loads, before, strict=True):
                 stage.load_state_dict(state, "the state before")
             raise
+        finally:
+            self._by_hand.remember()
 
 
 def _rates(optimizer: torch.optim.Optimizer) -> float | list[float] | None:

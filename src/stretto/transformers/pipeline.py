@@ -57,7 +57,10 @@ class Pipeline:
         few = self._few(inputs)
         self.outputs, _ = outputs_of(self.model, few)
         asked = settings.stages
+        model.train()  # as transformers does before each step, whatever was frozen
         self.stages = asked if isinstance(asked, Stages) else split(self.model, asked, example=few)
+        for stage in self.stages:
+            stage.train()
         self.settings = settings
         if self.stages.exported:
             lengths = {name: value.shape[1] for name, value in example.items() if value.dim() == 2}
