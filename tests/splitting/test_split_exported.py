@@ -13,6 +13,7 @@ from late_imports import Late
 from pairwise import slow_where
 from stretto.nn.chain import Chain
 from stretto.nn.preserve import without_fused_transformers
+from stretto.splitting.export.causal_masks import masks_as_given
 from stretto.splitting.export.modes import Switch
 
 transformers = Late("transformers")
@@ -211,3 +212,16 @@ def test_a_transformer_of_torch_is_cut_though_its_fused_kernel_gives_other_numbe
         expected = model.eval()(words)
         torch.testing.assert_close(Chain(*stages).eval()(words), expected)
     assert torch.backends.mha.get_fastpath_enabled()
+
+
+def test_a_graph_does_not_look_at_the_elements_of_a_mask():
+    """torch.nn's encoder and decoder look whether a mask is causal: a graph uses any mask as it is."""
+    decide = torch.nn.modules.transformer._detect_is_causal_mask
+    mask = torch.nn.Transformer.generate_square_subsequent_mask(3)
+    with masks_as_given():
+        asked = torch.nn.modules.transformer._detect_is_causal_mask
+        assert [asked(mask), asked(mask, None, 3), asked(mask, True), asked(mask, False), asked(None)] == [
+            False, False, True, False, False,
+        ]  # fmt: skip
+    assert torch.nn.modules.transformer._detect_is_causal_mask is decide
+    assert decide(mask)
