@@ -132,20 +132,24 @@ class Noting(torch.optim.SGD):
 
 
 class Draws(TorchDispatchMode):
-    """Counts what is drawn from torch's generator; seeds it before the draws whose numbers `seeds` has."""
+    """Counts what is drawn from torch's generator; after as many draws as `seeds` has an entry for, seeds it.
+
+    At once after the draw before: what a checkpoint computes again begins with the generator as it was.
+    """
 
     def __init__(self, seeds=()):
         super().__init__()
         self.seeds, self.count = dict(seeds), 0
+        if 0 in self.seeds:
+            torch.manual_seed(self.seeds[0])
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if (
-            torch.Tag.nondeterministic_seeded in func.tags and "attention" not in func.name()
-        ):  # which has its own dropout
+        result = func(*args, **(kwargs or {}))
+        if torch.Tag.nondeterministic_seeded in func.tags and "attention" not in func.name():  # these draw by others
+            self.count += 1
             if self.count in self.seeds:
                 torch.manual_seed(self.seeds[self.count])
-            self.count += 1
-        return func(*args, **(kwargs or {}))
+        return result
 
 
 class InFloat64(TorchDispatchMode):
