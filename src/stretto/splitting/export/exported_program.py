@@ -15,6 +15,7 @@ from stretto.nn.batch import Named
 from stretto.nn.preserve import device_of, unchanged, undisturbed
 from stretto.splitting.cost import Inputs
 from stretto.splitting.export.causal_masks import masks_as_given
+from stretto.splitting.export.checked_norms import CHECKED
 from stretto.splitting.export.local_shapes import with_local_shapes
 from stretto.splitting.export.modes import merge
 from stretto.splitting.export.quiet import output_held_back
@@ -146,7 +147,8 @@ def copy_nodes(source: fx.GraphModule, graph: fx.Graph, values: dict[fx.Node, An
         if node.op != "call_function" or node.target is aten._assert_tensor_metadata.default:
             continue
         args, kwargs = map_arg((node.args, node.kwargs), lambda used: as_argument(values[used], graph, targets))
-        values[node] = graph.create_node("call_function", node.target, args, kwargs, name=node.name)
+        operation = CHECKED.get(node.target, node.target)
+        values[node] = graph.create_node("call_function", operation, args, kwargs, name=node.name)
         values[node].meta = dict(node.meta)
 
 
