@@ -60,6 +60,36 @@ def trained(network, name, num_stages, *, optimizer=SGD, workers=None, steps=7, 
     return trainer, [loss for loss in losses if loss is not None] + trainer.flush()
 
 
+class PassesOn(nn.Module):
+    """A last stage that gives its input, too, as the decoder of an encoder-decoder does."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(6, 4)
+
+    def forward(self, x):
+        return self.linear(x), x
+
+
+def of_both(output, target):
+    """The loss of an output, and the square of what was passed on."""
+    return cross_entropy(output[0], target) + 0.1 * output[1].square().mean()
+
+
+def test_an_input_that_the_last_stage_passes_on_has_a_gradient_in_a_forward_without_a_graph():
+    def build():
+        torch.manual_seed(0)
+        return [nn.Sequential(nn.Linear(6, 6), nn.Tanh()).double(), PassesOn().double()]
+
+    generator = torch.Generator().manual_seed(1)
+    data = [(features(generator, 8, 6), labels(generator, 8)) for _ in range(3)]
+    wanted, losses = train_plainly(build(), of_both, SGD, None, data)
+    loss = stretto.mean(of_both)
+    trainer = stretto.Trainer(build(), loss, SGD, "gpipe(microbatches=2, recompute=true)")
+    assert [trainer.step(x, y) for x, y in data] == pytest.approx(losses, rel=1e-12)
+    assert_equal(trainer.stages, wanted, tolerance=1e-12)
+
+
 SYNCHRONOUS = ["gpipe", "1f1b", "interleaved", "looped-bfs", "zb-h1", "zb-v"]
 STASHED = ["pipedream", "pipedream-2bw", "pb(stash=True)", "pb(stash=True, predict=velocity, horizon=3)", "nesterov"]
 

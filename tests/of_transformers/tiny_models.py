@@ -1,9 +1,11 @@
 """Tiny models of each kind from configurations, their data, and arguments that touch much of TrainingArguments."""
 
 import warnings
+from functools import partial
 
 import torch
 
+from habits.language_models import KINDS
 from late_imports import Late
 
 transformers = Late("transformers")
@@ -68,7 +70,19 @@ def bart():
     return transformers.BartForConditionalGeneration(config)
 
 
-SLOW = ("bart", "t5", "vit", "classifier", "bert", "llama")
+def other(name, **options):
+    """Another architecture, without dropout."""
+    kind = KINDS[name]
+    config = getattr(transformers, kind.config)(**{**kind.options, **options})
+    for each in vars(config):
+        if each in DROPOUTS:
+            setattr(config, each, 0.0)
+    return getattr(transformers, kind.model)(config)
+
+
+DROPOUTS = {"dropout", "attention_dropout", "hidden_dropout", "activation_dropout", *NO_DROPOUT}
+OTHERS = {"OPT": {}, "GPT-NeoX": {}, "Qwen3": {}, "Mamba, state space": {}, "DistilBERT": {}, "Mixtral, experts": {}}
+SLOW = ("bart", "t5", "vit", "classifier", "bert", "llama", *OTHERS)
 MODELS = {
     "gpt2": gpt2,
     "llama": llama,
@@ -78,6 +92,7 @@ MODELS = {
     "vit": vit,
     "t5": t5,
     "bart": bart,
+    **{name: partial(other, name, **options) for name, options in OTHERS.items()},
 }
 
 
@@ -109,7 +124,7 @@ class Examples(torch.utils.data.Dataset):
         end = LENGTH - index % 4  # some are padded
         ids, mask = ids.clone(), mask.clone()
         ids[end:], mask[end:], labels[end:] = 0, 0, -100
-        if self.kind == "bert":
+        if self.kind in ("bert", "DistilBERT"):
             hidden = torch.rand(LENGTH, generator=drawn) < 0.4
             hidden[0] = True
             labels = torch.where(hidden, labels, -100)

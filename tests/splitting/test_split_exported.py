@@ -13,6 +13,7 @@ from late_imports import Late
 from pairwise import slow_where
 from stretto.nn.chain import Chain
 from stretto.nn.preserve import without_fused_transformers
+from stretto.splitting.export.causal_masks import masks_as_given
 from stretto.splitting.export.modes import Switch
 
 transformers = Late("transformers")
@@ -211,3 +212,54 @@ def test_a_transformer_of_torch_is_cut_though_its_fused_kernel_gives_other_numbe
         expected = model.eval()(words)
         torch.testing.assert_close(Chain(*stages).eval()(words), expected)
     assert torch.backends.mha.get_fastpath_enabled()
+
+
+class Noting(torch.nn.Module):
+    """A block that puts what it gives on a list."""
+
+    def __init__(self, noted):
+        super().__init__()
+        self.linear, self.noted = torch.nn.Linear(6, 6), noted
+
+    def forward(self, x):
+        self.noted.append(torch.tanh(self.linear(x)))
+        return self.noted[-1]
+
+
+class Gathering(torch.nn.Module):
+    """Adds up what its blocks have put on a list: a trace, which runs no block, finds it empty."""
+
+    def __init__(self):
+        super().__init__()
+        self.noted = []
+        self.blocks = torch.nn.ModuleList(Noting(self.noted) for _ in range(3))
+        self.head = torch.nn.Linear(6, 3)
+
+    def forward(self, x):
+        self.noted.clear()
+        for block in self.blocks:
+            x = block(x)
+        return self.head(gathered(self.noted, x))
+
+
+def gathered(noted, x):
+    return torch.stack([*noted]).sum(0).to(x.dtype)
+
+
+def test_a_record_that_lacks_what_blocks_keep_is_no_fault_of_the_example():
+    said = r"Gathering\.forward is recorded without .*the model takes the example and the record fails at %gathered"
+    with pytest.raises(stretto.UsageError, match=said):
+        stretto.split(Gathering(), 2, example=numbers(4, 6).float())
+
+
+def test_a_graph_does_not_look_at_the_elements_of_a_mask():
+    """torch.nn's encoder and decoder look whether a mask is causal: a graph uses any mask as it is."""
+    decide = torch.nn.modules.transformer._detect_is_causal_mask
+    mask = torch.nn.Transformer.generate_square_subsequent_mask(3)
+    with masks_as_given():
+        asked = torch.nn.modules.transformer._detect_is_causal_mask
+        assert [asked(mask), asked(mask, None, 3), asked(mask, True), asked(mask, False), asked(None)] == [
+            False, False, True, False, False,
+        ]  # fmt: skip
+    assert torch.nn.modules.transformer._detect_is_causal_mask is decide
+    assert decide(mask)

@@ -163,3 +163,12 @@ def test_mistakes():
     config = transformers.T5Config(vocab_size=61, d_model=16, d_kv=4, d_ff=32, num_layers=2, num_heads=4)
     with pytest.raises(UsageError, match=r"path=\.\.\.; it has: 'encoder\.block' \(2 T5Block\), 'decoder\.block'"):
         stretto.split(transformers.T5ForConditionalGeneration(config), 2)
+
+
+@pytest.mark.parametrize("name", ["output_hidden_states", "output_attentions"])
+def test_what_a_configuration_gathers_from_all_blocks_is_refused(name):
+    model = build("llama", attn_implementation="eager", **{name: True})
+    with pytest.raises(UsageError, match=rf"{name}=True.* on several stages\. Set model\.config\.{name} = False"):
+        stretto.split(model, 2, example=words(0))
+    setattr(model.config, name, False)
+    assert len(stretto.split(model, 2, example=words(0))) == 2

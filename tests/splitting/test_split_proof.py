@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 import stretto
 from stretto import UsageError
 from stretto.nn.chain import Chain
+from stretto.splitting.export.checked_norms import group_norm
 
 X = torch.linspace(-1, 1, 32).reshape(4, 8)
 
@@ -379,6 +380,23 @@ class Residual(nn.Module):
 
     def forward(self, x):
         return self.b(nn.functional.dropout(self.norm(torch.tanh(self.a(x)) + x), 0.5, self.training)[: x.shape[0]])
+
+
+def test_a_norm_of_a_graph_refuses_a_single_value_as_the_model_does():
+    """The operator alone gives zeros, and statistics that are no numbers."""
+    model = Residual()
+    stages = Chain(*stretto.split(model, 2, example=X))
+    said = "Expected more than 1 value per channel when training"
+    for each in (model, stages):
+        with pytest.raises(ValueError, match=said):
+            each(X[:1])
+    assert torch.equal(stages.eval()(X[:1]), model.eval()(X[:1]))
+    x = torch.ones(1, 4, 1, 1)
+    assert torch.equal(group_norm(x, 2, None, None), torch.nn.functional.group_norm(x, 2))
+    with pytest.raises(ValueError, match=said):
+        group_norm(x, 4, None, None)
+    with pytest.raises(ValueError, match=said):
+        torch.nn.functional.group_norm(x, 4)
 
 
 SPLIT = {

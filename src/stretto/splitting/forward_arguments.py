@@ -10,6 +10,8 @@ from torch import nn
 from stretto.errors import UsageError
 from stretto.nn.batch import remedy_for_names
 
+GATHERED = ("output_hidden_states", "output_attentions", "output_router_logits")  # in transformers' configurations
+
 
 @dataclass(frozen=True)
 class ForwardCall:
@@ -43,6 +45,7 @@ def find_call(model: nn.Module, num_given: int | None, names: Sequence[str] | No
     A forward that takes `use_cache` gets False: training needs no keys and values of earlier tokens. Raises UsageError
     if the batch does not fit the forward.
     """
+    refuse_gathered(model)
     if names is not None:
         check_names(model, names)
         chosen = tuple(names)
@@ -50,6 +53,18 @@ def find_call(model: nn.Module, num_given: int | None, names: Sequence[str] | No
         chosen = tuple(input_names(type(model).forward, count_inputs(model, num_given)))
     constants = {"use_cache": False} if "use_cache" not in chosen and caches(model) else {}
     return ForwardCall(chosen, names is not None, constants)
+
+
+def refuse_gathered(model: nn.Module) -> None:
+    """Raise UsageError for a Hugging Face model that returns what its blocks compute inside, by its configuration."""
+    config = getattr(model, "config", None)
+    for name in GATHERED:
+        if getattr(config, name, False) is True:
+            raise UsageError(
+                f"{type(model).__name__} has {name}=True in its configuration: its forward gathers what its blocks "
+                f"compute, and these are on several stages. Set model.config.{name} = False, and take what you need "
+                "from the model when it is trained"
+            )
 
 
 def caches(model: nn.Module) -> bool:

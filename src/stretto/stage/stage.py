@@ -790,10 +790,9 @@ def clip(parameters: Sequence[Tensor], limit: float, stage_norms: Sequence[Tenso
 def refuse_detached(value: Tensor | Sum, output: Any, stage: int) -> None:
     """Raise UsageError for a loss through which no gradient gets to the output, though the output could have one."""
     total = value.total if isinstance(value, Sum) else value
-    if total.requires_grad or not any(
-        tensor.requires_grad for tensor in as_tuple(output) if isinstance(tensor, Tensor)
-    ):
-        return
+    outputs = (tensor for tensor in as_tuple(output) if isinstance(tensor, Tensor))
+    if total.requires_grad or not torch.is_grad_enabled() or not any(tensor.requires_grad for tensor in outputs):
+        return  # the first of two forwards has no gradients, and may pass on an input that has one
     raise UsageError(
         f"stage {stage}: the loss returned {shown(total)} without a gradient, so nothing would be trained: compute it "
         "from the output by differentiable operations, without detach(), item(), argmax() or torch.no_grad()"

@@ -14,6 +14,8 @@ from stretto.errors import UsageError
 from stretto.nn.batch import Named
 from stretto.nn.preserve import device_of, unchanged, undisturbed
 from stretto.splitting.cost import Inputs
+from stretto.splitting.export.causal_masks import masks_as_given
+from stretto.splitting.export.checked_norms import CHECKED
 from stretto.splitting.export.local_shapes import with_local_shapes
 from stretto.splitting.export.modes import merge
 from stretto.splitting.export.quiet import output_held_back
@@ -79,7 +81,7 @@ def run_export(model_call: ModelCall, call: ForwardCall, inputs: Inputs) -> Any:
     dims = tuple({0: torch.export.Dim.DYNAMIC} if x.dim() and x.shape[0] == rows else None for x in inputs)
     kind = type(model_call.model).__name__
     try:
-        with output_held_back(), warnings.catch_warnings():
+        with output_held_back(), masks_as_given(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about attributes that a forward sets: `unchanged` restores them
             return torch.export.export(model_call, inputs, dynamic_shapes=(dims,), strict=False)
     except Exception as error:
@@ -145,7 +147,8 @@ def copy_nodes(source: fx.GraphModule, graph: fx.Graph, values: dict[fx.Node, An
         if node.op != "call_function" or node.target is aten._assert_tensor_metadata.default:
             continue
         args, kwargs = map_arg((node.args, node.kwargs), lambda used: as_argument(values[used], graph, targets))
-        values[node] = graph.create_node("call_function", node.target, args, kwargs, name=node.name)
+        operation = CHECKED.get(node.target, node.target)
+        values[node] = graph.create_node("call_function", operation, args, kwargs, name=node.name)
         values[node].meta = dict(node.meta)
 
 

@@ -2,12 +2,15 @@
 
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from itertools import pairwise
 from typing import Any
 
+import torch
 from torch import fx, nn
 from torch.fx.node import map_arg
 
+from stretto.errors import UsageError
 from stretto.nn import deferred
 from stretto.nn.preserve import device_of, trainable, undisturbed
 from stretto.splitting.assembly import assemble
@@ -26,7 +29,7 @@ from stretto.splitting.boundary_values import (
 from stretto.splitting.cost import Inputs
 from stretto.splitting.forward_arguments import ForwardCall
 from stretto.splitting.fx.decisions import reads_metadata
-from stretto.splitting.fx.graph import RecordedForward
+from stretto.splitting.fx.graph import REMEDY, RecordedForward, TraceError
 from stretto.splitting.graph_operations import OperationRecorder
 from stretto.splitting.parts import Joint, SplitParts
 from stretto.splitting.proof import Original
@@ -79,8 +82,24 @@ class Traced(SplitParts):
             trainable(self._model),
             deferred.faked([self._model, module]),
         ):
-            recorder.run(*inputs)
+            try:
+                recorder.run(*inputs)
+            except UsageError as error:
+                if not self._takes(inputs):
+                    raise
+                said = str(error).partition(". Give an example")[0].removeprefix("the model fails on the example ")
+                raise TraceError(
+                    f"{type(self._model).__name__}.forward is recorded without something that it needs, since the "
+                    f"model takes the example and the record fails {said}. {REMEDY}"
+                ) from error
         return recorder.forms
+
+    def _takes(self, inputs: Inputs) -> bool:
+        # Whether the model itself takes the example.
+        with torch.no_grad(), suppress(Exception):
+            self._call.run(self._model, inputs)
+            return True
+        return False
 
     def _record_operations(self) -> Iterator[OperationRecorder]:
         # Records of the example's operations in evaluation, then in training.
