@@ -183,6 +183,7 @@ def trained(habits, method, stages, way, load):
         values = {names.get(key, key): value.clone() for key, value in state.items()}
         if segments is not None:
             values = {key: value.clone() for key, value in state.items()}
+        values = {key.replace(f"heads.{stages - 1}.loss.", "loss."): value for key, value in values.items()}
     elif segments is None:
         values, outputs = values_of(model), outputs_of(model, loss, habits)
     else:
