@@ -45,6 +45,14 @@ def test_a_quadratic(eigenvalues, largest):
     assert found.value == pytest.approx(largest, rel=1e-9)
 
 
+def test_one_large_negative_eigenvalue_among_many_small_ones():
+    """A random vector is nearly an eigenvector of H minus that one: it is not yet near the largest eigenvalue."""
+    eigenvalues = [-30.0, 2.0, *torch.linspace(-0.01, 0.01, 400).tolist()]
+    found = sharpness(Weights(len(eigenvalues)), quadratic(eigenvalues), ONE, products=1000)
+    assert found.converged
+    assert found.value == pytest.approx(2.0, rel=0.01)
+
+
 def test_a_networks_whole_hessian():
     """Over batches of unequal sizes: the Hessian of the mean over all examples."""
     torch.manual_seed(0)

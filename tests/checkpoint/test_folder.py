@@ -20,9 +20,6 @@ from stretto import checkpoint
 from stretto.checkpoint import Manifest, begin, discard, finish, read_manifest, read_stage, verify, write, write_stage
 from stretto.errors import UsageError
 
-# Where a write fails: CPython 3.13 reports that torch's writer of a stream cannot be flushed as it is dropped.
-pytestmark = pytest.mark.filterwarnings("ignore:Exception ignored in.*NoCloseWriter")
-
 
 def manifest(**given):
     return Manifest(**{"method": "greedy", "seed": 3, "precision": None, "entered": 7, **given})

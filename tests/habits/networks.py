@@ -4,6 +4,7 @@ A network may have any habits at once. All is in float64, so that equal means eq
 """
 
 import random
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -20,6 +21,8 @@ FORWARD = (
     "another branch in training in a block", "auxiliary outputs in training", "a temperature", "a counter in the root",
     "a counter in a block", "gates by values", "checkpointed", "checkpointed as before 2.0", "a force by autograd.grad",
     "a block called twice", "blocks in reverse", "a skip over all blocks", "an input used at the end",
+    "a hidden state passed along", "dropout", "a recurrent layer", "a state carried from batch to batch",
+    "a mask made at the first call",
 )  # fmt: skip
 MODULES = (
     "batch norms", "one batch norm for all", "a frozen batch norm", "weight_norm", "spectral_norm",
@@ -41,9 +44,68 @@ HABITS = (*FORWARD, *MODULES, *HOOKS, *OUTPUTS, *INPUTS, *LOSSES)
 STATEFUL = (
     "batch norms", "one batch norm for all", "a frozen batch norm", "spectral_norm", "a buffer that counts",
     "a buffer that is replaced", "a buffer of the root that counts", "a counter in a block", "a counter in the root",
-    "random in a block",
+    "random in a block", "dropout", "a state carried from batch to batch",
 )  # fmt: skip
 """What sees each micro-batch by itself: a plain loop accumulates over the same ones."""
+
+
+class Tape:
+    """The masks that dropout drew: a plain loop, which would draw others, is given the same ones."""
+
+    def __init__(self):
+        self.masks, self.replays = None, False
+
+    def record(self):
+        self.masks, self.replays = {}, False
+
+    def replay(self, masks):
+        self.masks, self.replays = masks, True
+
+    @contextmanager
+    def stopped(self):
+        """Nothing is recorded in the block."""
+        masks, self.masks = self.masks, None
+        yield
+        self.masks = masks
+
+    def end(self):
+        found, self.masks = self.masks, None
+        return found
+
+
+tape = Tape()
+
+
+class Dropout(nn.Module):
+    """Dropout of one half, which has its masks from the tape, or leaves them there."""
+
+    def __init__(self, index):
+        super().__init__()
+        self.index, self.last = index, None
+
+    def forward(self, x):
+        if not self.training:
+            return x
+        computed_again = torch._C._current_graph_task_id() != -1  # in a backward, of what was checkpointed
+        if tape.masks is not None and tape.replays:
+            if not computed_again:
+                self.last = tape.masks[self.index].pop(0)
+            return x * self.last
+        mask = 2 * torch.bernoulli(torch.full_like(x, 0.5))
+        if tape.masks is not None and not computed_again:
+            tape.masks.setdefault(self.index, []).append(mask.detach())
+        return x * mask
+
+
+class Head(nn.Module):
+    """An auxiliary head on the first tensor that a stage gives."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, *features):
+        return self.linear(logits(features))
 
 
 class Reverse(torch.autograd.Function):
@@ -71,13 +133,20 @@ class Block(nn.Module):
             nn.utils.parametrizations.spectral_norm(self.linear)
         if "batch norms" in habits or (own and "a frozen batch norm" in habits):
             self.norm = nn.BatchNorm1d(WIDTH)
+        if "dropout" in habits:
+            self.dropout = Dropout(index)
+        if own and "a recurrent layer" in habits:
+            self.recurrent = nn.GRU(WIDTH // 2, WIDTH // 2, batch_first=True)
+        self.carried = self.mask = None
         if "a buffer that counts" in habits:
             self.register_buffer("seen", torch.zeros(WIDTH))
         if "a buffer that is replaced" in habits:
             self.register_buffer("last", torch.zeros(WIDTH), persistent=False)
 
-    def forward(self, x):
+    def forward(self, x, hidden=None):
         habits, own = self.habits, self.index == 1
+        if hidden is not None:
+            x = x + 0.5 * hidden
         if own and "random in a block" in habits:
             x = x * (1 + (random.random() < 0.5))
         if own and "another branch in training in a block" in habits and self.training:
@@ -96,7 +165,20 @@ class Block(nn.Module):
         if "a buffer that is replaced" in habits and self.training:
             self.last = 0.5 * self.last + x.detach().mean(0)
             x = x + 0.1 * self.last
-        return torch.tanh(x)
+        if own and "a recurrent layer" in habits:
+            x = self.recurrent(x.view(len(x), 2, -1))[0].flatten(1)
+        if own and "a state carried from batch to batch" in habits and self.training:
+            if self.carried is not None:
+                x = x + 0.1 * self.carried
+            self.carried = x.detach().mean(0)
+        if own and "a mask made at the first call" in habits:
+            if self.mask is None:
+                self.mask = torch.tril(torch.ones(WIDTH, WIDTH, dtype=x.dtype))
+            x = x @ self.mask
+        if "dropout" in habits:
+            x = self.dropout(x)
+        x = torch.tanh(x)
+        return (x, x.flip(1) if own else x) if "a hidden state passed along" in habits else x
 
     def get_extra_state(self):
         return {"calls": self.calls} if "extra state" in self.habits else None
@@ -163,7 +245,7 @@ class Network(nn.Module):
             x = 1.5 * x
         if "a force by autograd.grad" in habits:
             with torch.enable_grad():
-                energy = self.blocks[BLOCKS - 1](x).pow(2).sum()
+                energy = logits(self.blocks[BLOCKS - 1](x)).pow(2).sum()
                 x = x + torch.autograd.grad(energy, x, create_graph=True)[0] if x.requires_grad else x
         if "tied ends" in habits:
             x = self.last(x)
@@ -184,21 +266,22 @@ class Network(nn.Module):
         return output
 
     def run(self, x, blocks):
-        habits = self.habits
+        habits, hidden = self.habits, ()
         blocks = list(blocks)[::-1] if "blocks in reverse" in habits else list(blocks)
         for block in blocks:
             if "a gradient reversed between blocks" in habits and block.index == 2:
                 x = Reverse.apply(x)
             if "detach between blocks" in habits and block.index == 2:
                 x = x.detach()
-            if "checkpointed" in habits:
-                x = checkpoint(block, x, use_reentrant=False)
-            elif "checkpointed as before 2.0" in habits and x.requires_grad:
-                x = checkpoint(block, x, use_reentrant=True)
-            else:
-                x = block(x)
-            if "a block called twice" in habits and block.index == 1:
-                x = block(x)
+            for _ in range(2 if "a block called twice" in habits and block.index == 1 else 1):
+                if "checkpointed" in habits:
+                    x = checkpoint(block, x, *hidden, use_reentrant=False)
+                elif "checkpointed as before 2.0" in habits and x.requires_grad:
+                    x = checkpoint(block, x, *hidden, use_reentrant=True)
+                else:
+                    x = block(x, *hidden)
+                if "a hidden state passed along" in habits:
+                    x, *hidden = x
             if "one batch norm for all" in habits:
                 x = self.norm(x)
             if "a gradient scaled by a hook on an activation" in habits and block.index == 1 and x.requires_grad:
@@ -208,6 +291,14 @@ class Network(nn.Module):
 
 def double(gradient):
     return 2 * gradient
+
+
+def twice(module, inputs, outputs):
+    return tuple(None if gradient is None else 2 * gradient for gradient in inputs)
+
+
+def stronger(module, args, output):
+    return (1.5 * output[0], *output[1:]) if isinstance(output, tuple) else 1.5 * output
 
 
 def halve(parameter):
@@ -229,11 +320,11 @@ def network(habits, seed=0):
     if "a hook of the list" in habits:
         model.blocks.register_forward_hook(lambda *_: None)
     if "a hook of a block" in habits:
-        model.blocks[1].register_forward_hook(lambda module, args, output: output * 1.5)
+        model.blocks[1].register_forward_hook(stronger)
     if "a pre-hook of a block" in habits:
-        model.blocks[1].register_forward_pre_hook(lambda module, args: (args[0] / 2,))
+        model.blocks[1].register_forward_pre_hook(lambda module, args: (args[0] / 2, *args[1:]))
     if "a backward hook of a block" in habits:
-        model.blocks[2].register_full_backward_hook(lambda module, inputs, outputs: tuple(2 * g for g in inputs))
+        model.blocks[2].register_full_backward_hook(twice)
     if "a backward hook of the root" in habits:
         model.register_full_backward_hook(lambda *_: None)
     weight = model.head.weight
@@ -259,7 +350,7 @@ class Weighted(nn.Module):
 
 def logits(output):
     while not isinstance(output, torch.Tensor):
-        output = output["logits"] if isinstance(output, dict) else output[0]
+        output = next(iter(output.values())) if isinstance(output, dict) else output[0]
     return output
 
 

@@ -71,17 +71,22 @@ def counted(model, x):
 
 def carried(model, x):
     x = model.run(x)
-    before = getattr(model, "state", None)
+    given = x + model.state if hasattr(model, "state") else x
     model.state = x.detach().mean(0)
-    return model.head(x if before is None else x + before)
+    return model.head(given)
 
 
-def appended(model, x):
+def gathered(model, x):
     x = model.run(x)
-    if not hasattr(model, "states"):
-        model.states = []
-    model.states.append(x.detach().mean(0))
-    return model.head(x + sum(model.states[:-1]))
+    memory = model.__dict__.setdefault("memory", [])
+    memory.append(x.detach())
+    return model.head(x + sum(each.mean(0) for each in memory))
+
+
+def masked(model, x):
+    if not hasattr(model, "mask"):
+        model.mask = torch.ones(8)
+    return model.head(model.run(x) * model.mask)
 
 
 class Cast(nn.Module):
@@ -100,6 +105,8 @@ class Cast(nn.Module):
 
 
 LOST = {
+    "a state": (carried, "in training for the second time, .* keeps in state would be lost"),
+    "a memory": (gathered, "for the second time, .* keeps in memory would be lost"),
     "no_grad": (frozen_backbone, "blocks.0.weight.*no gradient .torch.no_grad"),
     "set_grad_enabled": (switched_off, "blocks.0.weight.*no gradient .torch.no_grad"),
     "Function": (lambda model, x: model.head(Reverse.apply(model.run(x))), "Reverse, an autograd.Function"),
@@ -109,8 +116,6 @@ LOST = {
     ),
     "numpy": (lambda model, x: model.head(model.run(x)) * (1 + (np.random.rand() < 0.5)), "from numpy.random"),
     "a counter": (counted, "calls"),
-    "a state": (carried, "the attribute state does not follow the batch.*keeps in state would be lost"),
-    "a list": (appended, "keeps in states would be lost"),
 }
 
 
@@ -126,19 +131,7 @@ def test_autocast_is_named():
         stretto.split(Cast(), 2, example=X)
 
 
-def cached(model, x):
-    """A table for so many columns: the same for every batch."""
-    if getattr(model, "table", None) is None or model.table.shape[0] != x.shape[1]:
-        model.table = torch.linspace(0, 1, x.shape[1], dtype=x.dtype)
-    return model.head(model.run(x) + model.table)
-
-
-def test_a_cache_is_no_state():
-    stages = stretto.split(Blocks(cached), 2, example=X)
-    assert "proved on the example" in stages.explanation
-
-
-class Remembering(nn.Module):
+class Carrying(nn.Module):
     """A block that carries a state on from one batch to the next, in attributes of every kind."""
 
     def __init__(self):
@@ -159,7 +152,7 @@ class Remembering(nn.Module):
 
 
 def test_what_blocks_carry_on_is_left_as_it_was():
-    model = Blocks(lambda model, x: model.head(model.run(x)), block=Remembering)
+    model = Blocks(lambda model, x: model.head(model.run(x)), block=Carrying)
     kept = [(block.states, block.table, block.tensor) for block in model.blocks]
     stages = stretto.split(model, 2, example=X)
     assert "proved on the example" in stages.explanation
@@ -180,7 +173,7 @@ def test_what_blocks_carry_on_is_left_as_it_was():
     ],
 )
 def test_it_is_carried_on_once_a_micro_batch(method, options):
-    model, plain = (Blocks(lambda model, x: model.head(model.run(x)), block=Remembering) for _ in range(2))
+    model, plain = (Blocks(lambda model, x: model.head(model.run(x)), block=Carrying) for _ in range(2))
     y, sgd = torch.arange(4) % 3, torch.optim.SGD
     trainer = stretto.Trainer(
         stretto.split(model, 2, example=X), nn.functional.cross_entropy, lambda params: sgd(params, lr=0.1), method,
@@ -240,6 +233,34 @@ def test_they_would_move_twice_where_a_forward_is_computed_again(method, options
     trainer = stretto.Trainer(stages, nn.functional.cross_entropy, sgd, method, **options)
     with pytest.raises(UsageError, match=r"changes its parameter .*slow\.weight in place, and would do so twice"):
         trainer.step(X, torch.arange(4) % 3)
+
+
+def test_a_split_leaves_the_model_as_it_was():
+    model = Blocks(lambda model, x: model.head(model.run(x)), Remembering)
+    model.blocks[0].memory.append("before")
+    stretto.split(model, 2, example=X)
+    assert [block.memory for block in model.blocks] == [["before"], [], [], []]
+    assert not any(block.sums.any() for block in model.blocks)
+
+
+class Remembering(nn.Module):
+    """A block that changes what its attributes hold."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.memory, self.sums = nn.Linear(8, 8), [], torch.zeros(8)
+
+    def forward(self, x):
+        self.memory.append(len(x))
+        self.sums += x.detach().sum(0)
+        return self.linear(x)
+
+
+def test_what_is_made_once_may_be_made_again():
+    """A mask that the first call makes: the stages make it anew, to the same numbers."""
+    assert (
+        "they do not set mask, as the model's forward does" in stretto.split(Blocks(masked), 2, example=X).explanation
+    )
 
 
 def test_a_function_whose_backward_is_recorded_is_none():

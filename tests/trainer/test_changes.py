@@ -1,6 +1,7 @@
 """What is changed after a Trainer was made is honoured at the next step, as in a plain loop, or refused by name."""
 
 import copy
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -25,6 +26,7 @@ class Tempered(nn.Module):
         self.blocks = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
         self.norm, self.head = nn.BatchNorm1d(8), nn.Linear(8, 3)
         self.temperature, self.epoch = 2.0, 0
+        self.shift, self.factors, self.options = torch.zeros(3), [1.0, 2.0], SimpleNamespace(power=1, unread=0)
 
     def forward(self, x):
         for block in self.blocks:
@@ -32,7 +34,7 @@ class Tempered(nn.Module):
         return self.finish(self.norm(x))
 
     def finish(self, x):
-        return self.head(x) / self.temperature
+        return (self.head(x) / self.temperature + self.shift) ** self.options.power * self.factors[0]
 
 
 def cut():
@@ -65,6 +67,11 @@ REFUSED = {
         r"0\.0\.weight \(and 1 more\) requires no gradient",
     ),
     "an attribute": (cut, lambda model: setattr(model, "temperature", 3.0), r"Tempered has temperature=3\.0 now"),
+    "a tensor": (cut, lambda model: setattr(model, "shift", torch.ones(3)), "Tempered has shift=another tensor now"),
+    "a list": (cut, lambda model: setattr(model, "factors", [2.0]), r"factors=\[2\.0\] now, and had \[1\.0, 2\.0\]"),
+    "an item": (cut, lambda model: model.factors.append(3.0), r"factors=\[1\.0, 2\.0, 3\.0\] now"),
+    "an option": (cut, lambda model: setattr(model.options, "power", 2), "options of Tempered has power=2 now"),
+    "all options": (cut, lambda model: setattr(model, "options", SimpleNamespace(power=2)), "options=namespace"),
     "a hook of the root": (cut, add_hook, "a hook was added to Tempered"),
     "a hook of a list": (listed, add_hook, "a hook was added to Sequential"),
     "a layer": (listed, lambda model: model.__setitem__(3, nn.Linear(8, 3)), "another Linear as '3'"),
@@ -106,6 +113,8 @@ def test_a_group_that_is_added_to_an_optimizer_is_refused():
 
 HONOURED = {
     "what no forward reads": lambda model: setattr(model, "epoch", 1),
+    "an option that no forward reads": lambda model: setattr(model.options, "unread", 1),
+    "a tensor in place": lambda model: model.shift.add_(1),
     "a hook of a block": lambda model: add_hook(model.blocks[0]),
     "a norm's momentum": lambda model: setattr(model.norm, "momentum", 0.5),
     "a norm in evaluation": lambda model: model.norm.eval(),

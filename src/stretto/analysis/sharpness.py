@@ -51,8 +51,8 @@ def sharpness(
         if largest.value >= 0:
             return largest
         lowest = largest.value
-        above = iterate(lambda v: product(v).sub_(v, alpha=lowest), start, tolerance, products)
-        return Sharpness(lowest + above.value, largest.products + above.products, largest.converged and above.converged)
+        above = iterate(product, start, tolerance, products, shift=lowest)
+        return Sharpness(above.value, largest.products + above.products, largest.converged and above.converged)
 
 
 def hessian(
@@ -85,13 +85,19 @@ def random_direction(parameters: Sequence[Tensor], seed: int) -> Tensor:
     return vector.to(parameters[0].device, parameters[0].dtype)
 
 
-def iterate(product: Callable[[Tensor], Tensor], vector: Tensor, tolerance: float, products: int) -> Sharpness:
-    """Power iteration: the eigenvalue of largest size, as the Rayleigh quotient of the last vector."""
+def iterate(
+    product: Callable[[Tensor], Tensor], vector: Tensor, tolerance: float, products: int, shift: float = 0.0
+) -> Sharpness:
+    """Power iteration on H - shift: the eigenvalue furthest from shift, as the Rayleigh quotient of the last vector."""
     value = 0.0
     for count in range(1, products + 1):
         image = product(vector)
-        value, length = float(vector @ image), float(image.norm())
-        if float((image - value * vector).norm()) <= tolerance * abs(value) or not length:
+        value = float(vector @ image)
+        if float((image - value * vector).norm()) <= tolerance * abs(value):
+            return Sharpness(value, count, converged=True)
+        image -= shift * vector
+        length = float(image.norm())
+        if not length:
             return Sharpness(value, count, converged=True)
         vector = image / length
     return Sharpness(value, products, converged=False)

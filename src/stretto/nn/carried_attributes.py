@@ -10,9 +10,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-PLAIN = (bool, int, float, str, bytes, type(None))
+from stretto.nn.preserve import OF_EVERY_MODULE, PLAIN
+
 CONTAINERS = (list, dict, OrderedDict, defaultdict, set, deque)
-OF_TORCH = frozenset(vars(nn.Module()))  # attributes of every module: its parameters, hooks, mode
 
 Carried = list[tuple[nn.Module, dict[str, Any]]]
 TensorCopy = tuple[Tensor, int, Tensor]  # a tensor, its version counter at the time of the copy, the copy
@@ -20,7 +20,7 @@ TensorCopy = tuple[Tensor, int, Tensor]  # a tensor, its version counter at the 
 
 def own_attributes(module: nn.Module) -> dict[str, object]:
     """A module's attributes without those that every module has."""
-    return {name: value for name, value in vars(module).items() if name not in OF_TORCH}
+    return {name: value for name, value in vars(module).items() if name not in OF_EVERY_MODULE}
 
 
 def is_container(value: object) -> bool:
@@ -106,7 +106,7 @@ def states_of(module: nn.Module) -> dict[str, Any]:
 
 def put(attributes: dict[str, Any], values: Mapping[str, Any]) -> None:
     """Let a module have these attributes, and no others of their kinds."""
-    for name in [name for name, value in attributes.items() if name not in OF_TORCH and is_state(value)]:
+    for name in [name for name, value in attributes.items() if name not in OF_EVERY_MODULE and is_state(value)]:
         if name not in values:
             del attributes[name]
     attributes.update(values)

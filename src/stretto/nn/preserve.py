@@ -1,6 +1,8 @@
 """Contexts for running a model to inspect it: modes, buffers, attributes and random generators are restored."""
 
+import copy
 import random
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -10,9 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from stretto.errors import UsageError
-from stretto.nn.carried_attributes import PLAIN, is_container, own_attributes
 from stretto.nn.devices import forked_generators
 
+PLAIN = (bool, int, float, str, bytes, type(None))
+OF_EVERY_MODULE = frozenset(vars(nn.Module()))
+CONTAINERS = (list, tuple, dict, set, frozenset, deque)
 COPIED = 1 << 26  # bytes of parameters that are copied before a model is looked at
 
 
@@ -47,51 +51,50 @@ def python_generators_restored() -> Iterator[None]:
         np.random.set_state(numpy)
 
 
-def plain_attributes(module: nn.Module) -> dict[str, object]:
-    """The numbers, texts and truth values among a module's attributes, but for its mode."""
-    return {name: value for name, value in vars(module).items() if isinstance(value, PLAIN) and name != "training"}
+class Held:
+    """What modules hold as attributes, to be put back: plain values, and the contents of lists, dicts and tensors."""
 
+    def __init__(self, modules: Sequence[nn.Module]) -> None:
+        self._attributes = [(vars(module), attributes(module)) for module in modules]
+        self._contents: dict[int, tuple[Any, Any]] = {}
+        for _, held in self._attributes:
+            self._remember([*held.values()])
 
-@contextmanager
-def held_restored(modules: Sequence[nn.Module]) -> Iterator[None]:
-    """After this block the tensors and containers among the modules' attributes hold what they held.
-
-    A forward may append to a list, write into a dict, or change a tensor that is no buffer: a state that it carries
-    from one batch to the next. Objects of other kinds are not looked into.
-    """
-    containers: list[tuple[Any, Any]] = []
-    tensors: list[tuple[Tensor, Tensor, int]] = []
-    known: set[int] = set()
-
-    def visit(value: Any) -> None:
-        if id(value) in known:
+    def _remember(self, value: Any) -> None:
+        if id(value) in self._contents:
             return
-        known.add(id(value))
-        if isinstance(value, Tensor):
-            if not (isinstance(value, nn.Parameter) or value.is_inference()):
-                tensors.append((value, value.detach().clone(), value._version))
-        elif is_container(value):
-            containers.append((value, value.copy()))
-            for each in value.values() if isinstance(value, dict) else value:
-                visit(each)
-        elif isinstance(value, tuple):
-            for each in value:
-                visit(each)
+        if isinstance(value, Tensor) and not value.is_meta:
+            self._contents[id(value)] = value, (value._version, value.detach().clone())
+        elif isinstance(value, CONTAINERS):
+            self._contents[id(value)] = value, copy.copy(value)
+            for part in value.values() if isinstance(value, dict) else value:
+                self._remember(part)
 
-    for module in unique(modules):
-        for value in own_attributes(module).values():
-            visit(value)
-    try:
-        yield
-    finally:
-        for held, before in containers:
-            if not holds(held, before):
-                held.clear()
-                (held.update if isinstance(held, dict | set) else held.extend)(before)
-        with torch.no_grad():
-            for tensor, value, version in tensors:
-                if tensor._version != version:
-                    tensor.copy_(value)
+    def put_back(self) -> None:
+        """Put back what was held."""
+        for now, before in self._attributes:
+            now.update(before)
+        for value, before in self._contents.values():
+            if isinstance(value, Tensor):
+                version, content = before
+                if value._version != version:
+                    with torch.no_grad():
+                        value.copy_(content)
+            elif isinstance(value, dict | set):
+                value.clear()
+                value.update(before)
+            elif isinstance(value, list | deque):
+                value.clear()
+                value.extend(before)
+
+
+def attributes(module: nn.Module) -> dict[str, Any]:
+    """A module's attributes that are plain values, tensors or containers, but for those of every module."""
+    return {
+        name: value
+        for name, value in vars(module).items()
+        if name not in OF_EVERY_MODULE and isinstance(value, (*PLAIN, Tensor, *CONTAINERS))
+    }
 
 
 @contextmanager
@@ -129,19 +132,9 @@ def has_own_memory(parameter: nn.Parameter) -> bool:
     return parameter.untyped_storage().nbytes() >= parameter.nbytes
 
 
-def holds(container: Any, before: Any) -> bool:
-    """Whether a container has the same objects, under the same keys, as its copy from before."""
-    parts = [
-        [*each.items()] if isinstance(each, dict) else [(None, part) for part in each] for each in (container, before)
-    ]
-    return len(parts[0]) == len(parts[1]) and all(
-        one == two and value is other for (one, value), (two, other) in zip(*parts, strict=True)
-    )
-
-
 @contextmanager
 def undisturbed(modules: Sequence[nn.Module], device: torch.device) -> Iterator[None]:
-    """Evaluation mode in this block; afterwards modes, weights, buffers, attributes and generators are as before.
+    """Evaluation mode in this block; afterwards modes, weights, buffers, what attributes hold, generators are as before.
 
     The caller may switch modules to training mode in the block, and resets gradients itself.
     """
@@ -151,18 +144,17 @@ def undisturbed(modules: Sequence[nn.Module], device: torch.device) -> Iterator[
         for name, buffer in module._buffers.items()
         if buffer is not None
     ]
-    attributes = [(vars(module), plain_attributes(module)) for module in unique(modules)]
+    held = Held(unique(modules))
     grad_enabled = torch.is_grad_enabled()
-    generators = forked_generators(device), python_generators_restored()
     with ExitStack() as stack:
-        for context in (*generators, evaluating(modules), held_restored(modules), weights_restored(modules)):
+        for context in (forked_generators(device), python_generators_restored(), evaluating(modules)):
             stack.enter_context(context)
+        stack.enter_context(weights_restored(modules))
         try:
             yield
         finally:
             torch.set_grad_enabled(grad_enabled)  # a forward that switches it may have been cut short
-            for now, before in attributes:  # and may count its calls
-                now.update(before)
+            held.put_back()  # it may count its calls
             with torch.no_grad():
                 for module, name, buffer, value in buffers:
                     module._buffers[name] = buffer  # the same object: the forward may have assigned another
@@ -189,11 +181,12 @@ def replaced_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator
 def unchanged(model: nn.Module) -> Iterator[None]:
     """Afterwards every module has its former attributes: tracers add constants, and forwards may store values."""
     before, grad_enabled = [(module, dict(vars(module))) for module in model.modules()], torch.is_grad_enabled()
+    held = Held([*model.modules()])
     try:
-        with held_restored([model]):
-            yield
+        yield
     finally:
         torch.set_grad_enabled(grad_enabled)
+        held.put_back()
         for module, attributes in before:
             vars(module).clear()
             vars(module).update(attributes)

@@ -20,12 +20,13 @@ from torch.utils._pytree import tree_leaves
 
 from stretto.errors import UsageError
 from stretto.nn import deferred
-from stretto.nn.carried_attributes import PLAIN, own_attributes
 from stretto.nn.chain import Chain
 from stretto.nn.lost_hooks import of_torch, refuse_lost_hooks
 from stretto.nn.preserve import (
+    CONTAINERS,
+    PLAIN,
+    attributes,
     device_of,
-    plain_attributes,
     unchanged,
     undisturbed,
     unique,
@@ -34,7 +35,7 @@ from stretto.nn.preserve import (
 from stretto.options.object_digest import names_in
 from stretto.splitting.cost import Inputs
 
-RUNS = ((True, 0), (True, 1), (False, 0))  # training or evaluation, and the seed of all generators
+RUNS = ((True, (0, 1)), (False, (0,)))  # training or evaluation, and the seeds of all generators for runs in a row
 WHOLE = 65_536  # elements of a gradient up to which all are compared; of a larger one, as many at equal distances
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 NOISE = 1e-2  # what rounding may leave of a gradient that is zero, over the tolerance times the largest gradient
@@ -64,8 +65,7 @@ class Observation:
     outputs: tuple[Tensor, ...] = ()
     gradients: dict[str, Tensor | None] = field(default_factory=dict)
     buffers: dict[str, Tensor] = field(default_factory=dict)
-    attributes: dict[str, object] = field(default_factory=dict)
-    carried: tuple[str, ...] = ()
+    attributes: dict[str, object] = field(default_factory=dict)  # those that the forward changes
     generators: dict[str, object] = field(default_factory=dict)
     functions: frozenset[str] = frozenset()
 
@@ -80,14 +80,15 @@ def prove(original: Original, stages: Sequence[nn.Module], inputs: Inputs | None
     if inputs is None:
         return Proof("unproved: without an example stages are not compared with the model")
     began, steps = time.perf_counter(), 0
+    lost: dict[str, None] = {}  # attributes that the stages do not set
     if deferred.placeholders([*original.roots, *stages]):
         compare_outputs(original, stages, inputs, why)
         return Proof("unproved: weights without values; shapes alone were compared")
-    for training, seed in RUNS:
-        actual = attempted(partial(observe, Chain(*stages), original, stages, inputs, training, seed))
-        most = len(actual.outputs) if isinstance(actual, Observation) else None
-        expected = attempted(partial(observe, original.run, original, stages, inputs, training, seed, most))
-        steps += 2
+    for training, seeds in RUNS:
+        actual = attempted(partial(observe, Chain(*stages), original, stages, inputs, training, seeds))
+        most = None if isinstance(actual, Exception) else len(actual[0].outputs)
+        expected = attempted(partial(observe, original.run, original, stages, inputs, training, seeds, most))
+        steps += 2 * len(seeds)
         mode = "training" if training else "evaluation"
         if isinstance(expected, Exception):
             if isinstance(actual, Exception):
@@ -102,24 +103,30 @@ def prove(original: Original, stages: Sequence[nn.Module], inputs: Inputs | None
                 f"the stages of {original.title} fail on the example in {mode}, where the model does not "
                 f"({type(actual).__name__}: {actual}): {why}"
             ) from actual
-        difference = first_difference(expected, actual)
-        if difference is not None:
-            again = observe(original.run, original, stages, inputs, training, seed, most)
-            if (varies := first_difference(expected, again)) is not None:
+        for number, (ours, theirs) in enumerate(zip(expected, actual, strict=True)):
+            difference = first_difference(ours, theirs)
+            lost |= dict.fromkeys(sorted(ours.attributes.keys() - theirs.attributes.keys()))
+            if difference is None:
+                continue
+            again = observe(original.run, original, stages, inputs, training, seeds, most)
+            if (varies := first_difference(ours, again[number])) is not None:
                 difference = f"the model itself comes to other numbers when it is called again ({varies})"
+            mode += " for the second time" * (number > 0)
             raise UsageError(
                 f"the stages of {original.title} do not train as the model does: in {mode}, {difference}. "
-                f"{cause(expected, actual, original.roots) or why[0].upper() + why[1:]}"
+                f"{cause(ours, theirs, [*lost], original.roots) or why[0].upper() + why[1:]}"
             )
     count = len(list(whole(original.roots).parameters()))
     text = (
         f"proved on the example: outputs, gradients of {count} parameters, buffers and random numbers are the model's, "
         "in training and in evaluation"
     )
+    if lost:
+        text += f"; they do not set {', '.join(lost)}, as the model's forward does"
     return Proof(text, steps, time.perf_counter() - began)
 
 
-def attempted(call: Callable[[], Observation]) -> Observation | Exception:
+def attempted(call: Callable[[], list[Observation]]) -> list[Observation] | Exception:
     """What a call returns, or the exception that it raises."""
     try:
         return call()
@@ -133,44 +140,56 @@ def observe(
     stages: Sequence[nn.Module],
     inputs: Inputs,
     training: bool,
-    seed: int,
+    seeds: Sequence[int],
     most: int | None = None,
-) -> Observation:
-    """One forward and one backward; afterwards everything is as before. At most `most` outputs are looked at."""
+) -> list[Observation]:
+    """A forward and a backward for each seed, in a row: what one leaves in buffers and attributes the next one finds.
+
+    Afterwards everything is as before. At most `most` outputs are looked at.
+    """
     roots = [*original.roots, *stages]
-    modules = dict(whole(original.roots).named_modules())
-    parameters = dict(whole(original.roots).named_parameters())
-    lost = lost_modules(modules, stages) if run is original.run else {}
-    seen, frozen = Observation(), frozen_modules(original.roots)
-    with as_before(roots, parameters.values()):
+    frozen = frozen_modules(original.roots)
+    with as_before(roots, whole(original.roots).parameters()):
         for module in unique(roots):
             module.training = training and id(module) not in frozen
-        before, held = attributes_of(modules), held_by(lost)
-        leaves = [x.detach().clone().requires_grad_(x.is_floating_point()) for x in inputs]
-        seed_all(seed)
-        with torch.enable_grad(), without_fused_transformers():
-            outputs = tensors_in(run(*(x.clone() for x in leaves)))[:most]
-            seen.outputs = tuple(output.detach().clone() for output in outputs)
-            wanted = [output for output in outputs if output.requires_grad]
-            seen.functions = own_functions(wanted)
-            if wanted:
-                torch.autograd.backward(wanted, [cotangent(output, i) for i, output in enumerate(wanted)])
-        values = {**parameters, **{f"input {index}": leaf for index, leaf in enumerate(leaves) if leaf.requires_grad}}
-        seen.gradients = {name: shortened(value.grad) for name, value in values.items()}
-        seen.buffers = {
-            f"{path}.{name}".lstrip("."): buffer.detach().clone()
-            for path, module in modules.items()
-            for name, buffer in module._buffers.items()
-            if buffer is not None
-        }
-        seen.carried = tuple(following(partial(run, *map(of_one_row, leaves)), lost, held, held_by(lost)))
-        after = attributes_of(modules)
-        seen.attributes = {name: after.get(name) for name in {**before, **after} if before.get(name) != after.get(name)}
-        seen.generators = {
-            "torch": torch.get_rng_state().numpy().tobytes(),
-            "random": random.getstate(),
-            "numpy.random": str(np.random.get_state()),
-        }
+        return [observe_once(run, original, inputs, seed, most) for seed in seeds]
+
+
+def observe_once(
+    run: Callable[..., Any], original: Original, inputs: Inputs, seed: int, most: int | None
+) -> Observation:
+    """One forward and one backward with all generators seeded."""
+    modules = dict(whole(original.roots).named_modules())
+    parameters = dict(whole(original.roots).named_parameters())
+    seen, before = Observation(), attributes_of(modules)
+    for parameter in parameters.values():
+        parameter.grad = None
+    leaves = [x.detach().clone().requires_grad_(x.is_floating_point()) for x in inputs]
+    seed_all(seed)
+    with torch.enable_grad(), without_fused_transformers():
+        outputs = tensors_in(run(*(x.clone() for x in leaves)))[:most]
+        seen.outputs = tuple(output.detach().clone() for output in outputs)
+        wanted = [output for output in outputs if output.requires_grad]
+        seen.functions = own_functions(wanted)
+        if wanted:
+            torch.autograd.backward(wanted, [cotangent(output, i) for i, output in enumerate(wanted)])
+    values = {**parameters, **{f"input {index}": leaf for index, leaf in enumerate(leaves) if leaf.requires_grad}}
+    seen.gradients = {name: shortened(value.grad) for name, value in values.items()}
+    seen.buffers = {
+        f"{path}.{name}".lstrip("."): buffer.detach().clone()
+        for path, module in modules.items()
+        for name, buffer in module._buffers.items()
+        if buffer is not None
+    }
+    after = attributes_of(modules)
+    seen.attributes = {
+        name: after.get(name) for name in {**before, **after} if not same(before.get(name), after.get(name))
+    }
+    seen.generators = {
+        "torch": torch.get_rng_state().numpy().tobytes(),
+        "random": random.getstate(),
+        "numpy.random": str(np.random.get_state()),
+    }
     return seen
 
 
@@ -211,70 +230,34 @@ def whole(roots: Sequence[nn.Module]) -> nn.Module:
 
 
 def attributes_of(modules: Mapping[str, nn.Module]) -> dict[str, object]:
-    """The plain attributes of modules, by the names of module and attribute."""
+    """What modules hold as attributes now, by the names of module and attribute; objects of other kinds left out."""
     return {
-        f"{path}.{name}".lstrip("."): value
+        f"{path}.{name}".lstrip("."): contents(value)
         for path, module in modules.items()
-        for name, value in plain_attributes(module).items()
+        for name, value in attributes(module).items()
     }
 
 
-def lost_modules(modules: Mapping[str, nn.Module], stages: Sequence[nn.Module]) -> dict[str, nn.Module]:
-    """The modules that no stage calls."""
-    called = {id(module) for module in unique(stages)}
-    return {path: module for path, module in modules.items() if id(module) not in called}
+def contents(value: object) -> object:
+    """A value that stays as it is when the attribute changes: copies of tensors, in containers, too."""
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    if isinstance(value, Mapping):
+        return {key: contents(part) for key, part in value.items()}
+    if isinstance(value, CONTAINERS):
+        return [contents(part) for part in value]
+    return value if isinstance(value, PLAIN) else type(value)
 
 
-class Held(NamedTuple):
-    """The tensors and numbers in an attribute, and what tells whether they are still the same."""
-
-    leaves: list[Any]
-    marks: Sequence[object]
-
-
-def held_by(modules: Mapping[str, nn.Module]) -> dict[str, Held]:
-    """What modules hold in attributes that are no numbers: tensors, and numbers and tensors in containers."""
-    found = {}
-    for path, module in modules.items():
-        for name, value in own_attributes(module).items():
-            if not isinstance(value, PLAIN):
-                leaves = [leaf for leaf in tree_leaves(value) if isinstance(leaf, (Tensor, *PLAIN))]
-                marks = [(id(leaf), leaf._version) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-                found[f"{path}.{name}".lstrip(".")] = Held(leaves, marks)
-    return found
-
-
-def following(
-    again: Callable[[], Any], modules: Mapping[str, nn.Module], before: Mapping[str, Held], now: Mapping[str, Held]
-) -> Iterator[str]:
-    """The names of attributes that a forward has changed, and changes otherwise for another batch: no mere cache."""
-    changed = [name for name in now if name not in before or before[name].marks != now[name].marks]
-    first = {
-        name: [leaf.detach().clone() if isinstance(leaf, Tensor) else leaf for leaf in now[name].leaves]
-        for name in changed
-    }
-    if changed:
-        again()
-    second = held_by(modules)
-    for name in changed:
-        theirs = second[name].leaves if name in second else []
-        if len(first[name]) != len(theirs) or not all(map(same_leaf, first[name], theirs)):
-            yield name
-
-
-def same_leaf(one: object, other: object) -> bool:
-    """Whether two values in an attribute are equal; objects of unknown kinds are taken for equal."""
+def same(one: object, other: object) -> bool:
+    """Whether two `contents` are equal."""
     if isinstance(one, Tensor) and isinstance(other, Tensor):
-        return alike(one, other) and torch.equal(one, other)
-    return not isinstance(one, PLAIN) or one == other
-
-
-def of_one_row(x: Tensor) -> Tensor:
-    """Another batch of the same shape: its first example in every row, halved where it is of numbers."""
-    if not x.dim():
-        return x
-    row = x.detach()[:1].expand_as(x)
-    return row / 2 if x.is_floating_point() else row.clone()
+        return alike(one, other) and close(one, other)
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(same, one, other))
+    return type(one) is type(other) and bool(one == other)
 
 
 def tensors_in(output: Any) -> list[Tensor]:
@@ -336,16 +319,18 @@ def first_difference(expected: Observation, actual: Observation) -> str | None:
         if not (alike(gradient, other) and close(gradient, other, floor)):
             return f"the gradient of {name} differs from the model's by {distance(gradient, other)}"
     for name in {**expected.attributes, **actual.attributes}:
-        if expected.attributes.get(name) != actual.attributes.get(name):
-            return f"the attribute {name} does not become {expected.attributes.get(name)!r}, as in the model"
-    if expected.carried and expected.carried != actual.carried:
-        return f"the attribute {expected.carried[0]} does not follow the batch, as in the model"
+        wanted, found = expected.attributes.get(name), actual.attributes.get(name)
+        if isinstance(wanted, PLAIN) and isinstance(found, PLAIN) and wanted != found:
+            return f"the attribute {name} does not become {wanted!r}, as in the model"
     drawn = drawn_otherwise(expected, actual)
     return f"they draw other random numbers from {drawn[0]}" if drawn else None
 
 
-def cause(expected: Observation, actual: Observation, roots: Sequence[nn.Module]) -> str:
-    """The construct of the forward that stages do not have, with a remedy; empty if none is known."""
+def cause(expected: Observation, actual: Observation, kept: Sequence[str], roots: Sequence[nn.Module]) -> str:
+    """The construct of the forward that stages do not have, with a remedy; empty if none is known.
+
+    kept: the attributes that the model's forward sets, and the stages do not.
+    """
     lost = sorted(expected.functions - actual.functions)
     apart = "in a module of its own, which is called as it is, or give split a list of layers"
     if lost:
@@ -361,7 +346,6 @@ def cause(expected: Observation, actual: Observation, roots: Sequence[nn.Module]
     drawn = drawn_otherwise(expected, actual)
     if drawn:
         return f"What its forward draws from {' and '.join(drawn)} would be the same at every step: draw it {apart}"
-    kept = [*(name for name in expected.attributes if name not in actual.attributes), *expected.carried]
     if any("autocast" in names_in(type(root).forward.__code__) for root in roots):
         return (
             "Its forward enters torch.autocast between its blocks, which is not recorded: give the Trainer "

@@ -23,7 +23,7 @@ from stretto.nn.buffers import Buffers, Snapshot, exchanged
 from stretto.nn.carried_attributes import Carried, CarriedAttributes, exchanged_attributes
 from stretto.nn.input_errors import advice_on, error_text, is_misfit
 from stretto.nn.layer_recompute import Recomputing, recomputed, refuse_changed_weights
-from stretto.nn.nested import tensors_of
+from stretto.nn.nested import map_tensors, tensors_of
 from stretto.nn.preserve import device_of, unique
 from stretto.nn.seeding import ForwardSeeds
 from stretto.nn.shapes import describe, summary
@@ -359,7 +359,9 @@ class Stage:
         if not self._changes_input and before != list(map(VERSION, given)):
             raise UsageError(IN_PLACE.format(self.index, "the stage before it" if self.index else "the batch"))
         outputs = output if isinstance(output, tuple) else (output,)
-        if not (self._is_last and not self._split) and not all(isinstance(tensor, Tensor) for tensor in outputs):
+        if self._is_last and self._split:
+            outputs = tuple(tensors_of(output))
+        if not self._is_last and not all(isinstance(tensor, Tensor) for tensor in outputs):
             kinds = ", ".join(type(tensor).__name__ for tensor in outputs)
             raise UsageError(f"stage {self.index} returned {kinds}: a stage returns a tensor or a tuple of tensors")
         graph = Graph(inputs, outputs, None, version, updates, tied, microbatch=microbatch)
@@ -368,9 +370,9 @@ class Stage:
             target: Target = operands["target"]
             if self._splits(microbatch):
                 graph.cut = tuple(leaf(tensor, True) for tensor in outputs)
-            features = graph.cut or outputs
-            compared = features if isinstance(output, tuple) else features[0]
-            results["loss"] = self._compute_loss(graph, features, compared, target, seen)
+            parts = iter(graph.cut)
+            compared = map_tensors(lambda _: next(parts), output) if graph.cut else output
+            results["loss"] = self._compute_loss(graph, graph.cut or outputs, compared, target, seen)
         if not self._is_last:
             results["activation"] = tuple(map(Tensor.detach, outputs))
         return results

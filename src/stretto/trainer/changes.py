@@ -4,7 +4,8 @@ The weights that are trained, the modules of stages and what a recorded forward 
 settled when the Trainer is made. A plain loop would honour a change from the next step on.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+import copy
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import FunctionType
 from typing import Any
 
@@ -12,9 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from stretto.errors import UsageError
-from stretto.nn.carried_attributes import PLAIN
 from stretto.nn.lost_hooks import REMEDY, hooks_of
-from stretto.nn.preserve import unique
+from stretto.nn.nested import attributes
+from stretto.nn.preserve import CONTAINERS, PLAIN, unique
+from stretto.options.checks import shown
 from stretto.options.object_digest import names_in
 from stretto.stage.stage import Stage
 
@@ -51,12 +53,9 @@ class Settled:
             for module in (*inside, *lost)
             for name, child in module._modules.items()
         ]
-        self._entries += [
-            (vars(module), name, vars(module)[name])
-            for module in lost
-            for name in sorted(read_in_forward(type(module)) - {"training"})
-            if name in vars(module) and isinstance(vars(module)[name], PLAIN)
-        ]
+        self._entries += {
+            (id(where), name): (where, name, value) for module in lost for where, name, value in read_by(module)
+        }.values()
         self._hooks = [(hooks, len(hooks)) for module in lost for hooks in hooks_of(module)]
         self._groups = [(optimizer, group_sizes(optimizer)) for optimizer in optimizers]
         self._stages, self._model = stages, model
@@ -81,7 +80,7 @@ class Settled:
             raise UsageError(self._said_of_parameters())
         for where, name, value in self._entries:
             now = where.get(name, ABSENT)
-            if now is not value and (isinstance(value, nn.Module) or now != value):
+            if now is not value and differs(now, value):
                 raise UsageError(self._said_of_entry(where, name, value, now))
         for hooks, number in self._hooks:
             if len(hooks) > number:
@@ -140,8 +139,9 @@ class Settled:
         if isinstance(value, nn.Module):
             kinds = "nothing" if now is ABSENT else f"another {type(now).__name__}"
             return f"{place} has {kinds} as {name!r} since the Trainer was made: {AGAIN}"
+        told = "another tensor" if isinstance(value, Tensor) else "nothing" if now is ABSENT else shown(now)
         return (
-            f"{place} has {name}={'nothing' if now is ABSENT else repr(now)} now, and had {value!r} when it was split: "
+            f"{place} has {name}={told} now, and had {shown(value)} when it was split: "
             "its stages go on with that; split it and make the Trainer again, or let a module that is called as it is "
             "read the attribute"
         )
@@ -155,6 +155,9 @@ class Settled:
             for path, module in root.named_modules():
                 if any(held is each for each in (vars(module), module._modules, *hooks_of(module))):
                     return f"{path} of {title}" if path else title
+                for name, value in vars(module).items():
+                    if held is getattr(value, "__dict__", None):
+                        return f"{f'{path}.{name}'.lstrip('.')} of {title}"
         return "a module"
 
 
@@ -171,6 +174,33 @@ def settled(stages: Mapping[int, Stage], given: Iterable[object], *, in_parts: b
 def group_sizes(optimizer: torch.optim.Optimizer) -> list[int]:
     """How many parameters each group has."""
     return [len(group["params"]) for group in optimizer.param_groups]
+
+
+def differs(now: object, value: object) -> bool:
+    """Whether an entry is another one; tensors are the same only if they are one."""
+    if isinstance(value, nn.Module | Tensor):
+        return True
+    try:
+        return bool(now != value)
+    except RuntimeError:  # other tensors in a container
+        return True
+
+
+def read_by(module: nn.Module) -> Iterator[tuple[dict[str, Any], str, Any]]:
+    """What a module's forward reads of its attributes: where they are held, their names and values.
+
+    Of a container a copy is the value, and of another object the attributes that the forward mentions, too.
+    """
+    names = sorted(read_in_forward(type(module)) - {"training"})  # modes are looked at apart
+    for name in names:
+        value = vars(module).get(name, ABSENT)
+        if isinstance(value, CONTAINERS):
+            value = copy.copy(value)
+        if isinstance(value, (*PLAIN, Tensor, *CONTAINERS)) or attributes(value):
+            yield vars(module), name, value
+        if not isinstance(value, Tensor) and attributes(value):
+            held = getattr(value, "__dict__", {})
+            yield from ((held, each, held[each]) for each in names if isinstance(held.get(each, ABSENT), PLAIN))
 
 
 def read_in_forward(kind: type[nn.Module]) -> frozenset[str]:
