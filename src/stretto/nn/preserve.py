@@ -134,7 +134,7 @@ def has_own_memory(parameter: nn.Parameter) -> bool:
 
 @contextmanager
 def undisturbed(modules: Sequence[nn.Module], device: torch.device) -> Iterator[None]:
-    """Evaluation mode in this block; afterwards modes, weights, buffers, what attributes hold, generators are as before.
+    """Evaluation mode in this block; afterwards modes, weights, buffers, attributes and generators are as before.
 
     The caller may switch modules to training mode in the block, and resets gradients itself.
     """
