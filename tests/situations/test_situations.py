@@ -14,7 +14,7 @@ EQUAL = {0, 1, 4, 6, 7, 18, 24, 25, 26, 28, 31, 38, 41, 49}
 REFUSED = {  # patterns
     2: "cannot be exported at .*int.self.pointer",
     5: r"the loss reads Net.blocks.1.aux_loss, which forwards assign",
-    8: "the attribute hidden does not follow the batch",
+    8: "keeps in hidden would be lost",
     16: "enters torch.autocast between its blocks",
     17: "changes its input in place",
     19: "the loss of stage 1 has a gradient for a tensor",
