@@ -4,7 +4,6 @@ Micro-batches of a minibatch may have unequal numbers of those.
 """
 
 import functools
-import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional
 
+from stretto.errors import UsageError
 from stretto.losses.sums import Sum, as_count
 from stretto.nn.batch import IGNORED
 
@@ -79,6 +79,31 @@ class CrossEntropy:
         )
 
 
+class CrossEntropyOfModule(CrossEntropy):
+    """That of a torch module, with the options that it has now: class weights may change while a network trains."""
+
+    module: nn.Module
+
+    def __init__(self, function: Callable[..., Tensor], module: nn.Module) -> None:
+        super().__init__(function=function)
+        object.__setattr__(self, "module", module)
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in _OPTIONS:
+            module = object.__getattribute__(self, "__dict__").get("module")
+            if module is not None and hasattr(module, name):
+                return getattr(module, name)
+        return object.__getattribute__(self, name)
+
+    def _reduced(self, output: Tensor, target: Tensor, reduction: str) -> Tensor:
+        if self.module.reduction != "mean":
+            raise UsageError(
+                f"the loss has reduction={self.module.reduction!r} now, and had 'mean' when the Trainer was made: make "
+                "another Trainer, which may go on with this one's weights"
+            )
+        return super()._reduced(output, target, reduction)
+
+
 token_cross_entropy = CrossEntropy(tokens=True)
 """Mean cross entropy in nats over all tokens except targets of -100: output [N, T, V], target [N, T]."""
 
@@ -100,5 +125,4 @@ def recognise(loss: Any) -> CrossEntropy | None:
     function = _MODULES.get(type(loss))
     if function is None or loss.reduction != "mean":
         return None
-    options = {name: getattr(loss, name) for name in _OPTIONS & inspect.signature(type(loss)).parameters.keys()}
-    return CrossEntropy(function=function, **options)
+    return CrossEntropyOfModule(function, loss)

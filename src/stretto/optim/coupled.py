@@ -5,12 +5,14 @@ them (Prodigy, D-Adaptation), are other numbers in a stage than in the whole net
 """
 
 import copy
+import inspect
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from stretto.errors import UsageError
+from stretto.options.object_digest import names_in
 
 STEPS, SIZE = 5, 3
 APART = (
@@ -24,7 +26,7 @@ def refuse_coupled(optimizer: torch.optim.Optimizer) -> None:
     kind = type(optimizer).__name__
     if getattr(optimizer, "_optimizer_step_pre_hooks", None):
         raise UsageError(f"{kind} has a hook before its step, which may look at all parameters together, {APART}")
-    if type(optimizer).__module__.startswith(("torch.optim.", "stretto.optim.")):
+    if type(optimizer).__module__.startswith(("torch.optim.", "stretto.optim.")) or only_wraps(type(optimizer)):
         return
     parameters = list(dict.fromkeys(p for group in optimizer.param_groups for p in group["params"]))
     if len(parameters) < 2:
@@ -35,6 +37,12 @@ def refuse_coupled(optimizer: torch.optim.Optimizer) -> None:
         return
     if not torch.equal(together, alone):
         raise UsageError(f"{kind} lets the step of a parameter depend on the gradients of others, {APART}")
+
+
+def only_wraps(kind: type[torch.optim.Optimizer]) -> bool:
+    """Whether the class's step is that of the class it is derived from, with something around it that takes no norm."""
+    names = names_in(inspect.unwrap(kind.step).__code__)
+    return "super" in names and not any("norm" in name for name in names)
 
 
 def stepped(optimizer: torch.optim.Optimizer, parameters: list[Tensor], alone: bool) -> Tensor:

@@ -12,7 +12,7 @@ from stretto.nn.batch import call
 from stretto.weights import saved_tensor_check
 from stretto.weights.saved_by_name import Read, Reads
 from stretto.weights.value_rules import CurrentRule, Rule
-from stretto.weights.weights import Weights
+from stretto.weights.weights import Weights, unwritten
 
 
 class Substituted(Weights):
@@ -67,7 +67,7 @@ class Substituted(Weights):
         if rule not in self._values:
             self._values[rule] = self._evaluate(rule)
         replacements, reads = self._values[rule]
-        with replaced_data(replacements):
+        with replaced_data(replacements), unwritten(self._parameters):
             if conditions not in self._checked:
                 output = saved_tensor_check.checked_call(self.module, inputs, reads.pack, self._unpack)
                 self._checked.add(conditions)

@@ -10,7 +10,7 @@ from torch.func import functional_call
 from stretto.nn.batch import Named
 from stretto.nn.parameter_hooks import with_hooks_of
 from stretto.weights import saved_tensor_check
-from stretto.weights.weights import Weights
+from stretto.weights.weights import Weights, unwritten
 from stretto.weights.written_elsewhere import step_elsewhere
 
 
@@ -69,9 +69,11 @@ class Stash(Weights):
         return self._call(version, inputs), version
 
     def _call(self, version: Version, inputs: Sequence[Tensor]) -> Any:
-        if isinstance(inputs, Named):
-            return functional_call(self.module, dict(version.leaves), (), dict(zip(inputs.names, inputs, strict=True)))
-        return functional_call(self.module, dict(version.leaves), tuple(inputs))
+        with unwritten(version.leaves):
+            if isinstance(inputs, Named):
+                given = dict(zip(inputs.names, inputs, strict=True))
+                return functional_call(self.module, dict(version.leaves), (), given)
+            return functional_call(self.module, dict(version.leaves), tuple(inputs))
 
     def leaves(self, version: Version) -> list[Tensor]:
         """The version's leaves."""

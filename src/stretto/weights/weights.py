@@ -2,9 +2,28 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
+
+from stretto.errors import UsageError
+
+
+@contextmanager
+def unwritten(weights: Mapping[str, Tensor]) -> Iterator[None]:
+    """Raise UsageError if a forward in this block writes to one of these weights, by name.
+
+    Of several versions it would change one, and none of those to come: a plain loop has only one.
+    """
+    before = [weight._version for weight in weights.values()]
+    yield
+    for (name, weight), version in zip(weights.items(), before, strict=True):
+        if weight._version != version:
+            raise UsageError(
+                f"the forward changes its parameter {name} in place (as an embedding with max_norm does), of which this "
+                "method has several versions: use a synchronous method, or change weights between steps"
+            )
 
 
 class Weights(ABC):
