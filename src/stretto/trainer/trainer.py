@@ -50,6 +50,7 @@ from stretto.trainer.feed import Needs, digest_of_batch
 from stretto.trainer.fit import Callback, FitArguments, FitLoop, Log
 from stretto.trainer.history import History
 from stretto.trainer.metrics import named_metrics
+from stretto.trainer.row_check import RowCheck
 from stretto.trainer.set_by_hand import SetByHand
 from stretto.trainer.tracking import Tracking
 from stretto.trainer.weight_files import write_index, write_part
@@ -204,6 +205,7 @@ class Trainer:
         self.weight_bytes = built.weight_bytes
         self._begin(built)
         self._settled = settled(self._stages, given, in_parts=self.schedule.per_turn > 1)
+        self._row_check = RowCheck(stages, parts)
         self._by_hand = SetByHand(self._replicas, sync, data=mesh.data, lag=self.lag)
 
     def _begin(self, built: Construction) -> None:
@@ -293,6 +295,7 @@ class Trainer:
             self._settled.check()
             self._by_hand.check(n, drained=self._drained)
             loads = self._splitter.loads(x, y)
+            self._row_check.check(loads)
             if self.processes > 1 and self.sync.serving is None:  # else each replica has a pace of its own
                 self._compare_batch(n, x, y)
         with self._running("step", n):

@@ -21,7 +21,7 @@ def unwritten(weights: Mapping[str, Tensor]) -> Iterator[None]:
     for (name, weight), version in zip(weights.items(), before, strict=True):
         if weight._version != version:
             raise UsageError(
-                f"the forward changes its parameter {name} in place (as an embedding with max_norm does), of which this "
+                f"the forward changes its parameter {name} in place (as embeddings with max_norm do), of which this "
                 "method has several versions: use a synchronous method, or change weights between steps"
             )
 
