@@ -165,3 +165,31 @@ def test_cross_entropy_with_weights_is_not_one():
     assert trainer.evaluate([(batch(0)[0], torch.arange(12) % 3)])["loss"] == pytest.approx(
         cross_entropy(trainer.model(batch(0)[0]), torch.arange(12) % 3).item()
     )
+
+
+def test_the_options_of_a_criterion_are_those_it_has_now():
+    """Deferred re-weighting: class weights that begin later, as in a plain loop."""
+    results = []
+    for cut in (True, False):
+        torch.manual_seed(0)
+        model, loss = nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 3)), nn.CrossEntropyLoss(label_smoothing=0.1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        trainer = stretto.Trainer(
+            list(model), loss, lambda params: torch.optim.SGD(params, lr=0.1), "gpipe(microbatches=2)"
+        )
+        for step in range(4):
+            if step == 2:
+                loss.weight, loss.label_smoothing = torch.tensor([1.0, 2.0, 5.0]), 0.0
+            x, y = torch.randn(6, 4, generator=torch.Generator().manual_seed(step)), torch.arange(6) % 3
+            if cut:
+                trainer.step(x, y)
+            else:
+                optimizer.zero_grad()
+                loss(model(x), y).backward()
+                optimizer.step()
+        results.append([p.detach() for p in model.parameters()])
+    for ours, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs)
+    loss.reduction = "sum"
+    with pytest.raises(stretto.UsageError, match="the loss has reduction='sum' now, and had 'mean'"):
+        trainer.step(x, y)
