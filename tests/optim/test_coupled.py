@@ -64,7 +64,11 @@ def build(kind, stages):
 
 @pytest.mark.parametrize(
     ("kind", "said"),
-    [(Clipped, "Clipped lets the step"), (Estimated, "Estimated lets the step"), (hooked, "SGD has a hook before")],
+    [
+        (Clipped, "Clipped lets the step"),
+        (Estimated, "Estimated lets the step"),
+        (hooked, "SGD has a hook before its step that takes a norm"),
+    ],
 )
 def test_they_are_refused_on_several_stages_alone(kind, said):
     with pytest.raises(UsageError, match=rf"{said}[\s\S]*each stage has an optimizer of its own. Clip with clip="):
@@ -74,3 +78,12 @@ def test_they_are_refused_on_several_stages_alone(kind, said):
 
 def test_each_parameter_by_itself_may_have_any_step():
     build(Signed, 2).step(X, Y)
+
+
+def test_a_hook_may_look_at_each_parameter():
+    def halved(params, lr):
+        optimizer = torch.optim.SGD(params, lr)
+        optimizer.register_step_pre_hook(lambda given, *_: [p.grad.mul_(0.5) for p in parameters_of(given)] and None)
+        return optimizer
+
+    build(halved, 2).step(X, Y)

@@ -16,7 +16,9 @@ import torch
 import situations.situations  # noqa: F401 (fills the table)
 from situations.kit import SITUATIONS, answer
 
-SEEN = sorted(random.Random(45).sample(range(50), 25))  # looked at while the library was mended
+SEEN = sorted(
+    random.Random(45).sample(range(50), 25)
+)  # looked at while the library was mended; first_look.json: others
 HALVES = {"seen": SEEN, "unseen": [number for number in range(50) if number not in SEEN]}
 
 

@@ -24,8 +24,8 @@ APART = (
 def refuse_coupled(optimizer: torch.optim.Optimizer) -> None:
     """Raise UsageError for an optimizer of which the step of one parameter depends on another one's gradient."""
     kind = type(optimizer).__name__
-    if getattr(optimizer, "_optimizer_step_pre_hooks", None):
-        raise UsageError(f"{kind} has a hook before its step, which may look at all parameters together, {APART}")
+    if any(map(takes_norm, getattr(optimizer, "_optimizer_step_pre_hooks", {}).values())):
+        raise UsageError(f"{kind} has a hook before its step that takes a norm, {APART}")
     if type(optimizer).__module__.startswith(("torch.optim.", "stretto.optim.")) or only_wraps(type(optimizer)):
         return
     parameters = list(dict.fromkeys(p for group in optimizer.param_groups for p in group["params"]))
@@ -41,8 +41,13 @@ def refuse_coupled(optimizer: torch.optim.Optimizer) -> None:
 
 def only_wraps(kind: type[torch.optim.Optimizer]) -> bool:
     """Whether the class's step is that of the class it is derived from, with something around it that takes no norm."""
-    names = names_in(inspect.unwrap(kind.step).__code__)
-    return "super" in names and not any("norm" in name for name in names)
+    return "super" in names_in(inspect.unwrap(kind.step).__code__) and not takes_norm(kind.step)
+
+
+def takes_norm(function: Any) -> bool:
+    """Whether a function's code mentions a norm, such as clip_grad_norm_; False of what has no code."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return code is not None and any("norm" in name for name in names_in(code))
 
 
 def stepped(optimizer: torch.optim.Optimizer, parameters: list[Tensor], alone: bool) -> Tensor:
