@@ -85,7 +85,7 @@ def test_without_a_stash_a_delayed_backward_is_refused_not_wrong():
     first, second, third, fourth = network.batches(4)
     for x, y in (first, second, third):
         trainer.step(x, y)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation") as error:
+    with pytest.raises(stretto.UsageError, match="modified by an inplace operation") as error:
         trainer.step(*fourth)
     assert "in action 1B1: stage 1, micro-batch 1" in error.value.__notes__
 

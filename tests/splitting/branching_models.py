@@ -59,7 +59,7 @@ class Tied(nn.Module):
             x = x * scale
         x = self.norm(x + torch.tanh(self.first(x)))
         with torch.no_grad():
-            level = x.abs().mean()
+            level = x.abs().mean((1, 2), keepdim=True)
         if mask is not None:
             x = x * mask.unsqueeze(-1)
         return self.out(self.norm(x + torch.tanh(self.second(x)) * level))

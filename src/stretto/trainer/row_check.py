@@ -23,6 +23,7 @@ from stretto.nn.sharded_modules import is_sharded
 
 MOST = 4  # examples of each of two parts
 TOLERANCE = {torch.float64: 1e-7, torch.float32: 1e-2}  # of the largest element
+NOISE = 1e-2  # what rounding may leave of a gradient that is zero, over the tolerance times the largest gradient
 WHOLE = 65_536  # elements of a gradient up to which all are compared
 HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 
@@ -76,9 +77,9 @@ def coupled(modules: Sequence[nn.Module], one: Sequence[Tensor], other: Sequence
             return None
         if not close(mine, theirs[: len(mine)]):
             return "the output"
-    pairs = zip(gradients, others, strict=True)
-    same = all(close(a, b) for a, b in pairs if a is not None and b is not None)
-    return None if same else "the gradient"
+    pairs = [(a, b) for a, b in zip(gradients, others, strict=True) if a is not None and b is not None]
+    floor = NOISE * max((largest(a) for a, _ in pairs), default=0.0)
+    return None if all(close(a, b, floor) for a, b in pairs) else "the gradient"
 
 
 def run(
@@ -109,7 +110,8 @@ def run(
 
 def some(gradient: Tensor) -> Tensor:
     """A gradient, or elements of a large one."""
-    if gradient.layout is not torch.strided or gradient.numel() <= WHOLE:
+    gradient = gradient.to_dense() if gradient.layout is not torch.strided else gradient
+    if gradient.numel() <= WHOLE:
         return gradient
     return gradient.flatten()[:: -(-gradient.numel() // WHOLE)].clone()
 
@@ -122,11 +124,15 @@ def cotangent(output: Tensor, rows: int) -> Tensor:
     return made
 
 
-def close(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors are equal but for rounding."""
-    one, other = (each.to_dense() if each.layout is not torch.strided else each for each in (one, other))
-    size = float(one.abs().max()) if one.numel() else 0.0
-    return torch.allclose(one, other, rtol=0, atol=TOLERANCE.get(one.dtype, 0.1) * size + 1e-30, equal_nan=True)
+def largest(tensor: Tensor) -> float:
+    """The largest magnitude in a tensor."""
+    return float(tensor.abs().max()) if tensor.numel() else 0.0
+
+
+def close(one: Tensor, other: Tensor, floor: float = 0.0) -> bool:
+    """Whether two tensors are equal but for rounding, relative to the largest element or, if more, to `floor`."""
+    size = max(largest(one), floor)
+    return torch.allclose(one, other, rtol=0, atol=TOLERANCE.get(one.dtype, 0.1) * size, equal_nan=True)
 
 
 @contextmanager
