@@ -9,7 +9,7 @@ import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, is_dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -23,6 +23,7 @@ from stretto.nn import deferred
 from stretto.nn.carried_attributes import PLAIN, own_attributes
 from stretto.nn.chain import Chain
 from stretto.nn.lost_hooks import of_torch, refuse_lost_hooks
+from stretto.nn.nested import tensors_of
 from stretto.nn.preserve import (
     device_of,
     plain_attributes,
@@ -85,7 +86,7 @@ def prove(original: Original, stages: Sequence[nn.Module], inputs: Inputs | None
         return Proof("unproved: weights without values; shapes alone were compared")
     for training, seeds in RUNS:
         actual = attempted(partial(observe, Chain(*stages), original, stages, inputs, training, seeds))
-        most = None if isinstance(actual, Exception) else len(actual[0].outputs)
+        most = None if isinstance(actual, Exception) else len(actual[0].outputs) or None
         expected = attempted(partial(observe, original.run, original, stages, inputs, training, seeds, most))
         steps += 2 * len(seeds)
         mode = "training" if training else "evaluation"
@@ -301,7 +302,13 @@ def tensors_in(output: Any) -> list[Tensor]:
     """The tensors in a forward's output, however nested."""
     if isinstance(output, Mapping):  # a Hugging Face ModelOutput may be unknown to torch
         output = list(output.values())
-    return [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
+    found = []
+    for leaf in tree_leaves(output):
+        if isinstance(leaf, Tensor):
+            found.append(leaf)
+        elif is_dataclass(leaf) and not isinstance(leaf, type):
+            found += tensors_of(leaf)
+    return found
 
 
 def cotangent(output: Tensor, index: int) -> Tensor:
@@ -369,6 +376,8 @@ def cause(expected: Observation, actual: Observation, carried: Sequence[str], ro
 
     carried: the attributes that follow the batch.
     """
+    if expected.outputs and not actual.outputs:
+        return "An object of a class of its own, which its forward returns, is not recorded: return tensors or a dict"
     lost = sorted(expected.functions - actual.functions)
     apart = "in a module of its own, which is called as it is, or give split a list of layers"
     if lost:
