@@ -33,7 +33,7 @@ REFUSED = {  # patterns
     40: r"example names 'x', no argument of OneBatch\.forward",
     44: "takes only as many rows of x as the example, 12",
     47: "holds a run from before the model that was given",
-    48: "the stages of Net do not train as the model does",
+    48: "Its forward was replaced on the object",
 }
 CUT = METHODS[1:3]  # minibatches
 SOME = {  # refused under some methods alone

@@ -378,6 +378,8 @@ def cause(expected: Observation, actual: Observation, carried: Sequence[str], ro
     """
     if expected.outputs and not actual.outputs:
         return "An object of a class of its own, which its forward returns, is not recorded: return tensors or a dict"
+    if any("forward" in vars(root) for root in roots):
+        return "Its forward was replaced on the object; that of its class is what is recorded: define it in the class"
     lost = sorted(expected.functions - actual.functions)
     apart = "in a module of its own, which is called as it is, or give split a list of layers"
     if lost:
