@@ -87,3 +87,27 @@ def test_a_hook_may_look_at_each_parameter():
         return optimizer
 
     build(halved, 2).step(X, Y)
+
+
+def test_a_look_does_not_step_an_optimizer_whose_scheduler_wraps_its_step():
+    class Counting(torch.optim.Optimizer):
+        def __init__(self, params, lr):
+            super().__init__(params, {"lr": lr})
+            self.scheduler, self.calls = torch.optim.lr_scheduler.LambdaLR(self, lambda _: 1.0), [0]
+
+        def step(self, closure=None):
+            self.calls[0] += 1
+
+    trainer = build(Counting, 2)
+    assert [optimizer.calls for optimizer in trainer.optimizers] == [[0], [0]]
+
+
+def test_a_hook_that_draws_normal_noise_takes_no_norm():
+    def noisy(params, lr):
+        optimizer = torch.optim.SGD(params, lr)
+        optimizer.register_step_pre_hook(
+            lambda given, *_: [p.grad.add_(torch.empty_like(p).normal_()) for p in parameters_of(given)] and None
+        )
+        return optimizer
+
+    build(noisy, 2).step(X, Y)

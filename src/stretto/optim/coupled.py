@@ -15,6 +15,7 @@ from stretto.errors import UsageError
 from stretto.options.object_digest import names_in
 
 STEPS, SIZE = 5, 3
+NORMAL = {"normal", "normal_", "log_normal_"}  # random numbers, not norms
 APART = (
     "but each stage has an optimizer of its own. Clip with clip=, use an optimizer that treats each parameter by "
     "itself, or one stage"
@@ -41,13 +42,14 @@ def refuse_coupled(optimizer: torch.optim.Optimizer) -> None:
 
 def only_wraps(kind: type[torch.optim.Optimizer]) -> bool:
     """Whether the class's step is that of the class it is derived from, with something around it that takes no norm."""
-    return "super" in names_in(inspect.unwrap(kind.step).__code__) and not takes_norm(kind.step)
+    code = getattr(inspect.unwrap(kind.step), "__code__", None)
+    return code is not None and "super" in names_in(code) and not takes_norm(kind.step)
 
 
 def takes_norm(function: Any) -> bool:
     """Whether a function's code mentions a norm, such as clip_grad_norm_; False of what has no code."""
     code = getattr(inspect.unwrap(function), "__code__", None)
-    return code is not None and any("norm" in name for name in names_in(code))
+    return code is not None and any("norm" in name for name in names_in(code) - NORMAL)
 
 
 def stepped(optimizer: torch.optim.Optimizer, parameters: list[Tensor], alone: bool) -> Tensor:
@@ -55,7 +57,8 @@ def stepped(optimizer: torch.optim.Optimizer, parameters: list[Tensor], alone: b
     small = {id(p): nn.Parameter(torch.full(part_of(p), 0.5, dtype=p.dtype)) for p in parameters}
     memo: dict[int, Any] = {**small}
     tried = copy.deepcopy(optimizer, memo)
-    for name in vars(optimizer).keys() - vars(tried).keys():  # torch copies those of its own optimizers alone
+    # torch copies the attributes of its own optimizers alone; a scheduler's `step` would step the original
+    for name in vars(optimizer).keys() - vars(tried).keys() - {"step"}:
         setattr(tried, name, copy.deepcopy(vars(optimizer)[name], memo))
     first = small[id(parameters[0])]
     for step in range(STEPS):
