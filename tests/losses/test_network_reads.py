@@ -1,5 +1,7 @@
 """A loss that reads what forwards leave on modules is refused, where that may be of another micro-batch."""
 
+import weakref
+
 import pytest
 import torch
 from torch import nn
@@ -109,3 +111,13 @@ def test_features_that_a_hook_puts_into_a_dict():
     with pytest.raises(stretto.UsageError, match=r"what the hook .*keep of Network\.blocks\.0 puts into a container"):
         trained(model, lambda output, target: cross_entropy(output, target) + features["first"].mean().detach())
     trained(model, cross_entropy)
+
+
+def test_a_weak_proxy_of_what_is_no_more_is_passed_by():
+    class Owner:
+        pass
+
+    owner = Owner()
+    proxy = weakref.proxy(owner)
+    del owner
+    trained(Network().double(), lambda output, target: cross_entropy(output, target) if proxy is not None else None)

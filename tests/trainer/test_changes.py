@@ -3,12 +3,14 @@
 import copy
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import stretto
 from stretto import UsageError
+from stretto.trainer.changes import differs
 
 X, Y = torch.linspace(-1, 1, 32).reshape(4, 8), torch.arange(4) % 3
 
@@ -140,3 +142,9 @@ def test_hooks_of_an_nn_sequential_that_is_given_as_a_list_are_refused():
     add_hook(model)
     with pytest.raises(UsageError, match=r"Sequential has hooks on modules .*add_hook.* of Sequential"):
         stretto.Trainer(model, nn.functional.cross_entropy, sgd)
+
+
+def test_arrays_in_a_container_are_compared():
+    assert differs([np.zeros(2)], [np.ones(2)])
+    same = np.zeros(2)
+    assert not differs([same], [same])

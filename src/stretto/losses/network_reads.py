@@ -8,6 +8,7 @@ import dis
 import functools
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from itertools import islice
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -40,7 +41,8 @@ class Reach:
             if id(value) not in self._seen:
                 self._seen.add(id(value))
                 self._kept.append(value)  # no other object may get its id
-                pending += self._parts(value)
+                with suppress(ReferenceError):  # a weak proxy of what is no more
+                    pending += self._parts(value)
 
     def _parts(self, value: Any) -> Iterable[Any]:
         if isinstance(value, FunctionType):

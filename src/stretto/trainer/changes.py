@@ -183,7 +183,7 @@ def differs(now: object, value: object) -> bool:
         return True
     try:
         return bool(now != value)
-    except RuntimeError:  # other tensors in a container
+    except (RuntimeError, ValueError):  # other tensors or arrays in a container
         return True
 
 
