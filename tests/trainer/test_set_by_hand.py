@@ -198,3 +198,32 @@ def test_a_buffer_that_a_backward_needs_is_changed_after_a_flush():
     trainer.model[0][0][1].running_var.add_(1)
     with pytest.raises(stretto.UsageError, match=r"call flush\(\) before"):
         trainer.step(*batch(2))
+
+
+@pytest.mark.parametrize("options", [{"mesh": REPLICAS}, {"precision": "bf16"}])
+def test_a_run_that_diverges_goes_on_as_a_plain_loop_does(options):
+    trainer = stretto.Trainer(stages(dtype=torch.float32), cross_entropy, sgd, **options)
+    for step in range(6):
+        x, y = batch(step, torch.float32)
+        trainer.step(x * float("nan") if step == 1 else x, y)
+    assert torch.isnan(trainer.stages[1].weight).all()
+
+
+def test_a_buffer_that_grows_between_steps_is_that_of_all_replicas():
+    class Masked(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(6, 6)
+            self.register_buffer("mask", torch.ones(2))
+
+        def forward(self, x):
+            if len(self.mask) < len(x):
+                self.mask = torch.ones(len(x))
+            return self.linear(x) * self.mask[: len(x), None]
+
+    given = [Masked().double(), stages()[1]]
+    trainer = stretto.Trainer(given, cross_entropy, sgd, mesh=REPLICAS)
+    trainer.step(*batch(0))
+    given[0](torch.ones(9, 6, dtype=torch.float64))
+    trainer.step(*batch(1))
+    assert len(given[0].mask) == 9

@@ -62,10 +62,12 @@ class SetByHand:
     def own_work(self) -> Iterator[None]:
         """In this block training itself may change weights and buffers."""
         changed, before = self._changed(), self._marks
-        yield
-        self._marks = self._marked()
-        for number in changed:
-            self._marks[number] = before[number]
+        try:
+            yield
+        finally:
+            self._marks = self._marked()
+            for number in changed:
+                self._marks[number] = before[number]
 
     def check(self, steps: int, *, drained: bool) -> None:
         """Let copies follow what was changed since, before the step after so many. Raises UsageError where they cannot.
@@ -89,13 +91,13 @@ class SetByHand:
         for stages in (self._own, *self._copies) if not self._sync.shares_optimizer else ():
             for index, stage in stages.items():
                 for parameter, master in stage.masters.copies.items():
-                    if not torch.equal(parameter, master.detach().to(parameter.dtype)):
+                    if not same(parameter, master.detach().to(parameter.dtype)):
                         raise UsageError(f"a weight of stage {index} {UNSEEN}")
         places = places_of(self._own, buffers=False)
         for copy in self._copies if self._sync.agreement == "A" else ():
             for (title, held, name), (_, other, _) in zip(places, places_of(copy, buffers=False), strict=True):
                 one, two = held[name], other[name]
-                if one is None or two is None or torch.equal(one, two) or torch.allclose(one, two, rtol=1e-3):
+                if one is None or two is None or same(one, two, rtol=1e-3):
                     continue
                 raise UsageError(f"{title} {UNSEEN}")
 
@@ -138,9 +140,14 @@ class SetByHand:
             places = places_of(copy, buffers=True)
             for number in changed:
                 _, held, name = self._places[number]
-                given, taking = held.get(name), places[number][1].get(places[number][2])
-                if given is not None and taking is not None:
+                _, other, there = places[number]
+                given, taking = held.get(name), other.get(there)
+                if given is None or taking is None:
+                    continue
+                if given.shape == taking.shape:
                     taking.copy_(given)
+                else:  # a buffer that grew, such as a mask
+                    other[there] = given.clone()
         for stages in (self._own, *self._copies):
             self._follow(stages)
             if self._fresh and self._data > 1:
@@ -177,4 +184,9 @@ def mark(tensor: Tensor | None) -> Mark:
         memory = tensor.data_ptr()
     except RuntimeError:  # sparse tensors have none, nor those without values
         memory = 0
-    return tensor, memory, tensor._version
+    return tensor, memory, 0 if tensor.is_inference() else tensor._version
+
+
+def same(one: Tensor, other: Tensor, rtol: float = 0.0) -> bool:
+    """Whether two tensors are equal, or nearly, where both may hold what is not a number: training may diverge."""
+    return torch.equal(one, other) or torch.allclose(one, other, rtol=rtol, atol=1e-8 if rtol else 0, equal_nan=True)
