@@ -89,3 +89,42 @@ def test_a_network_that_takes_one_number_of_rows_is_not_judged():
             return x.view(4, 5, 6) - x.view(4, 5, 6).mean(0)
 
     trainer(stages(Fixed())).step(IDS, Y)
+
+
+def test_looking_calls_no_hook_of_a_backward():
+    given, seen = stages(Over(batch_first=True)), []
+    given[1][0].register_full_backward_hook(lambda *_: seen.append(1))
+    trainer(given).step(IDS, Y)
+    assert len(seen) == 2  # micro-batches
+
+
+def test_a_module_that_is_compiled_in_place_is_compiled_as_without_a_look():
+    class Doubled(nn.Module):
+        def forward(self, x):
+            return 2 * x
+
+    given, graphs = stages(Doubled()), []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    given[1][0].compile(backend=backend)
+    trainer(given).step(IDS, Y)
+    assert graphs
+
+
+def test_weights_that_a_look_cannot_put_back_are_named(monkeypatch):
+    class Moving(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.average = nn.Parameter(torch.ones(6), requires_grad=False)
+
+        def forward(self, x):
+            with torch.no_grad():
+                self.average.mul_(0.5)
+            return x * self.average
+
+    monkeypatch.setattr("stretto.nn.preserve.COPIED", 8)
+    with pytest.raises(UsageError, match=r"changes its parameter 0\.average in place, and the model is too large"):
+        trainer(stages(Moving())).step(IDS, Y)

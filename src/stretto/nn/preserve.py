@@ -13,6 +13,11 @@ from stretto.errors import UsageError
 from stretto.nn.carried_attributes import PLAIN, is_container, own_attributes
 from stretto.nn.devices import forked_generators
 
+
+class UnrestoredError(UsageError):
+    """A look at a model has changed weights that it could not put back."""
+
+
 COPIED = 1 << 26  # bytes of parameters that are copied before a model is looked at
 
 
@@ -116,7 +121,7 @@ def weights_restored(modules: Sequence[nn.Module]) -> Iterator[None]:
                     lost += [name] if value is None else []
                     parameter.copy_(parameter if value is None else value)
     if lost:
-        raise UsageError(
+        raise UnrestoredError(
             f"the model's forward changes its parameter {lost[0]} in place, and the model is too large to put it back: "
             "split the same network in a smaller configuration, or keep what moves in buffers"
         )

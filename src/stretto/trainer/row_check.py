@@ -18,14 +18,14 @@ from stretto.errors import UsageError
 from stretto.nn.batch import as_tuple, call, with_names_of
 from stretto.nn.fixed_draws import FixedDraws
 from stretto.nn.nested import tensors_of
-from stretto.nn.preserve import device_of, undisturbed, unique, without_fused_transformers
+from stretto.nn.preserve import UnrestoredError, device_of, undisturbed, unique, without_fused_transformers
 from stretto.nn.sharded_modules import is_sharded
 
 MOST = 4  # examples of each of two parts
 TOLERANCE = {torch.float64: 1e-7, torch.float32: 1e-2}  # of the largest element
 NOISE = 1e-2  # what rounding may leave of a gradient that is zero, over the tolerance times the largest gradient
 WHOLE = 65_536  # elements of a gradient up to which all are compared
-HOOKS = ("_forward_hooks", "_forward_pre_hooks")
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 class RowCheck:
@@ -44,6 +44,8 @@ class RowCheck:
             return
         try:
             what = coupled(modules, loads[0]["activation"], loads[1]["activation"])
+        except UnrestoredError:  # weights that the look itself has changed
+            raise
         except Exception:  # noqa: BLE001 (a network that takes no other number of rows cannot be judged)
             return
         if what is not None:
@@ -58,7 +60,8 @@ class RowCheck:
 def may_run(module: nn.Module) -> bool:
     """Whether a module can be run once more on the side: neither shared out, nor compiled, nor a norm of each batch."""
     norm_of_batch = isinstance(module, _BatchNorm) and module.running_mean is None
-    return not (norm_of_batch or is_sharded(module) or type(module).__name__ == "OptimizedModule")
+    compiled = type(module).__name__ == "OptimizedModule" or module._compiled_call_impl is not None
+    return not (norm_of_batch or is_sharded(module) or compiled)
 
 
 def coupled(modules: Sequence[nn.Module], one: Sequence[Tensor], other: Sequence[Tensor]) -> str | None:
@@ -137,7 +140,7 @@ def close(one: Tensor, other: Tensor, floor: float = 0.0) -> bool:
 
 @contextmanager
 def unhooked(modules: Sequence[nn.Module]) -> Iterator[None]:
-    """In this block forward hooks are not called: they may collect what goes by."""
+    """In this block hooks of modules are not called: they may collect what goes by."""
     kept = [(vars(module), name, vars(module)[name]) for module in unique(modules) for name in HOOKS]
     for attributes, name, _ in kept:
         attributes[name] = OrderedDict()
