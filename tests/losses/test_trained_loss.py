@@ -167,6 +167,17 @@ def test_cross_entropy_with_weights_is_not_one():
     )
 
 
+@pytest.mark.parametrize("loss", [nn.CrossEntropyLoss(weight=torch.tensor([0.1, 2.0, 5.3])), nn.NLLLoss()])
+def test_a_criterion_gets_float32_outputs_under_bf16(loss):
+    torch.manual_seed(0)
+    stages = [nn.Linear(4, 5), nn.Linear(5, 3)]
+    model = nn.Sequential(*copy.deepcopy(stages)).bfloat16()
+    trainer = stretto.Trainer(stages, loss, sgd, "gpipe(microbatches=2)", precision="bf16")
+    x, y = torch.randn(6, 4, generator=torch.Generator().manual_seed(0)), torch.arange(6) % 3
+    expected = loss(model(x.bfloat16()).float(), y).item()
+    assert trainer.step(x, y) == pytest.approx(expected, rel=1e-5)
+
+
 def test_the_options_of_a_criterion_are_those_it_has_now():
     """Deferred re-weighting: class weights that begin later, as in a plain loop."""
     results = []

@@ -5,7 +5,7 @@ Micro-batches of a minibatch may have unequal numbers of those.
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -62,6 +62,10 @@ class CrossEntropy:
             return False
         return self.weight is not None or bool((target == self.ignore_index).any())
 
+    def computed_by(self, function: Callable[..., Tensor]) -> "CrossEntropy":
+        """The same with another function."""
+        return replace(self, function=function)
+
     def aligned(self, output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         """The outputs with the targets that each of them is compared with."""
         return (output[:, :-1], target[:, 1:]) if self.shift else (output, target)
@@ -94,6 +98,10 @@ class CrossEntropyOfModule(CrossEntropy):
             if module is not None and hasattr(module, name):
                 return getattr(module, name)
         return object.__getattribute__(self, name)
+
+    def computed_by(self, function: Callable[..., Tensor]) -> CrossEntropy:
+        """The same with another function."""
+        return CrossEntropyOfModule(function, self.module)
 
     def _reduced(self, output: Tensor, target: Tensor, reduction: str) -> Tensor:
         if self.module.reduction != "mean":

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -78,9 +77,14 @@ class Precision:
         if not self.converts:
             return loss
         if isinstance(loss, CrossEntropy):
-            return replace(
-                loss, function=lambda output, *given, **options: loss.function(raised(output), *given, **options)
-            )
+
+            def on_float32(output: Tensor, target: Tensor, **options: Any) -> Tensor:
+                output = raised(output)
+                if loss.weight is not None:  # not as rounded for the output
+                    options["weight"] = loss.weight.to(output.device, output.dtype)
+                return loss.function(output, target, **options)
+
+            return loss.computed_by(on_float32)
         return lambda output, target: loss(raised(output), target)
 
     def forward(self, device: torch.device) -> AbstractContextManager[object]:
