@@ -430,3 +430,25 @@ def read_again(model):
     torch.save(model, file)
     file.seek(0)
     return torch.load(file, weights_only=False)
+
+
+@pytest.mark.parametrize("follows", [False, True])
+def test_what_a_forward_keeps_is_told_from_a_cache_though_alike_examples_fail(follows):
+    class Contrasted(nn.Linear):
+        def forward(self, x):
+            if torch.equal(x[0], x[1]):
+                raise ValueError("examples are alike")
+            return super().forward(x)
+
+    def keeping(model, x):
+        model.cache = {"factor": x[0].detach() if follows else torch.ones(8)}
+        return model.head(model.run(x) * model.cache["factor"])
+
+    model = Blocks(keeping, block=lambda: Contrasted(8, 8))
+    example = torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
+    if follows:
+        with pytest.raises(UsageError, match="the attribute cache does not follow the batch"):
+            stretto.split(model, 2, example=example)
+    else:
+        stages = stretto.split(model, 2, example=example)
+        torch.testing.assert_close(Chain(*stages)(example), model(example))

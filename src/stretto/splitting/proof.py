@@ -123,7 +123,7 @@ def prove(original: Original, stages: Sequence[nn.Module], inputs: Inputs | None
     return Proof(text, steps, time.perf_counter() - began)
 
 
-def attempted(call: Callable[[], list[Observation]]) -> list[Observation] | Exception:
+def attempted(call: Callable[[], Any]) -> Any:
     """What a call returns, or the exception that it raises."""
     try:
         return call()
@@ -155,7 +155,8 @@ def observe(
         for seed in seeds:
             held = held_by(lost)
             seen.append(observe_once(run, original, inputs, seed, most))
-        seen[-1].carried = tuple(following(partial(run, *map(of_one_row, inputs)), lost, held, held_by(lost)))
+        others = [partial(run, *map(other, inputs)) for other in (of_one_row, turned)]
+        seen[-1].carried = tuple(following(others, lost, held, held_by(lost)))
     return seen
 
 
@@ -266,16 +267,27 @@ def held_by(modules: Mapping[str, nn.Module]) -> dict[str, Held]:
 
 
 def following(
-    again: Callable[[], Any], modules: Mapping[str, nn.Module], before: Mapping[str, Held], now: Mapping[str, Held]
+    others: Sequence[Callable[[], Any]],
+    modules: Mapping[str, nn.Module],
+    before: Mapping[str, Held],
+    now: Mapping[str, Held],
 ) -> Iterator[str]:
-    """The names of attributes that a forward has changed, and changes otherwise for another batch: no mere cache."""
+    """The names of attributes that a forward has changed, and changes otherwise for another batch: no mere cache.
+
+    The first of the `others` that does not fail counts; where all fail, all that has changed.
+    """
     changed = [name for name in now if name not in before or before[name].marks != now[name].marks]
     first = {
         name: [leaf.detach().clone() if isinstance(leaf, Tensor) else leaf for leaf in now[name].leaves]
         for name in changed
     }
     if changed:
-        again()
+        for again in others:
+            if not isinstance(attempted(again), Exception):
+                break
+        else:
+            yield from changed
+            return
     second = held_by(modules)
     for name in changed:
         theirs = second[name].leaves if name in second else []
@@ -296,6 +308,11 @@ def of_one_row(x: Tensor) -> Tensor:
         return x
     row = x.detach()[:1].expand_as(x)
     return row / 2 if x.is_floating_point() else row.clone()
+
+
+def turned(x: Tensor) -> Tensor:
+    """Another batch of the same examples: in the opposite order."""
+    return x.detach().flip(0) if x.dim() else x
 
 
 def tensors_in(output: Any) -> list[Tensor]:
@@ -396,7 +413,8 @@ def cause(expected: Observation, actual: Observation, carried: Sequence[str], ro
     if drawn:
         return f"What its forward draws from {' and '.join(drawn)} would be the same at every step: draw it {apart}"
     kept = [*(name for name in expected.attributes if name not in actual.attributes), *carried]
-    if any("autocast" in names_in(type(root).forward.__code__) for root in roots):
+    codes = [getattr(type(root).forward, "__code__", None) for root in roots if hasattr(type(root), "forward")]
+    if any("autocast" in names_in(code) for code in codes if code is not None):
         return (
             "Its forward enters torch.autocast between its blocks, which is not recorded: give the Trainer "
             f"precision='bf16-autocast', or enter it {apart}"
