@@ -1,5 +1,6 @@
 """A network whose examples depend on each other is trained whole, or refused where a minibatch is cut into parts."""
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -128,3 +129,11 @@ def test_weights_that_a_look_cannot_put_back_are_named(monkeypatch):
     monkeypatch.setattr("stretto.nn.preserve.COPIED", 8)
     with pytest.raises(UsageError, match=r"changes its parameter 0\.average in place, and the model is too large"):
         trainer(stages(Moving())).step(IDS, Y)
+
+
+def test_noise_of_numpy_is_no_dependence():
+    class Drawn(nn.Module):
+        def forward(self, x):
+            return x + torch.from_numpy(np.random.randn(*x.shape)).float()
+
+    trainer(stages(nn.Sequential(Drawn(), Drawn()))).step(IDS, Y)

@@ -5,11 +5,13 @@ over the batch for want of batch_first, gradients divided by how often a token i
 apart, by a warning.
 """
 
+import random
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -100,15 +102,23 @@ def run(
         without_fused_transformers(),
         torch.enable_grad(),
     ):
+        before = states()
         output: Any = call(modules[0], inputs)
         for module in modules[1:]:
             output = module(*as_tuple(output))
+        if states() != before:
+            raise RuntimeError("the network draws random numbers otherwise than from torch")
         outputs = [each for each in tensors_of(output) if each.is_floating_point() and each.dim()]
         wanted = [each for each in outputs if each.requires_grad]
         sizes = [len(each) for each in (outputs if first is None else first)]
         cotangents = [cotangent(each, sizes[i]) for i, each in enumerate(outputs) if each.requires_grad]
         found = torch.autograd.grad(wanted, parameters, cotangents, allow_unused=True) if wanted else ()
     return [each.detach() for each in outputs], [None if each is None else some(each) for each in found]
+
+
+def states() -> tuple[object, str]:
+    """Of the generators whose numbers are others where a batch is larger."""
+    return random.getstate(), str(np.random.get_state())
 
 
 def some(gradient: Tensor) -> Tensor:
