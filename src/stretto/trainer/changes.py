@@ -5,8 +5,11 @@ settled when the Trainer is made. A plain loop would honour a change from the ne
 """
 
 import copy
+import dis
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from types import FunctionType
+from functools import lru_cache
+from itertools import pairwise
+from types import CodeType, FunctionType
 from typing import Any
 
 import torch
@@ -23,6 +26,7 @@ from stretto.stage.stage import Stage
 
 AGAIN = "do so before the Trainer is made, or make another one, which may go on with this one's weights"
 ABSENT = object()
+LOADS = {"LOAD_ATTR", "LOAD_METHOD"}
 LISTS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)  # whose own mode decides nothing
 
 
@@ -190,27 +194,42 @@ def differs(now: object, value: object) -> bool:
 def read_by(module: nn.Module) -> Iterator[tuple[dict[str, Any], str, Any]]:
     """What a module's forward reads of its attributes: where they are held, their names and values.
 
-    Of a container a copy is the value, and of another object the attributes that the forward mentions, too.
+    Of a container a copy is the value. Of another object what the forward reads as `self.options.power` is, too.
     """
-    names, own = sorted(read_in_forward(type(module))), own_attributes(module)
+    (names, chains), own = reads_of_forward(type(module)), own_attributes(module)  # type: ignore[arg-type]
     for name in names:
         value = own.get(name, ABSENT)
         if isinstance(value, CONTAINERS):
             value = copy.copy(value)
         if isinstance(value, (*PLAIN, Tensor, *CONTAINERS, tuple)) or attributes(value):
             yield vars(module), name, value
-        if not isinstance(value, Tensor) and attributes(value):
-            held = getattr(value, "__dict__", {})
-            yield from ((held, each, held[each]) for each in names if isinstance(held.get(each, ABSENT), PLAIN))
+    for name, inner in chains:
+        held = getattr(own.get(name), "__dict__", {})
+        if not isinstance(own.get(name), Tensor | nn.Module) and isinstance(held.get(inner, ABSENT), PLAIN):
+            yield held, inner, held[inner]
 
 
-def read_in_forward(kind: type[nn.Module]) -> frozenset[str]:
-    """The names that a forward and the methods that it names mention."""
-    pending, known = ["forward"], set[str]()
+@lru_cache(maxsize=256)
+def reads_of_forward(kind: type[nn.Module]) -> tuple[list[str], list[tuple[str, str]]]:
+    """The names that a forward mentions, and what it reads of an attribute: (a, b) of x.a.b."""
+    codes = codes_of_forward(kind)
+    return sorted(set[str]().union(*map(names_in, codes))), sorted(set[tuple[str, str]]().union(*map(chains_in, codes)))
+
+
+def codes_of_forward(kind: type[nn.Module]) -> list[CodeType]:
+    """The code of a forward and of the methods that it names."""
+    pending, known = ["forward"], dict[str, list[CodeType]]()
     while pending:
         name = pending.pop()
         if name not in known:
-            known.add(name)
             function = getattr(kind, name, None)
-            pending += names_in(function.__code__) if isinstance(function, FunctionType) else ()
-    return frozenset(known)
+            known[name] = [function.__code__] if isinstance(function, FunctionType) else []
+            pending += [each for code in known[name] for each in names_in(code)]
+    return [code for codes in known.values() for code in codes]
+
+
+def chains_in(code: CodeType) -> set[tuple[str, str]]:
+    """The attributes that code reads of an attribute: (a, b) of x.a.b; functions inside it included."""
+    loads = [each.argval if each.opname in LOADS else None for each in dis.get_instructions(code)]
+    inner = (constant for constant in code.co_consts if isinstance(constant, CodeType))
+    return {(one, two) for one, two in pairwise(loads) if one and two}.union(*map(chains_in, inner))

@@ -26,7 +26,7 @@ from stretto.nn.sharded_modules import is_sharded
 MOST = 4  # examples of each of two parts
 TOLERANCE = {torch.float64: 1e-7, torch.float32: 1e-2}  # of the largest element
 NOISE = 1e-2  # what rounding may leave of a gradient that is zero, over the tolerance times the largest gradient
-WHOLE = 65_536  # elements of a gradient up to which all are compared
+FEW = 1024  # elements of each gradient that are compared
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
@@ -92,7 +92,7 @@ def run(
 ) -> tuple[list[Tensor], list[Tensor | None]]:
     """The floating-point outputs, and gradients for a fixed cotangent of those rows that are in `first`, too.
 
-    Of a large gradient some elements at equal distances.
+    Of each gradient some elements at equal distances.
     """
     parameters = [p for p in nn.ModuleList(modules).parameters() if p.requires_grad]
     with (
@@ -122,11 +122,10 @@ def states() -> tuple[object, str]:
 
 
 def some(gradient: Tensor) -> Tensor:
-    """A gradient, or elements of a large one."""
+    """Elements of a gradient at equal distances, and its norm: the gradient itself is freed, as before a step."""
     gradient = gradient.to_dense() if gradient.layout is not torch.strided else gradient
-    if gradient.numel() <= WHOLE:
-        return gradient
-    return gradient.flatten()[:: -(-gradient.numel() // WHOLE)].clone()
+    few = gradient.flatten()[:: max(1, -(-gradient.numel() // FEW))].clone()
+    return torch.cat([few, torch.linalg.vector_norm(gradient).reshape(1)])
 
 
 def cotangent(output: Tensor, rows: int) -> Tensor:
