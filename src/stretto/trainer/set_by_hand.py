@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from stretto.errors import UsageError
 from stretto.nn.sharded_modules import is_sharded
@@ -180,6 +181,8 @@ def mark(tensor: Tensor | None) -> Mark:
     """What changes when a tensor is replaced, given other memory, or written to in place."""
     if tensor is None:
         return None, 0, 0
+    if isinstance(tensor, FakeTensor):  # which warns of being asked for its memory
+        return tensor, 0, tensor._version
     try:
         memory = tensor.data_ptr()
     except RuntimeError:  # sparse tensors have none, nor those without values
