@@ -137,3 +137,26 @@ def test_noise_of_numpy_is_no_dependence():
             return x + torch.from_numpy(np.random.randn(*x.shape)).float()
 
     trainer(stages(nn.Sequential(Drawn(), Drawn()))).step(IDS, Y)
+
+
+@pytest.mark.slow
+def test_what_is_compiled_inside_a_stage_is_compiled_afterwards():
+    graphs = []
+
+    class Compiled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.twice = torch.compile(lambda x: torch.tanh(x) * 2, backend=self.noted)
+
+        @staticmethod
+        def noted(graph, _):
+            graphs.append(graph)
+            return graph.forward
+
+        def forward(self, x):
+            return self.twice(x)
+
+    given = trainer(stages(Compiled()))
+    for _ in range(2):
+        given.step(IDS, Y)
+    assert graphs

@@ -1,7 +1,9 @@
 """Random numbers replaced by constants, so that a function may be compared on examples together and on their parts."""
 
+import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from contextlib import ExitStack
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -15,6 +17,7 @@ DRAWS = {
     "randperm", "uniform", "_standard_gamma", "native_dropout",
 }  # fmt: skip
 CONSTANT = 0.5
+LOWEST = {"randint": 0, "randint_like": 1, "random_": 1, "random": 1}  # where an operator is given it, if it is
 
 
 class FixedDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -25,6 +28,19 @@ class FixedDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._eager = ExitStack()
+
+    def __enter__(self) -> Self:
+        """What is compiled runs as it is written here: dynamo never compiles what it first meets in such a mode."""
+        if "torch._dynamo" in sys.modules:  # else nothing is compiled, and importing it takes a second
+            self._eager.enter_context(torch.compiler.set_stance("force_eager"))
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        """End the mode."""
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        self._eager.close()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -47,5 +63,5 @@ class FixedDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
             generator.set_state(state)
         if name == "randperm":
             return drawn.copy_(torch.arange(len(drawn) - 1, -1, -1))
-        lowest = args[0] if len(args) > 2 and name == "randint" else 0
+        lowest = args[LOWEST[name]] if name in LOWEST and len(args) > 2 else 0
         return drawn.fill_(CONSTANT if drawn.is_floating_point() or drawn.is_complex() else lowest)
