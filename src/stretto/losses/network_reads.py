@@ -19,7 +19,7 @@ from stretto.errors import UsageError
 from stretto.losses.value import MeanOfStage, MeanOverExamples
 from stretto.nn.carried_attributes import CONTAINERS
 from stretto.nn.lost_hooks import of_torch
-from stretto.options.object_digest import file_of, is_installed, names_in
+from stretto.options.object_digest import file_of, is_installed, methods_of_forward, names_in
 
 FILLS = {"append", "appendleft", "extend", "insert", "add", "update", "setdefault"}
 MOST, FIRST = 10_000, 1_000  # objects that are looked at, in all and of one container
@@ -111,16 +111,8 @@ def texts_in(code: CodeType) -> set[str]:
 
 def stored_in_forward(kind: type[nn.Module]) -> set[str]:
     """The attributes that a forward, or a method that it names, assigns."""
-    stored, known, pending = set[str](), set[str](), ["forward"]
-    while pending:
-        name = pending.pop()
-        method = getattr(kind, name, None)
-        if name in known or not isinstance(method, FunctionType) or of_torch(method):
-            continue
-        known.add(name)
-        stored |= {one.argval for one in dis.get_instructions(method.__code__) if one.opname == "STORE_ATTR"}
-        pending += names_in(method.__code__)
-    return stored
+    codes = [method.__code__ for method in methods_of_forward(kind, lambda method: not of_torch(method))]
+    return {one.argval for code in codes for one in dis.get_instructions(code) if one.opname == "STORE_ATTR"}
 
 
 def fills(code: CodeType) -> bool:

@@ -11,7 +11,7 @@ import inspect
 import sys
 import sysconfig
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from hashlib import sha256
 from pathlib import Path
 from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType
@@ -162,6 +162,19 @@ def text_of(function: FunctionType) -> str:
     except (OSError, SyntaxError):
         code = function.__code__
         return f"{code.co_code!r} {code.co_names} {[each for each in code.co_consts if isinstance(each, PLAIN)]}"
+
+
+def methods_of_forward(kind: type, follows: Callable[[FunctionType], bool] = lambda _: True) -> list[FunctionType]:
+    """A class's forward and the methods that it names, and those that they name; `follows` leaves out others."""
+    pending, known = ["forward"], dict[str, FunctionType | None]()
+    while pending:
+        name = pending.pop()
+        if name not in known:
+            method = getattr(kind, name, None)
+            known[name] = method if isinstance(method, FunctionType) and follows(method) else None
+            if (followed := known[name]) is not None:
+                pending += names_in(followed.__code__)
+    return [method for method in known.values() if method is not None]
 
 
 def names_in(code: CodeType) -> set[str]:

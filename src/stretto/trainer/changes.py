@@ -9,7 +9,7 @@ import dis
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import pairwise
-from types import CodeType, FunctionType
+from types import CodeType
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from stretto.nn.lost_hooks import REMEDY, hooks_of
 from stretto.nn.nested import attributes
 from stretto.nn.preserve import unique
 from stretto.options.checks import shown
-from stretto.options.object_digest import names_in
+from stretto.options.object_digest import methods_of_forward, names_in
 from stretto.stage.stage import Stage
 
 AGAIN = "do so before the Trainer is made, or make another one, which may go on with this one's weights"
@@ -212,20 +212,8 @@ def read_by(module: nn.Module) -> Iterator[tuple[dict[str, Any], str, Any]]:
 @lru_cache(maxsize=256)
 def reads_of_forward(kind: type[nn.Module]) -> tuple[list[str], list[tuple[str, str]]]:
     """The names that a forward mentions, and what it reads of an attribute: (a, b) of x.a.b."""
-    codes = codes_of_forward(kind)
+    codes = [method.__code__ for method in methods_of_forward(kind)]
     return sorted(set[str]().union(*map(names_in, codes))), sorted(set[tuple[str, str]]().union(*map(chains_in, codes)))
-
-
-def codes_of_forward(kind: type[nn.Module]) -> list[CodeType]:
-    """The code of a forward and of the methods that it names."""
-    pending, known = ["forward"], dict[str, list[CodeType]]()
-    while pending:
-        name = pending.pop()
-        if name not in known:
-            function = getattr(kind, name, None)
-            known[name] = [function.__code__] if isinstance(function, FunctionType) else []
-            pending += [each for code in known[name] for each in names_in(code)]
-    return [code for codes in known.values() for code in codes]
 
 
 def chains_in(code: CodeType) -> set[tuple[str, str]]:
