@@ -126,6 +126,35 @@ def test_losses_of_steps_before_belong_to_no_epoch():
     assert history.steps == losses[-5:]
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_steps_of_a_callback_are_no_part_of_the_history(method):
+    more = (X[5:11], Y[5:11])
+    told = []
+
+    def train_more(trainer, entry):
+        for _ in range(entry["epoch"]):
+            trainer.step(*more)
+
+    def load_too(trainer, entry):
+        trainer.load_state_dict(trainer.state_dict())
+
+    trainer, calls = build(method), []
+    step, flush = trainer.step, trainer.flush
+    trainer.step = lambda x, y: calls.append((x, y)) or step(x, y)
+    trainer.flush = lambda: calls.append(None) or flush()
+    history = fit(trainer, in_batches(), steps=11, evaluate_every=3, callbacks=[train_more], log=told.append)
+    other, losses = build(method), []
+    for call in calls:
+        losses += other.flush()[: other.entered - len(losses)] if call is None else [other.step(*call)]
+        losses = [loss for loss in losses if loss is not None]
+    own = [number for number, (x, _) in enumerate(call for call in calls if call is not None) if x is not more[0]]
+    assert history.steps == [losses[number] for number in own]
+    assert [row["loss"] for row in told] == history.steps
+    assert history["step"] == [3, 6, 9, 11]
+    again = fit(build(method), in_batches(), steps=11, evaluate_every=3, callbacks=[load_too])
+    assert (len(again.steps), again["step"]) == (11, history["step"])
+
+
 def test_steps_instead_of_epochs():
     history = fit(build("pb"), validation=(X, Y), steps=12)
     assert history["step"] == [5, 10, 12]
@@ -326,6 +355,50 @@ def test_an_interrupt_of_a_callback_saves_too(tmp_path):
         fit(build(), checkpoint=tmp_path / "saved", callbacks=[interrupt])
     assert "after step 5 (batch 0 of epoch 2)" in told.value.__notes__[0]
     assert fit(build(), checkpoint=tmp_path / "saved").steps == wanted.steps
+
+
+@pytest.mark.parametrize("make_data", [in_batches, lambda: (X, Y)])
+@pytest.mark.parametrize(("method", "step"), [("backprop", 4), ("backprop", 10), ("pb", 4)])
+def test_an_interrupted_log_is_told_again_and_its_entry_is_there(method, step, make_data, tmp_path):
+    told = []
+
+    def log(row):
+        told.append(row)
+        if [each["step"] for each in told].count(step) == 1 and row["step"] == step:
+            raise KeyboardInterrupt
+
+    common = {"steps": 12, "evaluate_every": 2, "batch_size": None if make_data is in_batches else 6}
+    wanted = fit(build(method), make_data(), **common)
+    with pytest.raises(KeyboardInterrupt) as raised:
+        fit(build(method), make_data(), checkpoint=tmp_path / "saved", log=log, **common)
+    assert "is saved in" in raised.value.__notes__[0]
+    history = fit(build(method), make_data(), checkpoint=tmp_path / "saved", log=log, **common)
+    assert [row["step"] for row in told] == [*range(1, step + 1), *range(step, 13)]
+    assert [row["loss"] for row in told] == [*history.steps[:step], *history.steps[step - 1 :]]
+    assert history["step"] == wanted["step"] == [2, 4, 6, 8, 10, 12]
+    if method == "backprop":  # under "pb" each entry's checkpoint drains
+        assert history.entries == wanted.entries
+
+
+@pytest.mark.filterwarnings("ignore:.*a batch has 1 examples, too few")
+@pytest.mark.parametrize("small", range(6))
+def test_a_batch_too_small_counts_for_nothing_when_a_list_goes_on(small, tmp_path):
+    def data():
+        batches = list(zip(X[:15].split(3), Y[:15].split(3), strict=True))
+        return [*batches[:small], (X[:1], Y[:1]), *batches[small:]]
+
+    def stop_at(step):
+        return lambda row: os.kill(os.getpid(), signal.SIGINT) if row["step"] == step else None
+
+    def run(**options):
+        return fit(build("1f1b(microbatches=2)"), data(), epochs=2, checkpoint=tmp_path / f"{step}", **options)
+
+    wanted = build("1f1b(microbatches=2)")
+    losses = [wanted.step(x, y) for _ in range(2) for x, y in data() if len(x) > 1]
+    for step in (2, 8):
+        with pytest.raises(KeyboardInterrupt, match=f"after step {step} "):
+            run(log=stop_at(step))
+        assert run().steps == losses
 
 
 def test_a_loader_without_a_state_starts_again_and_the_user_is_told(tmp_path):

@@ -159,6 +159,8 @@ class FitLoop:
         self._sizes: list[int] = []  # examples of the steps whose train loss is in no entry yet
         self._open: deque[Interval] = deque()
         self._history = History()
+        self._unknown: dict[int, int] = {}  # steps whose loss is not known yet, by the trainer's number of each
+        self._told = 0  # steps whose loss is logged
         self._tracker_ids: dict[str, str] = {}  # of the run that a checkpoint goes on with
         self._speed = Speed()
         self.interrupted: str | None = None  # that it was asked to stop, and how to go on
@@ -187,10 +189,12 @@ class FitLoop:
         if found:
             self._resume()
         self._tracking = self._track()
+        self._tell_losses()
         shown_here = self._first and not self._given.quiet
         self._bubble = bubble_of(self._trainer) if shown_here else None
         with (
             StopRequest() if self._given.checkpoint is not None else nullcontext() as request,
+            self._trainer.listening(self._hear),
             progress_line(self._total(), self._place.step, shown=shown_here) as line,
         ):
             self._speed.resume()
@@ -217,7 +221,7 @@ class FitLoop:
                 self.interrupted = f"fit had ended, after step {self._place.step}"
 
     def _track(self) -> Tracking:
-        trackers, since = self._given.trackers, self._place.step
+        trackers, since = self._given.trackers, self._told
         if not trackers:
             return self._trainer.track((), RunDescription(""), warnings.warn)
         settings = settings_of(self._trainer) | {"batch_size": self._feed.batch_size}
@@ -299,6 +303,8 @@ class FitLoop:
         return self._history.stopped is not None or any(end is not None and done >= end for end, done in ends)
 
     def _train(self, line: ProgressLine, request: StopRequest | None) -> None:
+        if self._last < self._place.step and self._due() and not self._history.stopped:
+            self._end_interval(self._place)  # it was interrupted before that
         while not self._over():
             self._tell_dropped()
             self._between_steps = False
@@ -307,7 +313,6 @@ class FitLoop:
                 self._complete()
                 if self._due():
                     self._end_interval(self._place)
-                self._between_steps = True
                 if self._over() or self._is_asked_to_stop(request):
                     return
                 self._between_steps = False
@@ -320,27 +325,33 @@ class FitLoop:
             self._tell_dropped()
 
     def _step(self, batch: Batch, line: ProgressLine) -> None:
-        number, place = self._place.step, self._place
-        loss = self._trainer.step(batch.x, batch.y)
-        self._place = replace(place, batch=place.batch + 1, step=number + 1)
+        place = self._place
+        self._unknown[self._trainer.entered] = place.step
+        self._trainer.step(batch.x, batch.y)
+        self._place = replace(place, batch=place.batch + 1, step=place.step + 1)
         self._sizes.append(batch.examples)
+        self._between_steps = True
         self._speed.add(batch.examples)
         self._tracking.step(self._place.step, self._speed.examples_per_second)
-        if loss is not None:
-            self._record(number - self._trainer.lag, loss)
+        self._tell_losses()
         line.advance(self._figures, self._speed.seconds_per_step)
 
-    def _record(self, number: int, loss: float) -> None:
-        # Losses come in order. A flush and then steps give some twice; those below 0 are of steps before this call.
-        losses = self._history.steps
-        if number < len(losses):
-            return
-        assert number == len(losses), f"the loss of step {number} after that of step {len(losses) - 1}"
-        losses.append(loss)
-        self._tracking.loss(number + 1, loss)
-        if self._given.on_step is not None and self._first:
-            rate = self._speed.examples_per_second
-            self._given.on_step({"step": number + 1, "loss": loss, "examples_per_second": rate})
+    def _hear(self, minibatch: int, loss: float) -> None:
+        # Those of steps before this call, and of steps that a callback makes, are no part of the history.
+        if minibatch in self._unknown:
+            number = self._unknown.pop(minibatch)
+            assert number == len(self._history.steps), f"the loss of step {number} after {len(self._history.steps)}"
+            self._history.steps.append(loss)
+
+    def _tell_losses(self) -> None:
+        # A step whose logging is interrupted is told again when training goes on.
+        for number in range(self._told, len(self._history.steps)):
+            loss = self._history.steps[number]
+            self._tracking.loss(number + 1, loss)
+            if self._given.on_step is not None and self._first:
+                rate = self._speed.examples_per_second
+                self._given.on_step({"step": number + 1, "loss": loss, "examples_per_second": rate})
+            self._told = number + 1
 
     def _figures(self) -> str:
         place, losses = self._place, self._history.steps
@@ -355,16 +366,15 @@ class FitLoop:
         return step == self._given.steps or (every is not None and step % every == 0)
 
     def _flush(self) -> None:
-        losses = self._trainer.flush()
-        for number, loss in enumerate(losses, start=self._place.step - len(losses)):
-            if number >= 0:
-                self._record(number, loss)
+        self._trainer.flush()
+        self._tell_losses()
 
     def _tell_dropped(self) -> None:
         if self._feed.dropped and self._first and not self._told_dropped:
             self._told_dropped = True
+            which = "a batch" if isinstance(self._feed, Stream) else "the last batch of an epoch"
             warnings.warn(
-                f"{self._feed.where}: the last batch of an epoch has {self._feed.dropped} examples, too few for "
+                f"{self._feed.where}: {which} has {self._feed.dropped} examples, too few for "
                 f"{self._needs.examples} micro-batches and replicas together: it is left out",
                 stacklevel=2,
             )
@@ -462,7 +472,7 @@ class FitLoop:
         try:
             if not (self._between_steps or isinstance(self._feed, Rows)):
                 raise UsageError("it came while a batch was read or trained")
-            self._save()
+            self._write()  # and logs nothing: that may be what was interrupted
         except StrettoError as refused:
             error.add_note(f"nothing was saved: {refused}")
         else:
@@ -478,12 +488,18 @@ class FitLoop:
     def _save(self) -> None:
         assert self._given.checkpoint is not None
         self._flush()
+        self._write()
+
+    def _write(self) -> None:
+        assert self._given.checkpoint is not None
+        self._trainer.flush()
         state = {
             "began": self._began,
             "place": [self._place.epoch, self._place.batch, self._place.step],
             "last": self._last,
             "sizes": self._sizes,
             "losses": array("d", self._history.steps).tobytes(),
+            "told": self._told,
             "entries": self._history.entries,
             "by_callback": self._by_callback,
             "data": packed(self._feed.state()),
@@ -514,6 +530,7 @@ class FitLoop:
         self._place, self._last = FitPosition(*state["place"]), state["last"]
         self._sizes, self._by_callback = list(state["sizes"]), state["by_callback"]
         self._history.steps, self._history.entries = losses.tolist(), state["entries"]
+        self._told = state.get("told", len(losses))
         if isinstance(self._feed, Rows):
             self._feed.seed = derive_seed(self._trainer.seed, self._began)
         self._stop_again()

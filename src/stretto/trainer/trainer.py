@@ -228,6 +228,7 @@ class Trainer:
         self._recordings: list[Recording] = []
         self._pausing = False
         self._losses: dict[int, list[Tensor]] = {}  # of the minibatches that `step` may still return
+        self._listeners: list[Callable[[int, float], None]] = []
 
     @property
     def method(self) -> Method:
@@ -307,7 +308,26 @@ class Trainer:
         with self._backend.together():
             self._collect_losses()
         parts = self._losses.pop(n - self.lag, None)
-        return None if parts is None else self._mean_loss(parts)  # only now does the host wait for the device
+        if parts is None:
+            return None
+        return self._tell(n - self.lag, self._mean_loss(parts))  # only now does the host wait for the device
+
+    def _tell(self, minibatch: int, loss: float) -> float:
+        for listener in self._listeners:
+            listener(minibatch, loss)
+        return loss
+
+    @contextmanager
+    def listening(self, listener: Callable[[int, float], None]) -> Iterator[None]:
+        """In this block the listener gets each minibatch's number and loss, whoever calls `step` and `flush`.
+
+        A loss that `flush` has returned is told again when `step` returns it.
+        """
+        self._listeners.append(listener)
+        try:
+            yield
+        finally:
+            self._listeners.remove(listener)
 
     def _compare_batch(self, n: int, x: Any, y: Any) -> None:
         # At steps 0, 1, 2, 4, 8, ... of this process. None is no difference.
@@ -335,7 +355,7 @@ class Trainer:
                 self._collect_losses()
                 self._interpreter.settle()
             self._drained = True
-        return [self._mean_loss(self._losses[n]) for n in sorted(self._losses)]
+        return [self._tell(n, self._mean_loss(self._losses[n])) for n in sorted(self._losses)]
 
     def order(self) -> Order | None:
         """Which replica made each update of each stage on a parameter server, and how stale it was; flushes first.
@@ -925,6 +945,8 @@ class Trainer:
 
     def _take_over(self, where: str, manifest: Manifest, read: Callable[[int, int], dict[str, Any]]) -> None:
         # `read` returns the state of a stage, by its number in the checkpoint and its replica's.
+        if self._listeners and self._broken is None:
+            self.flush()  # they wait for the losses of what is in flight
         self._load_stages(where, manifest.entered, read, alike=manifest.replicas != self.mesh.data)
         self._entered = manifest.entered
         self._finished = self._since = self._entered
