@@ -7,19 +7,18 @@ from torch.nn.functional import cross_entropy
 import stretto
 from late_imports import Late
 from pairwise import slow_where
+from stretto.methods import table
 
 callbacks, lit, piped = Late("lightning.pytorch.callbacks"), Late("lit_modules"), Late("stretto.lightning")
 pytestmark = pytest.mark.filterwarnings("ignore:::lightning", "ignore:::torch", "ignore::FutureWarning")
-QUICK = ("1f1b", "pb-lwp-sc", "pipeoptim", "greedy")
+QUICK = ("1f1b", "pb-lwp-sc", "pipeoptim", "greedy", "synthetic-gradients(rate=0.3)")
 EXACT = ("backprop", "1f1b", "1f1b(recompute=true)", "gpipe", "zb-h1", "interleaved")
+OPTIONS = ("overlapping(delay=1)", "chunked(chunks=2)", "synthetic-gradients(rate=0.3)")
+OF_SGD = [name for name in table.METHODS if name != "nesterov"]
 METHODS, SYNCHRONOUS = (
     slow_where(lambda method: method not in QUICK, methods)
-    for methods in (
-        (*EXACT, "pipedream", "pb-lwp-sc", "pipeoptim", "pipemare", "overlapping", "greedy", "pipedream-2bw",
-         "spectrain", "overlapping(delay=1)", "chunked(chunks=2)"),
-        EXACT,
-    )
-)  # fmt: skip
+    for methods in ([*dict.fromkeys([*EXACT, *OF_SGD, *OPTIONS])], EXACT)
+)
 
 
 def sgd(parameters):

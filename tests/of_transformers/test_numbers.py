@@ -9,6 +9,7 @@ from tiny_models import LENGTH, MODELS, SLOW, Examples, arguments, build
 import stretto
 from late_imports import Late
 from pairwise import slow_where
+from stretto.methods import table
 
 piped, transformers = Late("stretto.transformers"), Late("transformers")
 CLOCKS = ("runtime", "per_second", "preparation_time")
@@ -128,10 +129,12 @@ def by_hand(kind, loss, folder, method, steps, **options):
     return [loss for loss in losses if loss is not None], model
 
 
+OF_ADAMW = [name for name in table.METHODS if name not in ("nesterov", "pipeoptim", "pb-lwp", "spectrain")]
 METHODS = ["1f1b", "pb"]
 METHODS += [
     pytest.param(method, marks=pytest.mark.slow)
-    for method in ("zb-h1(microbatches=2)", "backprop", "greedy", "pipedream-2bw(microbatches=2)")
+    for method in ("zb-h1(microbatches=2)", "pipedream-2bw(microbatches=2)", *OF_ADAMW)
+    if method not in METHODS
 ]
 
 

@@ -53,6 +53,16 @@ def test_losses_and_entries_stand_under_their_own_steps(method):
     assert "worker 0  0F0" in (folder / "schedule.txt").read_text()
 
 
+def test_a_method_in_a_file_is_logged_under_its_words(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "import stretto\ndef laid(num_stages, num_workers):\n"
+        "    return stretto.method('gpipe').plan(num_stages, num_workers)[0]\n"
+    )
+    history = build("mine.py:laid").fit((X, Y), epochs=1, batch_size=8, log=LOG, quiet=True)
+    assert [row["loss"] for row in table().values()] == history.steps
+    assert [folder.name.startswith("fit-mine-py-laid-") for folder in Path("logs").iterdir()] == [True]
+
+
 def test_the_norm_of_gradients_is_that_of_plain_training():
     """The same batches, by a loop that shares nothing with the library but the order of the examples."""
     order = []

@@ -24,3 +24,8 @@ def in_path(name: Any, what: str, *, hidden: bool = False) -> str:
     if len(name) > LONGEST:
         raise UsageError(f"{what} has {len(name)} characters ({name[:20]!r}...): it names a file, so use {LONGEST}")
     return name
+
+
+def words_in_path(text: str) -> str:
+    """The words of a text as a part of a path: "mine.py:slow(k=2)" is mine-py-slow-k-2."""
+    return "-".join("".join(letter if letter.isalnum() else " " for letter in text).split())

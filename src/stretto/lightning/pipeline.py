@@ -31,12 +31,12 @@ from stretto.lightning.process_group import Processes, together
 from stretto.lightning.stage_optimizers import StageOptimizers
 from stretto.losses.network_reads import network_of, refuse_network_reads
 from stretto.losses.value import MeanOfStage
-from stretto.mesh import Placement
 from stretto.methods import Method
 from stretto.nn.batch import cut
 from stretto.nn.preserve import modes_restored
 from stretto.nn.remote_stage import RemoteStage
 from stretto.optim.kind import name_of
+from stretto.optim.named import NamedOptimizer
 from stretto.trainer.chosen_method import method_to_evaluate, settled
 from stretto.trainer.microbatches import MinibatchCut
 
@@ -104,17 +104,8 @@ class Pipeline:
         self._warned = False  # of batches of unequal sizes
 
     def _stage_optimizers(self, reference: torch.optim.Optimizer) -> StageOptimizers:
-        stages, method, mesh = self.network.stages, self._method, self._mesh
-        here: Sequence[int] = range(len(stages))
-        if self.processes.size > 1:
-            workers = mesh.pipeline(self.processes.size)
-            homes = method.homes(len(stages), workers)
-            _, worker = Placement(mesh, workers).at(self.processes.rank)
-            here = [index for index in here if homes[index] == worker]
-        reach = method.reach(len(stages))
-        heads = [index for index, hops in enumerate(reach.hops[:-1]) if hops is not None]
-        copies = mesh.data if self.processes.size == 1 else 1
-        return StageOptimizers(reference, stages, here=here, copies=copies, heads=heads)
+        prediction = self._method.prediction
+        return StageOptimizers(reference, self.network.stages, None if prediction is None else prediction.rate)
 
     @property
     def _mesh(self) -> stretto.Mesh:
@@ -137,7 +128,7 @@ class Pipeline:
                 lambda stage: partial(self._trial, stage),
                 UNEVEN,
             ),
-            without if optimizers is None else optimizers.build,
+            without if optimizers is None else NamedOptimizer(optimizers.build),
             self._method,
             scheduler=None if optimizers is None else optimizers.scheduler,
             clip=self._settings.clip,

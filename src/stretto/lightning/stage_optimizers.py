@@ -7,7 +7,7 @@ momenta), as they were when the minibatch of that update entered: so any schedul
 
 import copy
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from torch import nn
 
 from stretto.errors import UsageError
 from stretto.optim.copied_optimizer import copied
+from stretto.optim.named import Named
 from stretto.options.checks import shown
 
 OWN = ("params", "param_names")  # what a group does not take over
@@ -23,22 +24,21 @@ OWN = ("params", "param_names")  # what a group does not take over
 class StageOptimizers:
     """Makes the optimizer of each stage that a Trainer asks for, and keeps their options those of the reference.
 
-    `stages` are the modules of all stages, `copies` the number of replicas in this process, `here` this process's
-    stages, `heads` the stages that have a head.
+    `stages` are the modules of all stages; `prediction_rate` is the rate of modules that predict gradients, times the
+    reference's.
     """
 
     def __init__(
-        self,
-        reference: torch.optim.Optimizer,
-        stages: Sequence[nn.Module],
-        *,
-        here: Sequence[int],
-        copies: int,
-        heads: Sequence[int],
+        self, reference: torch.optim.Optimizer, stages: Sequence[nn.Module], prediction_rate: float | None
     ) -> None:
         refuse_wrapped(reference)
         self.reference = reference
-        self._expected = self._calls(stages, here, copies, heads)
+        self._prediction_rate = prediction_rate
+        self._own = {
+            f"{index}.{name}": parameter
+            for index, stage in enumerate(stages)
+            for name, parameter in stage.named_parameters(remove_duplicate=False)
+        }
         self._group_of = {
             id(parameter): number
             for number, group in enumerate(reference.param_groups)
@@ -52,39 +52,27 @@ class StageOptimizers:
         self._followers: dict[int, Follower] = {}  # by the id of a stage's optimizer
         self._built: dict[int, tuple[torch.optim.Optimizer, dict[int, int]]] = {}
 
-    @staticmethod
-    def _calls(
-        stages: Sequence[nn.Module], here: Sequence[int], copies: int, heads: Sequence[int]
-    ) -> Iterator[tuple[int, list[nn.Parameter]]]:
-        # The stage of each optimizer in the order that a Trainer asks for them, with the module's own parameters.
-        seen: set[int] = set()
-        for index, stage in enumerate(stages):
-            own = [p for p in stage.parameters() if p.requires_grad and id(p) not in seen]
-            seen |= {id(parameter) for parameter in stage.parameters()}
-            if index in here and (own or index in heads):
-                for _ in range(copies):
-                    yield index, own
+    def build(self, named: Named) -> torch.optim.Optimizer:
+        """The optimizer of the parameters of a stage and its head, or of a module that predicts a stage's gradients.
 
-    def build(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-        """The optimizer of the next stage. `parameters`: the module's (or their masters, or copies), then the head's.
-
-        A head's are in the reference's first group.
+        The parameters may be masters or copies of the modules'. A head's are in the reference's first group.
         """
-        stage, own = next(self._expected)
-        assert len(parameters) >= len(own), f"stage {stage}: {len(parameters)} parameters for {len(own)}"
         reference = self.reference
         groups: dict[int, list[nn.Parameter]] = {}
         state: dict[Any, Any] = defaultdict(dict)
         numbers: dict[int, int] = {}
-        for given, parameter in zip(parameters, own, strict=False):
-            number = self._group_of.get(id(parameter))
-            if number is not None:
+        heads = [(name, parameter) for name, parameter in named if name.startswith("heads.")]
+        stage = int(named[0][0].removeprefix("heads.").partition(".")[0])
+        for name, given in named:
+            own = self._own.get(name)  # None for a head's
+            number = self._group_of.get(id(own))
+            if own is not None and number is not None:
                 groups.setdefault(number, []).append(given)
-                numbers[id(given)] = self._numbers[id(parameter)]
-                if parameter in reference.state:
-                    state[given] = copy.deepcopy(reference.state[parameter])
-        if len(parameters) > len(own):
-            groups.setdefault(0, []).extend(parameters[len(own) :])
+                numbers[id(given)] = self._numbers[id(own)]
+                if own in reference.state:
+                    state[given] = copy.deepcopy(reference.state[own])
+        if heads:
+            groups.setdefault(0, []).extend(parameter for _, parameter in heads)
         if not groups:
             raise UsageError(
                 f"configure_optimizers leaves out all parameters of stage {stage}, which require gradients: freeze "
@@ -92,8 +80,10 @@ class StageOptimizers:
             )
         order = sorted(groups)
         built = copied(reference, [{**reference.param_groups[n], "params": groups[n]} for n in order], state)
-        self._followers[id(built)] = Follower(self, built, order)
-        self._built.setdefault(stage, (built, numbers))
+        predicts = self._prediction_rate is not None and len(heads) == len(named)
+        self._followers[id(built)] = Follower(self, built, order, self._prediction_rate if predicts else None)
+        if not predicts:
+            self._built.setdefault(stage, (built, numbers))
         return built
 
     def scheduler(self, optimizer: torch.optim.Optimizer) -> "Follower | Constant":
@@ -144,10 +134,12 @@ class StageOptimizers:
 
 
 class Follower:
-    """The scheduler of a stage's optimizer, whose groups are the reference's groups `groups`."""
+    """The scheduler of a stage's optimizer, whose groups are these of the reference, at `rate` times their lr."""
 
-    def __init__(self, of: StageOptimizers, optimizer: torch.optim.Optimizer, groups: Sequence[int]) -> None:
-        self._of, self._optimizer, self._groups = of, optimizer, groups
+    def __init__(
+        self, of: StageOptimizers, optimizer: torch.optim.Optimizer, groups: Sequence[int], rate: float | None
+    ) -> None:
+        self._of, self._optimizer, self._groups, self._rate = of, optimizer, groups, rate
         self.done = 0  # updates
 
     def step(self) -> None:
@@ -161,6 +153,8 @@ class Follower:
         if options is not None:
             for group, number in zip(self._optimizer.param_groups, self._groups, strict=True):
                 group.update(options[number])
+                if self._rate is not None:
+                    group["lr"] *= self._rate
 
     def state_dict(self) -> dict[str, int]:
         """The number of updates."""

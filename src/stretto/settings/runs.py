@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar, NoReturn, Self, TypeVar
 from cyclopts import Parameter
 
 from stretto.errors import UsageError, nearest
+from stretto.files.path_names import words_in_path
 from stretto.mesh import Mesh
 from stretto.optimizers import OPTIMIZERS, Optimizer
 from stretto.options.float16 import refuse_float16
@@ -240,9 +241,8 @@ class TrainSettings(Settings):
     @property
     def id(self) -> str:
         """A name for the run's folder, unique in a study."""
-        method = "-".join("".join(c if c.isalnum() else " " for c in self.method).split())
         rate = "" if self.lr is None else f"-lr{str(self.lr).removesuffix('.0')}"
-        return f"{method}{rate}-b{self.batch_size}-s{self.seed}"
+        return f"{words_in_path(self.method)}{rate}-b{self.batch_size}-s{self.seed}"
 
 
 @dataclass(frozen=True, kw_only=True)

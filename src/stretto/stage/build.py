@@ -155,7 +155,8 @@ class StageBuilder:
             names = names_of(((f"heads.{index}.", module),), parameters)
             optimizer, _ = self._optimizer(parameters, names, masters)
             for group in optimizer.param_groups:
-                group["lr"] = group["lr"] * prediction.rate
+                for key in {"lr", "initial_lr"} & {*group}:  # a scheduler of the user's function has set the latter
+                    group[key] = group[key] * prediction.rate
             if specification.scheduler is not None:
                 scheduler = build_scheduler(specification.scheduler, optimizer)
         return GradientPredictor(

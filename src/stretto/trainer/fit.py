@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader
 
 from stretto import checkpoint
 from stretto.errors import StrettoError, UsageError
+from stretto.files.path_names import words_in_path
 from stretto.nn.seeding import derive
 from stretto.options.checks import flag, function, refuse, sequence, shown, whole
 from stretto.options.checks import path as check_path
@@ -225,8 +226,9 @@ class FitLoop:
         if not trackers:
             return self._trainer.track((), RunDescription(""), warnings.warn)
         settings = settings_of(self._trainer) | {"batch_size": self._feed.batch_size}
+        method = words_in_path(self._trainer.method.name)
         description = RunDescription(
-            name=f"fit-{self._trainer.method.name}-{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:4]}",
+            name=f"fit-{method}-{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:4]}",
             settings=settings | {"epochs": self._given.epochs, "steps": self._given.steps},
             schedule=drawing_of(self._trainer),
             ids=self._tracker_ids,
