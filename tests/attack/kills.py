@@ -126,14 +126,15 @@ class Round:
     def play(self) -> str | None:
         """Run, hit, look, and go on from what is kept; what is wrong, or None."""
         case = self.case
-        command = self.start("--workers", "2", "--restarts", str(case.restarts), "--timeout", "15")
+        words = ("--workers", "2", "--restarts", str(case.restarts), "--timeout", "15", "--auto-resume")
+        command = self.start(*words)
         self.strike(command)
         code, said = self.ended(command)
         wrong = self.judge(code, said)
         if wrong or code == 0:
             return wrong or self.compare(stopped=False)
         kept = list(self.folder.glob(".run.checkpoints/step-*"))
-        again = self.start(*(["--resume"] if kept else []), "--workers", "2")
+        again = self.start(*words)  # the same, as a job array repeats it
         code, said = self.ended(again)
         if code != 0:
             return f"the next command ends with {code}: {said}"

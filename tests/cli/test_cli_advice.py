@@ -93,7 +93,7 @@ def test_a_run_that_began_with_a_method_of_another_kind_does_not_go_on(capsys, t
              "--checkpoint-every", "2", "--out", "run"]  # fmt: skip
     assert main([*words, "--method", "greedy", "--quiet"]) == 130
     assert main([*words, "--method", "async", "--resume"]) == 2
-    assert "was saved with method greedy" in capsys.readouterr().err
+    assert "method: 'greedy' there, 'pipedream-2bw' here" in capsys.readouterr().err
 
 
 def test_plans_say_what_to_write(capsys):

@@ -8,6 +8,8 @@ import sys
 import time
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from cli.processes import descendants, forks, gone, left, start
 from stretto.cli import main
@@ -30,6 +32,32 @@ def slow(output, target):
         time.sleep(0.5)
     return output.mean()
 """
+DEADLY = """
+import os
+import signal
+from pathlib import Path
+
+
+def deadly(output, target):
+    if not Path("before").exists():
+        Path("before").touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    if not Path("after").exists() and any(Path().glob(".run.checkpoints/step-*")):
+        Path("after").touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return output.mean()
+"""
+AGAIN = [
+    "train",
+    *SMALL,
+    "--steps",
+    "30",
+    "--checkpoint-every",
+    "10",
+    "--metric",
+    "deadly=own.py:deadly",
+    "--auto-resume",
+]
 STUDY = ["compare", *SMALL, "--methods", "greedy,backprop", "--seeds", "1", "--lr", "0.05", "--steps", "4000"]
 
 
@@ -135,11 +163,50 @@ def test_nothing_to_resume_is_a_mistake_that_names_the_folder(tmp_path, monkeypa
     assert main(["train", *SMALL, "--steps", "5", "--out", "runs/one", "--resume"]) == 2
     assert capsys.readouterr().err == (
         "stretto: nothing to resume: runs/.one.checkpoints holds no checkpoint of the run to runs/one. Leave --resume "
-        "out to begin, or name the --out of the run that was interrupted\n"
+        "out to begin, give --auto-resume to begin where there is nothing, or name the --out of the run that was "
+        "interrupted\n"
     )
     assert list(tmp_path.iterdir()) == []
     assert main(["train", *SMALL, "--steps", "5", "--out", "runs/one", "--quiet"]) == 0
     assert main(["train", *SMALL, "--steps", "5", "--out", "runs/one", "--resume"]) == 0  # it is finished
+
+
+def killed(process):
+    process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGKILL
+
+
+def test_auto_resume_begins_where_there_is_nothing_and_goes_on_where_there_is(tmp_path, monkeypatch, capsys):
+    """The same command each time: killed before and after its first checkpoint, finished, and beside another's."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.py").write_text(DEADLY)
+    words = [*AGAIN, "--out", "run"]
+    for _ in ("before a checkpoint", "after one"):
+        killed(start(words, tmp_path))
+    assert main(words) == 0
+    assert "run: goes on from the checkpoint of step 10\n" in capsys.readouterr().out
+    assert main(words) == 0
+    assert "run: this run is finished already" in capsys.readouterr().out
+    assert main([*AGAIN, "--out", "whole"]) == 0
+    assert "whole: begins, for .whole.checkpoints holds no checkpoint\n" in capsys.readouterr().out
+    one, other = (load_file(tmp_path / name / "model.safetensors") for name in ("run", "whole"))
+    assert all(torch.equal(one[key], other[key]) for key in one | other)
+
+
+def test_auto_resume_takes_no_checkpoint_of_another_run(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.py").write_text(DEADLY)
+    (tmp_path / "before").touch()
+    words = [*AGAIN, "--out", "run"]
+    assert main([*words, "--resume"]) == 2
+    assert "--resume and --auto-resume: give one of them" in capsys.readouterr().err
+    killed(start(words, tmp_path))
+    there = {path: path.read_bytes() for path in (tmp_path / ".run.checkpoints").rglob("*") if path.is_file()}
+    for change in (["--lr", "0.5"], ["--seed", "3"], ["--method", "gpipe"], ["--stages", "2"], ["--momentum", "0.5"]):
+        assert main([*words, *change]) == 2
+        err = capsys.readouterr().err
+        assert "holds checkpoints of a run with other settings" in err, err
+    assert {path: path.read_bytes() for path in (tmp_path / ".run.checkpoints").rglob("*") if path.is_file()} == there
 
 
 @pytest.mark.slow

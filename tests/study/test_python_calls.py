@@ -146,6 +146,33 @@ def test_one_run_alone_and_on_processes():
     assert stretto.train(build, data, **given, out="run2", workers=2)["test_mae"] == two["test_mae"], "it is read"
 
 
+def test_one_call_begins_goes_on_and_reads(folder, capsys):
+    """Interrupted in an evaluation after its first checkpoint, and called again as it was."""
+
+    def interrupting(output, target):
+        if any(folder.glob(".run.checkpoints/step-*")) and not (folder / "hit").exists():
+            (folder / "hit").touch()
+            raise KeyboardInterrupt
+        return mae(output, target)
+
+    def call(out="run"):
+        given = {"method": "1f1b", "loss": mse_loss, "optimizer": sgd, "lr": 0.01, "stages": 2, "steps": 8}
+        options = {"batch_size": 8, "evaluations": 4, "checkpoint_every": 2, "metrics": {"mae": interrupting}}
+        return stretto.train(build, data, **given, **options, out=out, resume="auto")
+
+    with pytest.raises(KeyboardInterrupt):
+        call()
+    assert "run: begins, for .run.checkpoints holds no checkpoint\n" in capsys.readouterr().err
+    run = call()
+    assert "run: goes on from the checkpoint of step 4\n" in capsys.readouterr().err
+    assert call()["test_mae"] == run["test_mae"]
+    assert "run: this run is finished already\n" in capsys.readouterr().err
+    whole = call("whole")
+    assert all(torch.equal(run.weights()[key], value) for key, value in whole.weights().items())
+    with pytest.raises(UsageError, match="resume='again': give True, False or 'auto'"):
+        stretto.train(build, data, resume="again")
+
+
 def test_seeds_without_an_effect_on_weights_are_said(capsys):
     compared(seeds=2, model=build(), methods="backprop", lr=0.01)
     assert "gives the same initial weights under every seed" in capsys.readouterr().err

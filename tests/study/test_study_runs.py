@@ -637,11 +637,11 @@ def test_mistakes_are_found_before_anything_is_written(tmp_path, wrong, message)
 @pytest.mark.usefixtures("no_pictures")
 def test_a_single_run(tmp_path):
     settings, folder = resolve(SINGLE), tmp_path / "run"
-    assert claim(folder, settings)
+    assert not claim(folder, settings).made
     steps = []
     record = run(settings, folder, lambda step, _: steps.append(step))
     assert steps == list(range(1, 9))
-    assert not claim(folder, settings)
+    assert claim(folder, settings).made
     run(settings, tmp_path / "again")
     assert (folder / "model.safetensors").read_bytes() == (tmp_path / "again" / "model.safetensors").read_bytes()
     result = summary(*store.read_run(folder), folder)

@@ -94,6 +94,7 @@ def train(
     trace: Path | None = None,
     trace_operations: Annotated[bool, FLAG] = False,
     resume: Annotated[bool, FLAG] = False,
+    auto_resume: Annotated[bool, FLAG] = False,
     processes: Annotated[ProcessSettings, Parameter(name="*")] = ProcessSettings(),
     command: Annotated[str | None, Parameter(parse=False)] = None,
 ) -> int:
@@ -117,6 +118,9 @@ def train(
     resume
         Go on from the newest checkpoint that is whole, on any number of workers. Ctrl-C and SIGTERM leave one after the
         step that is under way, also without --checkpoint-every; the second time they end the run at once.
+    auto_resume
+        Go on as with --resume where there is a checkpoint, and begin where there is none: for a command that is
+        repeated until the run is finished, by a job array or on machines that come and go.
     """
     from stretto.methods.advice import explained
     from stretto.methods.table import check_written
@@ -131,14 +135,19 @@ def train(
         from stretto.study.first_batches import refuse_other_sizes
         from stretto.study.first_evaluation import refuse_evaluation
         from stretto.study.prepare import prepare, prepare_trial
-        from stretto.study.single_run import claim, default_folder
+        from stretto.study.single_run import Resume, claim, default_folder
         from stretto.study.tracked_report import track_run
 
+    if resume and auto_resume:
+        raise UsageError(
+            "--resume and --auto-resume: give one of them; --auto-resume also begins where there is nothing"
+        )
+    going_on: Resume = "auto" if auto_resume else resume
     take_place(settings.placement)
     rank, launched = place_in_job()  # torchrun or srun may have started several
     if launched > 1:
         settings = replace(settings, workers=settings.workers or launched)
-    resolved, chosen = choose_method(settings, output, told=rank == 0 and not output.dry_run, resume=resume)
+    resolved, chosen = choose_method(settings, output, told=rank == 0 and not output.dry_run, resume=bool(going_on))
     place = processes.place(resolved.workers, launched=launched > 1)
     torch.set_num_threads(resolved.threads)  # as in a study, so that the numbers are the same
     here = place is None and launched == 1 and not output.dry_run
@@ -154,17 +163,18 @@ def train(
         tell_axes(prepared, output, nodes=processes.nodes)
     folder = output.out or default_folder(resolved)
     trace = folder / TRACE if trace_operations and trace is None else trace
-    if claim(folder, resolved, resume=resume):
+    claimed = claim(folder, resolved, resume=going_on)
+    if rank == 0 and (auto_resume or claimed.made):
+        output.say(claimed.told)
+    if not claimed.made:
         # another launcher's command is the one that was given
         with unfinished(prepared, folder, command if launched == 1 else None):
             make_run(
                 prepared, folder, place, here=here, trace=trace is not None, operations=trace_operations,
-                resume=resume, timeout=processes.patience, silent=output.silent or rank > 0,
+                resume=claimed.step > 0, timeout=processes.patience, silent=output.silent or rank > 0,
             )  # fmt: skip
         if rank == 0 and processes.nodes == 1:
             track_run(folder, resolved)
-    elif rank == 0:
-        output.say(f"{folder}: this run is finished already")
     return tell_result(prepared, folder, rank, trace, output, nodes=processes.nodes, operations=trace_operations)
 
 
@@ -325,8 +335,10 @@ def unfinished(prepared: "Prepared", folder: Path, command: str | None) -> Itera
             ) from None
         if step is None:
             raise
-        remedy = f"the same command with --resume goes on from the checkpoint of step {step}"
-        if command is not None and " --resume" not in command:
+        automatic = command is not None and " --auto-resume" in command
+        with_option = "" if automatic else " with --resume"
+        remedy = f"the same command{with_option} goes on from the checkpoint of step {step}"
+        if command is not None and not automatic and " --resume" not in command:
             remedy += f": {command} --resume"
         what = "interrupted" if interrupted else str(error)
         raise (KeyboardInterrupt if interrupted else type(error))(f"{what}; {remedy}") from None

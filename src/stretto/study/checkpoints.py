@@ -46,17 +46,19 @@ class Checkpoints:
         Returns the progress saved with it, None without a checkpoint, and sentences on newer ones that are damaged.
         Raises UsageError for a checkpoint of a run with other settings.
         """
+        path, complaints = self._newest()
+        return None if path is None else trainer.load(path)["progress"], complaints
+
+    def _newest(self) -> tuple[Path | None, list[str]]:
         path, complaints = newest(self.folder)
-        if path is None:
-            return None, complaints
-        extra = trainer.load(path)
-        refuse_other(self.folder, "checkpoints of a run", extra["settings"], self._settings)
-        return extra["progress"], complaints
+        if path is not None:
+            refuse_other(self.folder, "checkpoints of a run", read_manifest(path).extra["settings"], self._settings)
+        return path, complaints
 
     def last(self) -> int | None:
         """The step of the newest checkpoint that is whole; None without one."""
         path = newest(self.folder)[0]
-        return None if path is None else int(path.name.removeprefix("step-"))
+        return None if path is None else step_of(path)
 
     def method_begun(self) -> str | None:
         """The method of the run, finished or not, as its folder or its newest whole checkpoint has it; None of none."""
@@ -77,16 +79,28 @@ class Checkpoints:
                 "--resume to go on from it, or delete that folder to start again"
             )
 
-    def require(self) -> None:
-        """Raise UsageError if no checkpoint is whole, so that there is nothing to resume."""
-        path, complaints = newest(self.folder)
-        if path is None:
-            why = f" that is whole ({'; '.join(complaints)})" if complaints else ""
+    def find(self, *, required: bool) -> tuple[int, str]:
+        """The step of the newest checkpoint that is whole, 0 without one, and a sentence on what is there.
+
+        Raises UsageError for one of a run with other settings; if it is `required`, also where there is none.
+        """
+        path, complaints = self._newest()
+        if path is not None:
+            return step_of(path), f"{self._run}: goes on from the checkpoint of step {step_of(path)}"
+        whole = f" that is whole ({'; '.join(complaints)})" if complaints else ""
+        none = f"{self.folder} holds no checkpoint{whole}"
+        if required:
             raise UsageError(
-                f"nothing to resume: {self.folder} holds no checkpoint{why} of the run to {self._run}. Leave --resume "
-                "out to begin, or name the --out of the run that was interrupted"
+                f"nothing to resume: {none} of the run to {self._run}. Leave --resume out to begin, give --auto-resume "
+                "to begin where there is nothing, or name the --out of the run that was interrupted"
             )
+        return 0, f"{self._run}: begins, for {none}"
 
     def clear(self) -> None:
         """Remove all checkpoints of the run."""
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def step_of(checkpoint: Path) -> int:
+    """The step after which a checkpoint was saved."""
+    return int(checkpoint.name.removeprefix("step-"))

@@ -16,7 +16,7 @@ from stretto.errors import UsageError, nearest
 from stretto.files.temporary_folders import scratch
 from stretto.mesh import Mesh
 from stretto.nn.threads import computing_with
-from stretto.options.checks import of_kind, shown
+from stretto.options.checks import of_kind, refuse, shown
 from stretto.options.given_objects import ObjectFactory, register, write_objects
 from stretto.processes import fork_server
 from stretto.report import Record, summarize
@@ -33,12 +33,13 @@ from stretto.study.first_batches import refuse_other_sizes
 from stretto.study.first_evaluation import refuse_evaluation
 from stretto.study.prepare import costs_of, prepare, prepare_trial, resolve
 from stretto.study.run_processes import run_on_processes
-from stretto.study.single_run import as_begun, claim, default_folder, in_words, summary
+from stretto.study.single_run import Resume, as_begun, claim, default_folder, in_words, summary
 from stretto.study.store import FOLDER, MODEL, read_run
 from stretto.study.study import open_study
 from stretto.study.tracked_report import track_run
 from stretto.study.training_run import counting, run_prepared
 from stretto.trackers import find as find_trackers
+from stretto.trainer.progress_line import say
 
 SWEPT = ("methods", "lr", "batch_size", "seeds")
 
@@ -227,14 +228,17 @@ def train(
     workers: int | None = None,
     mesh: Mesh | None = None,
     out: str | Path | None = None,
-    resume: bool = False,
+    resume: Resume = False,
     quiet: bool = False,
     **settings: Any,
 ) -> FinishedRun:
     """Train once, as `stretto train` does. Arguments are those of `compare`.
 
-    A finished run in the same folder is read, not made again; `resume` goes on from its newest checkpoint.
+    A finished run in the same folder is read, not made again; `resume` goes on from its newest checkpoint, and "auto"
+    begins where there is none.
     """
+    if resume not in (True, False, "auto"):
+        refuse("resume", resume, "True, False or 'auto'")
     chosen = common(model, data, loss, optimizer, metrics, mesh, settings, TrainSettings)
     listed("lr", lr)
     resolved = resolve(
@@ -243,7 +247,10 @@ def train(
     )  # fmt: skip
     resolved = as_begun(str(method), resolved, None if out is None else Path(out)) if resume else resolved
     folder = default_folder(resolved) if out is None else Path(out)
-    if claim(folder, resolved, resume=resume):
+    claimed = claim(folder, resolved, resume=resume)
+    if resume == "auto" and not quiet:
+        say(claimed.told)
+    if not claimed.made:
         forget_most_held()  # what this script held before is not the run's
         prepared = (prepare if workers is None else prepare_trial)(resolved)
         refuse_other_sizes(prepared)
@@ -253,14 +260,15 @@ def train(
             on_step = counting(advance)
             if workers is None:
                 with computing_with(resolved.threads):  # as on several processes
-                    run_prepared(prepared, folder, on_step, resume=resume, keeps=True)
+                    run_prepared(prepared, folder, on_step, resume=claimed.step > 0, keeps=True)
             else:
                 objects = temporary / "objects"
                 write_objects(objects, resolved.functions.values())
                 place = LaunchSettings(workers=workers)
                 run_on_processes(
-                    resolved, folder, on_step, place, costs_of(prepared), resume=resume, keeps=True, objects=objects
-                )
+                    resolved, folder, on_step, place, costs_of(prepared), resume=claimed.step > 0, keeps=True,
+                    objects=objects,
+                )  # fmt: skip
         track_run(folder, resolved)
     run, record = read_run(folder)
     return FinishedRun(summary(run, record, folder), folder, record)

@@ -4,7 +4,7 @@ import glob
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from stretto.errors import UsageError
 from stretto.files.path_names import in_path
@@ -17,6 +17,17 @@ from stretto.study.checkpoints import Checkpoints
 from stretto.study.store import CHECKPOINTS, RUN, read_run, refuse_other
 from stretto.tracing import Recording, read_recordings
 from stretto.tracing.operation_spans import OPERATION
+
+Resume: TypeAlias = bool | Literal["auto"]
+"""Whether a run goes on from its newest checkpoint; "auto" begins where there is none."""
+
+
+class Claim(NamedTuple):
+    """Whether a run is `made` already, else the step that it goes on after, 0 where it begins; and that in words."""
+
+    made: bool
+    step: int
+    told: str
 
 
 def default_folder(settings: TrainSettings) -> Path:
@@ -48,26 +59,25 @@ def folders_begun(settings: TrainSettings) -> list[Path]:
     return [path.with_name(path.name.removeprefix(".").removesuffix(CHECKPOINTS)) for path in found]
 
 
-def claim(folder: Path, settings: TrainSettings, *, resume: bool = False) -> bool:
-    """Whether the run is still to be made.
+def claim(folder: Path, settings: TrainSettings, *, resume: Resume = False) -> Claim:
+    """What is still to be made of the run.
 
-    Raises UsageError if the folder holds anything else; if the run has checkpoints and `resume` is false; and if it has
-    none and `resume` is true.
+    Raises UsageError if the folder holds anything else; if the run has checkpoints and `resume` is false; if it has
+    none and `resume` is true; and if they are another run's.
     """
     if not folder.name:
         raise UsageError(f"--out {folder} has no name of its own: name the folder")
     if (folder / RUN).is_file():
         refuse_other(folder, "a run", read_run(folder)[0]["settings"], settings.to_json())
         Checkpoints(settings, folder).clear()  # the run may have ended since they were looked for
-        return False
+        return Claim(made=True, step=0, told=f"{folder}: this run is finished already")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"{folder} is there already and holds no run: choose another --out")
     checkpoints = Checkpoints(settings, folder)
     if resume:
-        checkpoints.require()
-    else:
-        checkpoints.refuse_to_overwrite()
-    return True
+        return Claim(False, *checkpoints.find(required=resume != "auto"))
+    checkpoints.refuse_to_overwrite()
+    return Claim(made=False, step=0, told="")
 
 
 def traced(folder: Path, *, operations: bool = False) -> list[Recording]:
