@@ -49,6 +49,16 @@ def test_train_and_compare_say_what_it_stands_for(capsys, tmp_path, monkeypatch)
     assert run(capsys, *words, "--out", tmp_path / "study").count(told) == 1
 
 
+@pytest.mark.usefixtures("plain_pages")
+def test_train_and_compare_warn_of_chunks_that_idle(capsys, tmp_path):
+    idle = "method 'local' stands for chunked(chunks=2), whose stages take turns within a chunk: workers idle 67% of"
+    short = ["--model-options.width", 8, "--batch-size", 32, "--evaluations", 1, "--steps", 2, "--stages", 6]
+    assert idle in run(capsys, "train", *short, "--method", "local", "--out", tmp_path / "run")
+    assert idle not in run(capsys, "train", *short, "--method", "chunked(chunks=2)", "--out", tmp_path / "named")
+    words = ["compare", *short, "--methods", "local", "--lr", 0.1, "--seeds", 1, "--jobs", 1]
+    assert idle in run(capsys, *words, "--out", tmp_path / "study")
+
+
 def test_refusals_of_commands_say_it(capsys, tmp_path, monkeypatch):
     advise(monkeypatch, "pipedream-2bw")
     told = "method 'async' stands for pipedream-2bw (sgd, 4 stages): method pipedream-2bw cuts a minibatch into 4 "

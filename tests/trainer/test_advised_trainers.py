@@ -198,3 +198,21 @@ def test_norms_of_stages_that_are_functions_are_seen_late_and_told():
         train("async", [normalised] * 4)
     assert train("pipedream-2bw", [normalised] * 4).schedule.per_turn == 4  # named, it is the user's choice
     assert train("async", [normalised() for _ in range(4)]).schedule.per_turn == 1
+
+
+@pytest.mark.parametrize("count", [5, 6, 8, 10, 20])
+def test_local_warns_of_chunks_that_idle(count):
+    """The stages of a chunk of k take turns, so that each works 1/k of the time; in steady state the larger sets it."""
+    larger = -(-count // 2)
+    idle = f"{1 - count * 3 / (count * larger * 3):.0%}"
+    with pytest.warns(UserWarning, match=f"workers idle {idle} of the time on {count} stages") as told:
+        trainer("local", count)
+    assert len(told) == 1
+
+
+@pytest.mark.parametrize(("method", "options"), [("local", {"count": 4}), ("chunked(chunks=2)", {"count": 8}),
+                                                 ("local", {"count": 8, "workers": 2}), ("async", {"count": 8})])  # fmt: skip
+def test_other_trainers_warn_of_nothing(method, options):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        trainer(method, **options)

@@ -136,6 +136,7 @@ def train(
         from stretto.study.first_evaluation import refuse_evaluation
         from stretto.study.prepare import prepare, prepare_trial
         from stretto.study.single_run import Resume, claim, default_folder
+        from stretto.study.study import notes_on
         from stretto.study.tracked_report import track_run
 
     if resume and auto_resume:
@@ -160,6 +161,8 @@ def train(
             print_settings(resolved, output)
         return 0
     if rank == 0:
+        for note in notes_on(resolved, [chosen] if chosen.advice else [], lambda: prepared.model.layers):
+            output.say(note)
         tell_axes(prepared, output, nodes=processes.nodes)
     folder = output.out or default_folder(resolved)
     trace = folder / TRACE if trace_operations and trace is None else trace

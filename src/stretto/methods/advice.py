@@ -16,12 +16,14 @@ from stretto.methods.definition import Advice, Family, Method
 from stretto.methods.table import METHODS, is_advised, method
 from stretto.options import checks
 from stretto.options.parse import parse
+from stretto.schedule.idle_share import RESOLUTION, idle_share
 
 PLAIN_SGD = "plain-sgd"  # SGD without momentum, or with Nesterov's: it has no velocity that a cure could read
 KIN = {"adam": "adamw", "lamb": "adamw", "lars": "sgd", PLAIN_SGD: "sgd"}
 """An optimizer of no study, and the studied one nearest to it."""
 UNKNOWN = "adamw"  # stands for any other
 ENOUGH = 8  # stages: a studied method that can be had there, or cuts minibatches there, does so on more, too
+HALF = 0.5  # of the time two stages of a chunk idle
 ABOUT = 1.25  # depths within this factor count as the same
 FAMILY_OF: Mapping[str, Family] = {"async": "asynchronous", "local": "local"}
 OTHERS = {"async": ("pipedream", "pb"), "local": ("greedy", "chunked")}  # for those whom the advice does not suit
@@ -219,6 +221,20 @@ def meaning(chosen: Method) -> str:
     tried = "" if found.method == str(chosen) else f"of {found.method}, which was tried, "
     told = "plain training, as there is one stage" if stages == 1 else f"{tried}{found}"
     return f"{asked} stands for {chosen} here{norms}: {told}"
+
+
+def idle_chunks(chosen: Method, share: float) -> str | None:
+    """A warning that workers idle for this share of the time, if the method was asked for as "local".
+
+    The stages of a chunk take turns, as under `backprop`: with more than two of them that is more than half the time.
+    """
+    if chosen.advice is None or parse(chosen.advice.asked)[0] != "local" or share <= HALF + RESOLUTION:
+        return None
+    return (
+        f"method {chosen.advice.asked!r} stands for {chosen}, whose stages take turns within a chunk: workers idle "
+        f"{idle_share(share)} of the time on {chosen.advice.stages} stages. Under 'greedy' nobody waits, under '1f1b' "
+        "plain training is a pipeline; fewer, larger stages idle less"
+    )
 
 
 def refusal(chosen: Method, reason: str, *, cuts: bool = False) -> str:

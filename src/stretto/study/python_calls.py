@@ -31,11 +31,11 @@ from stretto.study.comparison import Outcome, run_json
 from stretto.study.comparison import compare as make_runs
 from stretto.study.first_batches import refuse_other_sizes
 from stretto.study.first_evaluation import refuse_evaluation
-from stretto.study.prepare import costs_of, prepare, prepare_trial, resolve
+from stretto.study.prepare import advice_in, costs_of, prepare, prepare_trial, resolve
 from stretto.study.run_processes import run_on_processes
 from stretto.study.single_run import Resume, as_begun, claim, default_folder, in_words, summary
 from stretto.study.store import FOLDER, MODEL, read_run
-from stretto.study.study import open_study
+from stretto.study.study import notes_on, open_study
 from stretto.study.tracked_report import track_run
 from stretto.study.training_run import counting, run_prepared
 from stretto.trackers import find as find_trackers
@@ -241,10 +241,11 @@ def train(
         refuse("resume", resume, "True, False or 'auto'")
     chosen = common(model, data, loss, optimizer, metrics, mesh, settings, TrainSettings)
     listed("lr", lr)
-    resolved = resolve(
-        TrainSettings(method=str(method), lr=lr, batch_size=batch_size, seed=seed, steps=steps, stages=stages,
-                      workers=workers, **chosen)
+    asked = TrainSettings(
+        method=str(method), lr=lr, batch_size=batch_size, seed=seed, steps=steps, stages=stages, workers=workers,
+        **chosen,
     )  # fmt: skip
+    resolved = resolve(asked)
     resolved = as_begun(str(method), resolved, None if out is None else Path(out)) if resume else resolved
     folder = default_folder(resolved) if out is None else Path(out)
     claimed = claim(folder, resolved, resume=resume)
@@ -255,6 +256,9 @@ def train(
         prepared = (prepare if workers is None else prepare_trial)(resolved)
         refuse_other_sizes(prepared)
         refuse_evaluation(prepared)
+        if not quiet:
+            for note in notes_on(resolved, advice_in(asked, resolved).values(), lambda: prepared.model.layers):
+                say(note)
         title = f"{resolved.model} on {resolved.data}, {resolved.method}"
         with shown_progress(title, known(resolved.steps), quiet=quiet) as advance, scratch() as temporary:
             on_step = counting(advance)

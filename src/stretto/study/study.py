@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -12,15 +12,17 @@ from torch import nn
 
 from stretto.errors import UsageError
 from stretto.files.path_names import in_path
-from stretto.methods import method
+from stretto.methods import Method, method
+from stretto.methods.advice import idle_chunks
 from stretto.nn.group_norm import parted_norms, uses_batch_statistics
 from stretto.options.user_function import is_function
 from stretto.report import Record
 from stretto.report.heading import Heading
+from stretto.schedule import Rules, Schedule
 from stretto.settings.runs import CompareSettings, Settings, TrainSettings, known, short
 from stretto.study.disk_errors import FullDiskError, locked, writing
 from stretto.study.methods import choose
-from stretto.study.prepare import build_model, same_weights
+from stretto.study.prepare import advice_in, build_model, methods_in, same_weights
 from stretto.study.store import (
     LOCK,
     RUN,
@@ -32,6 +34,7 @@ from stretto.study.store import (
     versions,
     write_json,
 )
+from stretto.trainer.tracking import bubble
 
 RUNS = "runs"  # the folder of a study's runs
 FREE_BYTES = 64 * 2**20  # on the disk before a study starts, at least
@@ -91,29 +94,37 @@ def resolve_study(settings: CompareSettings) -> CompareSettings:
     return choose(settings).settings
 
 
-def open_study(settings: CompareSettings, out: Path | None = None, heading: Heading | None = None) -> Study:
+def open_study(asked: CompareSettings, out: Path | None = None, heading: Heading | None = None) -> Study:
     """Resolve the settings and check the folder `out`, which may hold a part of the same study. Writes nothing.
 
     Without `out` the folder is named after the settings, so that the same study has the same folder. Raises UsageError
     if the folder holds a finished run of a study with other settings.
     """
-    choice = choose(settings)
+    choice = choose(asked)
     settings = choice.settings
     resolved = settings.to_json()
     if out is None:
         name = heading.folder if heading else f"compare-{short(settings.model)}-{short(known(settings.data))}"
         out = Path("runs") / in_path(f"{name}-{settings.digest}", "the name of the study's folder")
-    notes = notes_on(settings)
+    notes = notes_on(settings, advice_in(asked, settings).values(), lambda: build_model(settings).layers)
     if check_folder(out, resolved):
         notes += (f"{out} holds a study with other settings and without a finished run: it is begun anew",)
     return Study(settings, out, tasks_in(out, settings), choice.left_out, heading, notes)
 
 
-def notes_on(settings: CompareSettings) -> tuple[str, ...]:
-    """What a user should know of a study before it runs: of its batch norms, and whether its seeds are."""
-    cutting = [name for name in settings.methods if pieces(settings, name) > 1]
-    norms = norms_note(cutting, build_model(settings).layers) if cutting else ""
-    return (*filter(None, [norms]), *notes_on_seeds(settings))
+def notes_on(
+    settings: Settings, advice: Iterable[Method], layers: Callable[[], Sequence[nn.Module]]
+) -> tuple[str, ...]:
+    """What a user should know of a study or run before it begins: batch norms, seeds, and advice that leaves idle.
+
+    `advice` are the methods of the settings that were asked for as "async" or "local", `layers` gives the network's.
+    """
+    names = methods_in(settings)
+    cutting = [name for name in names if pieces(settings, name) > 1]
+    norms = norms_note(cutting, layers()) if cutting else ""
+    idle = [idle_chunks(chosen, bubble(*laid_out(settings, str(chosen))) or 0.0) for chosen in advice]
+    seeds = notes_on_seeds(settings) if isinstance(settings, CompareSettings) else ()
+    return (*filter(None, [norms, *idle]), *seeds)
 
 
 def norms_note(cutting: Sequence[str], layers: Sequence[nn.Module]) -> str:
@@ -123,10 +134,14 @@ def norms_note(cutting: Sequence[str], layers: Sequence[nn.Module]) -> str:
     return f"{', '.join(cutting)}: " + parted_norms("the parts of a minibatch (micro-batches, replicas)")
 
 
-def pieces(settings: CompareSettings, name: str) -> int:
+def pieces(settings: Settings, name: str) -> int:
     """How many parts a method cuts a minibatch into, replicas included."""
-    schedule, _ = method(name).plan(known(settings.stages), settings.stage_workers)
-    return schedule.per_turn * settings.data_parallel
+    return laid_out(settings, name)[0].per_turn * settings.data_parallel
+
+
+def laid_out(settings: Settings, name: str) -> tuple[Schedule, Rules]:
+    """The schedule of a method on the settings' stages and workers, and its rules."""
+    return method(name).plan(known(settings.stages), settings.stage_workers)
 
 
 def notes_on_seeds(settings: CompareSettings) -> tuple[str, ...]:

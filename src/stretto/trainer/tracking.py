@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from stretto.runtime.serialize import as_tensor, as_text
-from stretto.schedule import draw
+from stretto.schedule import Rules, Schedule, draw
 from stretto.trackers.tracked_run import TrackedRun
 from stretto.trackers.tracker import RunDescription, Tracker
 
@@ -124,11 +124,15 @@ def joined(reports: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def bubble_of(trainer: "Trainer") -> float | None:
+    """The trainer's `bubble`."""
+    return bubble(trainer.schedule, trainer.rules)
+
+
+def bubble(schedule: Schedule, rules: Rules) -> float | None:
     """The share of time in which workers wait in the steady state, with forwards of 1 and backwards of 2 units.
 
     None where it would take long to find.
     """
-    schedule, rules = trainer.schedule, trainer.rules
     actions = [action for row in schedule.body for action in row]
     if len(actions) > MOST_ACTIONS:
         return None

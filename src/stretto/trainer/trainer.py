@@ -21,7 +21,7 @@ from stretto.losses import Loss, understand
 from stretto.losses.network_reads import network_of, refuse_network_reads
 from stretto.mesh import Mesh
 from stretto.methods import Method
-from stretto.methods.advice import explained, other_advice
+from stretto.methods.advice import explained, idle_chunks, other_advice
 from stretto.nn.batches import Batches, InputBatches
 from stretto.nn.chain import Chain
 from stretto.nn.group_norm import parted_norms, uses_batch_statistics
@@ -52,7 +52,7 @@ from stretto.trainer.history import History
 from stretto.trainer.metrics import named_metrics
 from stretto.trainer.row_check import RowCheck
 from stretto.trainer.set_by_hand import SetByHand
-from stretto.trainer.tracking import Tracking
+from stretto.trainer.tracking import Tracking, bubble_of
 from stretto.trainer.weight_files import write_index, write_part
 from stretto.trainer.weight_observer import Observer
 
@@ -190,14 +190,17 @@ class Trainer:
         known = [] if self._backend.rank else stages
         if parts > 1 and uses_batch_statistics([*known, *built.stages]):
             warnings.warn(parted_norms(f"{parts} parts of a minibatch (micro-batches, replicas)"), stacklevel=2)
+        self.stages, self.heads = built.stages, built.heads
+        self.schedule, self.rules = built.schedule, built.rules
+        idles = None if self.method.advice is None else idle_chunks(self.method, bubble_of(self) or 0.0)
+        if idles is not None and not self._backend.rank:
+            warnings.warn(idles, stacklevel=2)
         if built.in_evaluation:
             warnings.warn(
                 "all layers are in evaluation mode, and train so, as in a plain loop: without dropout, with the "
                 "statistics that batch norms have; call model.train() before the Trainer is made unless that is meant",
                 stacklevel=2,
             )
-        self.stages, self.heads = built.stages, built.heads
-        self.schedule, self.rules = built.schedule, built.rules
         self.lag, self.placement = built.lag, built.placement
         #: Bytes of the weights that one stage sends another after an update, by (owner, user): those that stages share
         #: (tied weights, `share_top`), and those that heads read (`solo`, `man`). Shared weights that the user trains
