@@ -150,8 +150,9 @@ def everything(only: str) -> Iterator[tuple[str, dict[str, str]]]:
     import torch
 
     from recorded import processes
+    from recorded.pages import PAGES
     from recorded.runs import COMMANDS, RUNS
-    from recorded.training import emulated, on_line
+    from recorded.training import emulated, of_page, on_line
 
     torch.set_num_threads(1)
     wanted = [run for run in RUNS if only in run.name]
@@ -163,6 +164,9 @@ def everything(only: str) -> Iterator[tuple[str, dict[str, str]]]:
     for command in COMMANDS:
         if only in command.name:
             yield command.name, tried(on_line, command)
+    for page in PAGES:
+        if only in f"page | {page}":
+            yield f"page | {page}", tried(of_page, page)
 
 
 def tried(do: Any, run: Any) -> dict[str, str]:
@@ -184,7 +188,9 @@ def judged(found: dict[str, dict[str, str]], recorded: dict[str, dict[str, str]]
         elif "error" in mine:
             wrong.append(f"{name}: {mine['error']}")
         elif mine != theirs:
-            what = " and ".join(key for key in ("weights", "losses", "json") if mine.get(key) != theirs.get(key))
+            what = " and ".join(
+                key for key in ("weights", "losses", "json", "page") if mine.get(key) != theirs.get(key)
+            )
             last = f"; last loss {mine['last']}, was {theirs.get('last')}" if "last" in mine else ""
             wrong.append(f"{name}: other {what}{last}")
         else:

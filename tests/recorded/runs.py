@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from recorded.plans import SETTINGS, published
+
 STAGES = 4
 SIZES = (16, 16, 17, 15, 16, 20, 16, 13, 16, 16)  # examples of each minibatch: uneven micro-batches, too
 
@@ -272,6 +274,7 @@ def commands() -> list[Command]:
                 ("all", ("--workers", "4", "--objective", "memory")),
             )
         ),
+        *(Command(("plan", *words, "--json", "--out", "{out}.toml")) for words in (*SETTINGS, *published())),
     ]
 
 

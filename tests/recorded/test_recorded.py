@@ -7,6 +7,7 @@ import torch
 
 from recorded import compare
 from recorded.networks import NETWORKS
+from recorded.pages import PAGES
 from recorded.runs import COMMANDS, METHODS, RUNS, WITHOUT_REPLICAS, Run
 from recorded.training import OPTIMIZERS, SCHEDULERS, emulated, of_numbers, of_tensors
 from stretto.collectives import ALGORITHMS
@@ -55,7 +56,7 @@ def test_networks_optimizers_and_schedulers_run():
 
 
 def test_the_record_has_the_runs_of_the_list():
-    names = [run.name for run in RUNS] + [command.name for command in COMMANDS]
+    names = [*(run.name for run in RUNS), *(each.name for each in COMMANDS), *(f"page | {name}" for name in PAGES)]
     record = json.loads(compare.DIGESTS.read_text())
     assert list(record["runs"]) == names
     assert len(set(names)) == len(names)

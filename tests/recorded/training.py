@@ -21,6 +21,7 @@ from torch import Tensor
 import stretto
 import stretto.cli
 from recorded import networks
+from recorded.pages import variables
 from recorded.runs import SIZES, STAGES, Command, Run
 from stretto.optim import LAMB, LARS, SOAP, Lion, cosine, muon, warmup
 
@@ -194,6 +195,11 @@ def emulated(run: Run) -> Digests:
         digests, _ = train(run, folder)
     assert digests is not None
     return digests
+
+
+def of_page(name: str) -> Digests:
+    """The digest of a page's variables."""
+    return {"page": of_numbers(variables(name))}
 
 
 def on_line(given: Command) -> Digests:
