@@ -1,6 +1,6 @@
 """Plans and pages whose numbers are recorded: what the planner says of 30 settings, and of every published row.
 
-A published row is one candidate with every choice given, so its JSON is that candidate's price table: seconds by term and
+A published row is one candidate with every choice given, so its JSON is that candidate's price table: seconds by term,
 bytes by worker.
 """
 

@@ -210,9 +210,11 @@ def test_local_warns_of_chunks_that_idle(count):
     assert len(told) == 1
 
 
-@pytest.mark.parametrize(("method", "options"), [("local", {"count": 4}), ("chunked(chunks=2)", {"count": 8}),
-                                                 ("local", {"count": 8, "workers": 2}), ("async", {"count": 8})])  # fmt: skip
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [("local", {"count": 4}), ("chunked(chunks=2)", {}), ("local", {"workers": 2}), ("async", {})],
+)
 def test_other_trainers_warn_of_nothing(method, options):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        trainer(method, **options)
+        trainer(method, **{"count": 8, **options})
