@@ -248,11 +248,12 @@ def measured(
     `what` is machine or collectives. None but on the first process.
     """
     from stretto.runtime.launch import LaunchSettings
-    from stretto.study.calibration_processes import measure_here, measure_on_processes
+    from stretto.study import calibration_processes
 
+    function = calibration_processes.machine if what == "machine" else calibration_processes.collectives
     if workers is None:
-        return measure_here(what, options, on_step)
-    return measure_on_processes(what, options, LaunchSettings(workers=workers), on_step)
+        return calibration_processes.measure_here(function, options, on_step)
+    return calibration_processes.measure_on_processes(function, options, LaunchSettings(workers=workers), on_step)
 
 
 def fastest(result: "Calibration") -> dict[str, str]:

@@ -9,11 +9,10 @@ from dataclasses import replace
 
 from stretto.cost.cluster import Cluster
 from stretto.cost.layer_sums import LayerTimes, Seconds
-from stretto.cost.layer_table import Affine, LayerCost, ModelCosts
+from stretto.cost.layer_table import LayerCost, ModelCosts
 from stretto.cost.stage_prediction import StageTimes, speeds_of
-from stretto.cost.worker_memory import StageMemory
 from stretto.methods import Method
-from stretto.optimizers import Optimizer, Stepping, optimizer_of, stepping_of
+from stretto.optimizers import Stepping, optimizer_of, stepping_of
 
 Heads = Sequence[LayerCost | None]
 
@@ -66,28 +65,3 @@ def learn_seconds(times: LayerTimes[Seconds], *, keeps_graph: bool) -> Seconds:
     """Seconds of L, by those of the module: a forward if it does not keep the prediction's graph, W, and an update."""
     again = times.forward * (not keeps_graph)
     return times.weight_gradient + times.update + again
-
-
-def with_predictor(
-    stage: StageMemory, head: LayerCost, examples: float, optimizer: Optimizer, *, keeps_graph: bool
-) -> StageMemory:
-    """The memory of a stage with what predicts its gradient.
-
-    From B to L it keeps the stage's output, and the module's graph if that `keeps_graph`.
-    """
-    graph = graph_of(head).at(examples)
-    prediction = stage.output  # of the size of what it predicts the gradient of
-    return replace(
-        stage,
-        weights=stage.weights + head.parameter_bytes,
-        state=stage.state + head.state_bytes(optimizer),
-        first_backward=stage.first_backward + graph + prediction,
-        later_backward=stage.later_backward + graph + prediction,
-        prediction=stage.output + (graph if keeps_graph else 0.0),
-        learn=head.gradient_bytes + prediction + (0.0 if keeps_graph else graph),
-    )
-
-
-def graph_of(head: LayerCost) -> Affine:
-    """Bytes that the graph of a prediction keeps beside the stage's output."""
-    return head.activation - (head.input - head.loose_input)

@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from stretto.cost.cure_costs import feedback_tensors, matrix_bytes, scratch_bytes
-from stretto.cost.layer_table import LayerCost, ModelCosts, Peaks
+from stretto.cost.layer_table import Affine, LayerCost, ModelCosts, Peaks
 from stretto.cost.matrix_step import soap_scratch
+from stretto.cost.predicted_gradients import without
 from stretto.methods import Method
 from stretto.methods.cure import StepCure, WeightCopies
 from stretto.optimizers import Optimizer, Stepping, optimizer_of
@@ -165,8 +166,6 @@ def peak_bytes(
 
     `weights` are bytes of those that one stage sends another, by (owner, user): shared ones, and those that heads read.
     """
-    from stretto.cost.predicted_gradients import with_predictor, without
-
     predicted = rules.reach.predicted
     stage_heads = without(heads, predicted) or [None] * schedule.num_stages
     copies = method.weight_copies(schedule)
@@ -355,3 +354,28 @@ class MemoryWalk:
             return 0.0
         pair = edge.source.stage, edge.stage
         return self._weights.get(pair if edge.value == "tied-weight" else pair[::-1], 0.0)
+
+
+def with_predictor(
+    stage: StageMemory, head: LayerCost, examples: float, optimizer: Optimizer, *, keeps_graph: bool
+) -> StageMemory:
+    """The memory of a stage with what predicts its gradient.
+
+    From B to L it keeps the stage's output, and the module's graph if that `keeps_graph`.
+    """
+    graph = graph_of(head).at(examples)
+    prediction = stage.output  # of the size of what it predicts the gradient of
+    return replace(
+        stage,
+        weights=stage.weights + head.parameter_bytes,
+        state=stage.state + head.state_bytes(optimizer),
+        first_backward=stage.first_backward + graph + prediction,
+        later_backward=stage.later_backward + graph + prediction,
+        prediction=stage.output + (graph if keeps_graph else 0.0),
+        learn=head.gradient_bytes + prediction + (0.0 if keeps_graph else graph),
+    )
+
+
+def graph_of(head: LayerCost) -> Affine:
+    """Bytes that the graph of a prediction keeps beside the stage's output."""
+    return head.activation - (head.input - head.loose_input)

@@ -12,18 +12,38 @@ last micro-batch brings the whole value, the others bring 0.
 """
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from stretto.errors import UsageError
 from stretto.losses.sums import Sum, divided
+from stretto.losses.value import Loss
 from stretto.nn.sharded_modules import local_share
 
 if TYPE_CHECKING:
     from stretto.replicas.agreement import Agreement
-    from stretto.stage.stage import Gradient, Target
+
+Gradient = tuple[Tensor | None, ...]  # one for each tensor of an activation
+
+
+@dataclass(slots=True)
+class Target:
+    """The target of one micro-batch's loss, and the micro-batch's share of the minibatch's examples.
+
+    `counted`: torch's own losses are to give a sum and a count. `expected` is an estimate of the whole minibatch's
+    count, by which the sums of its micro-batches are divided at first. `check` is called with the loss, the output and
+    its value.
+    """
+
+    value: Any
+    share: float = 1.0
+    inputs: tuple[Tensor, ...] = ()  # the model's inputs, where a head's loss uses them
+    counted: bool = False
+    expected: float = 1.0
+    check: Callable[[Loss, Any, Tensor | Sum], None] | None = None
 
 
 class MinibatchCounts:
@@ -38,7 +58,7 @@ class MinibatchCounts:
         """Drop the counts of a minibatch that will not be completed."""
         self._counted: list[Tensor] = []
 
-    def add(self, value: Sum, target: "Target", stage: int, keeps_graph: bool, *, alone: bool) -> tuple[Tensor, Tensor]:
+    def add(self, value: Sum, target: Target, stage: int, keeps_graph: bool, *, alone: bool) -> tuple[Tensor, Tensor]:
         """A micro-batch's loss to differentiate, and its part of the divisor of the update's gradients.
 
         The divisor is written in place, now or once all replicas' counts have arrived, but before the micro-batch's
@@ -93,9 +113,7 @@ def shared_divisor(divisors: Sequence[Tensor | None], stage: int) -> Tensor | No
     return max(given, key=float)
 
 
-def message(
-    gradients: "Sequence[Gradient]", divisors: Sequence[Tensor | None]
-) -> tuple[tuple[Tensor | None, ...], ...]:
+def message(gradients: Sequence[Gradient], divisors: Sequence[Tensor | None]) -> tuple[tuple[Tensor | None, ...], ...]:
     """The message to the stage below: the gradients by stop, and, if losses return sums, their divisors by stop."""
     present = tuple(divisor for divisor in divisors if divisor is not None)
     assert len(present) in (0, len(gradients)), "either all losses return sums, or none does"

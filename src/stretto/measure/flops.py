@@ -8,13 +8,14 @@ import torch
 from torch import nn
 
 from stretto.emulate import Emulator
+from stretto.losses.minibatch_counts import Target
 from stretto.nn import deferred
 from stretto.nn.batch import inputs_on, target_on
 from stretto.nn.flop_counter import counting
 from stretto.nn.seeding import ForwardSeeds, PreservedGenerator
 from stretto.schedule import Action, Rules
 from stretto.stage.gradient_predictor import GradientPredictor
-from stretto.stage.stage import PhaseSettings, Stage, StageParts, Target
+from stretto.stage.stage import PhaseSettings, Stage, StageParts
 from stretto.stage.trainer_specification import Specification
 from stretto.trainer.trainer import Trainer
 from stretto.weights import WEIGHTS

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from stretto.errors import UsageError
 from stretto.heads.head import LocalLoss, TrainedLoss
 from stretto.heads.reading import ReadingHead
-from stretto.losses.minibatch_counts import MinibatchCounts, divide, message, shared_divisor
+from stretto.losses.minibatch_counts import Gradient, MinibatchCounts, Target, divide, message, shared_divisor
 from stretto.losses.sums import Sum
 from stretto.losses.value import Loss, call, mean_and_weight, of_stage, trial_of_stage, value_function
 from stretto.nn.batch import as_tuple, tensors_in, to_device, with_names_of
@@ -44,28 +44,10 @@ from stretto.stage.trainer_specification import Specification
 from stretto.weights import Weights
 
 Tensors = tuple[Tensor, ...]
-Gradient = tuple[Tensor | None, ...]  # one for each tensor of an activation
 Kinds = tuple[tuple[torch.dtype, torch.Size], ...]
 Norms = Callable[[Sequence[Tensor]], Tensor]  # of the gradients of parameters that have one, [parameters]
 
 VERSION, GRADIENT = attrgetter("_version"), attrgetter("grad")
-
-
-@dataclass(slots=True)
-class Target:
-    """The target of one micro-batch's loss, and the micro-batch's share of the minibatch's examples.
-
-    `counted`: torch's own losses are to give a sum and a count. `expected` is an estimate of the whole minibatch's
-    count, by which the sums of its micro-batches are divided at first. `check` is called with the loss, the output and
-    its value.
-    """
-
-    value: Any
-    share: float = 1.0
-    inputs: Tensors = ()  # the model's inputs, where a head's loss uses them
-    counted: bool = False
-    expected: float = 1.0
-    check: Callable[[Loss, Any, Tensor | Sum], None] | None = None
 
 
 @dataclass(slots=True)

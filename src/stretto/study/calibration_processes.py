@@ -41,18 +41,10 @@ def machine(tell: Tell, *, quick: bool, load: float) -> Result:
     return measure_machine(per_node=per_node, quick=quick, load=load, tell=tell).to_dict()
 
 
-def layers(tell: Tell, *, settings: Any, batch: int) -> Result:
-    """Measure the layers of a model; what `stretto.study.layer_measurements.layers` gives."""
-    from stretto.study.layer_measurements import layers as measure
-
-    return measure(tell, settings=settings, batch=batch)
-
-
-MEASURED: Mapping[str, Callable[..., Result]] = {"collectives": collectives, "machine": machine, "layers": layers}
-
-
-def measure_on_processes(what: str, options: Mapping[str, Any], place: LaunchSettings, on_step: OnStep) -> Result:
-    """Measure one of MEASURED among processes of one thread each, started for it. Raises what one of them raises."""
+def measure_on_processes(
+    what: Callable[..., Result], options: Mapping[str, Any], place: LaunchSettings, on_step: OnStep
+) -> Result:
+    """Measure `what` among processes of one thread each, started for it. Raises what one of them raises."""
     with scratch() as folder:
 
         def tell(step: int, _: float | None) -> None:
@@ -63,7 +55,7 @@ def measure_on_processes(what: str, options: Mapping[str, Any], place: LaunchSet
         return result
 
 
-def measure_here(what: str, options: Mapping[str, Any], on_step: OnStep) -> Result | None:
+def measure_here(what: Callable[..., Result], options: Mapping[str, Any], on_step: OnStep) -> Result | None:
     """Do this process's part of a measurement; the result on the first process, None on the others."""
     import torch
 
@@ -80,11 +72,11 @@ def measure_here(what: str, options: Mapping[str, Any], on_step: OnStep) -> Resu
         on_step(done)
 
     with member.together():
-        result = MEASURED[what](tell, **options)
+        result = what(tell, **options)
     return result if member.world.rank == 0 else None
 
 
-def work(what: str, options: Mapping[str, Any], folder: Path) -> None:
+def work(what: Callable[..., Result], options: Mapping[str, Any], folder: Path) -> None:
     """Do this process's part of a measurement; the first process writes the result into a folder."""
     with (folder / "progress").open("w", encoding="ascii") as pipe:
         first = os.environ.get("RANK") == "0"

@@ -19,6 +19,7 @@ from stretto.heads.infopro import InfoPro, weight_at
 from stretto.heads.reading import ReadingHead
 from stretto.heads.segprop import SharedTop, top_layers
 from stretto.heads.table import HEADS, build_head_at
+from stretto.losses.minibatch_counts import Target
 from stretto.measure.layer_flops import layer_costs
 from stretto.methods.gradient_prediction import read_in_plans
 from stretto.nn.batch import as_tuple
@@ -26,7 +27,7 @@ from stretto.nn.memory_limit import bytes_of
 from stretto.options.named import resolve
 from stretto.options.parse import parse
 from stretto.stage.gradient_predictor import squared_error
-from stretto.stage.stage import Target, head_loss
+from stretto.stage.stage import head_loss
 
 if TYPE_CHECKING:
     from stretto.losses import Loss

@@ -86,7 +86,7 @@ def measured(model: Costed, cluster: Cluster, batch: int, tell: Callable[[int], 
     from stretto.study.calibration_processes import measure_on_processes
 
     place = LaunchSettings(workers=min(cluster.num_workers, os.cpu_count() or 1))
-    return measure_on_processes("layers", {"settings": model.resolved, "batch": batch}, place, tell)
+    return measure_on_processes(layers, {"settings": model.resolved, "batch": batch}, place, tell)
 
 
 def key_of(model: Costed, cluster: Cluster, batch: int) -> str:

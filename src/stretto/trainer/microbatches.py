@@ -10,6 +10,7 @@ from torch import Tensor
 from stretto.errors import UsageError
 from stretto.losses import CrossEntropy, Loss, MeanCheck, Sum
 from stretto.losses.mean_check import Check
+from stretto.losses.minibatch_counts import Target
 from stretto.losses.neighbours import Neighbours
 from stretto.methods import Method
 from stretto.methods.advice import refusal
@@ -30,7 +31,6 @@ from stretto.nn.batch import (
 )
 from stretto.schedule import Schedule
 from stretto.schedule.even_split import part_sizes
-from stretto.stage.stage import Target
 from stretto.stage.trainer_specification import Specification
 
 

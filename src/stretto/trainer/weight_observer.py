@@ -16,12 +16,13 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.linalg import vector_norm
 
+from stretto.losses.minibatch_counts import Target
 from stretto.nn.batch import call, with_names_of
 from stretto.nn.seeding import PreservedGenerator
 from stretto.schedule import Action
 from stretto.schedule.delay import BACKWARD
 from stretto.stage.interpreter import Interpreter
-from stretto.stage.stage import ForwardState, Graph, Stage, Target, begins_in_place, head_loss
+from stretto.stage.stage import ForwardState, Graph, Stage, begins_in_place, head_loss
 from stretto.weights.tensor_origins import tensors_in
 
 Values = Mapping[str, Tensor]

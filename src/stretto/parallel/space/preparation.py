@@ -10,6 +10,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from stretto.errors import UsageError
 from stretto.options.checks import of_kind, refuse
+from stretto.parallel.space import table  # noqa: F401 - it gives slabs their handlers
 from stretto.parallel.space.exchange import Collect, Scatter
 from stretto.parallel.space.geometry import cuts
 from stretto.parallel.space.grid import Grid

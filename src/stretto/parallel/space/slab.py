@@ -10,7 +10,7 @@ tensors.
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -66,18 +66,20 @@ def cut_dims(grid: Grid, ndim: int, what: str) -> tuple[int, ...]:
 
 
 class Slab(Tensor):
-    """One process's part of an image; `cut` describes the image."""
+    """One process's part of an image; `cut` describes the image.
+
+    `handler_of` gives what is called instead of a function of torch: `table` sets it.
+    """
 
     cut: ImageCut
+    handler_of: ClassVar[Callable[[Callable[..., Any]], Callable[..., Any]]]
 
     @classmethod
     def __torch_function__(
         cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        from stretto.parallel.space.table import handler_of
-
         with PlainTensors():
-            return handler_of(func)(func, *args, **(kwargs or {}))
+            return cls.handler_of(func)(func, *args, **(kwargs or {}))
 
 
 def slab(tensor: Tensor, cut: ImageCut) -> Tensor:

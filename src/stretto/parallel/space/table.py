@@ -98,3 +98,6 @@ def attribute(func: Func, x: Slab, *rest: Any) -> Any:
 def unknown(func: Func, *args: Any, **kwargs: Any) -> Tensor:
     """Refuse a function that has no handler."""
     raise refusal(func, "it has no handler for a part of an image")
+
+
+Slab.handler_of = staticmethod(handler_of)
