@@ -141,5 +141,5 @@ class Core(torch.nn.Module):
 
 
 def test_an_unknown_loss_is_refused():
-    with pytest.raises(UsageError, match=r"model 'encoder'.*loss='fused'; choose from gathered, megatron, torch"):
+    with pytest.raises(UsageError, match=r"model 'encoder'.*loss='fused'; choose from megatron, torch"):
         encoder(loss="fused")

@@ -124,7 +124,7 @@ def published_tensor_costs(
     Of consecutive layers whose rows in `whole` are equal one is cut and counted; with `sequence`, of which the first
     cuts its input and the last gathers its output, three. Where `network.classes` names the
     layer that scores classes, each process scores its part of them, and the loss sums three numbers of each token:
-    the largest score, the sum of exponentials, the target's score; or all scores are gathered. Tied weights are cut
+    the largest score, the sum of exponentials, the target's score. Tied weights are cut
     alike.
     """
     rows = [replace(row, name="") for row in whole.layers]
@@ -132,11 +132,7 @@ def published_tensor_costs(
     plan, loss = {}, network.loss
     if network.classes is not None:
         plan = {f"{len(kept) - 1}.{network.classes}": "column-sliced"}
-        loss = (
-            partial(gathered_loss, network.loss, parts)
-            if network.gathers_logits
-            else partial(parted_loss, network.loss)
-        )
+        loss = partial(parted_loss, network.loss)
     if network.tied is not None:
         plan[f"0.{network.tied[0].rpartition('.')[0]}"] = "vocabulary"
     x, y = inputs
@@ -179,13 +175,6 @@ def parted_loss(loss: Callable[[Tensor, Tensor], Tensor], output: Tensor, target
     for _ in range(SUMS_OF_LOSS):
         count(TENSOR_SUM, target.new_empty(target.shape, dtype=torch.float32))
     return loss(output, target)
-
-
-def gathered_loss(loss: Callable[[Tensor, Tensor], Tensor], parts: int, output: Tensor, target: Tensor) -> Tensor:
-    """A loss of all classes, which each process puts together from the parts of all."""
-    whole = torch.cat([output, *(torch.empty_like(output) for _ in range(parts - 1))], dim=-1)
-    count(TENSOR_GATHER, whole)
-    return loss(whole, target)
 
 
 def like(tensor: Tensor, counting: LayerCounting) -> Tensor:

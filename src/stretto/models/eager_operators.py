@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from stretto.models.core_attention import CoreAttention, Dropout, repeated
+from stretto.models.core_attention import CoreAttention, Dropout
 
 
 class EagerLinear(nn.Linear):
@@ -54,21 +54,6 @@ class ScaledCoreAttention(CoreAttention):
         """The scores of [N heads, T, d] queries and keys."""
         scaled: Tensor = torch.bmm(queries, keys.transpose(1, 2)) * float(queries.shape[2] ** -0.5)
         return scaled if mask.numel() == 1 else scaled + mask
-
-
-class WideCoreAttention(CoreAttention):
-    """CoreAttention with torch's softmax in float32, and a scale before it: Megatron's, where its kernel does not fit.
-
-    That is for tokens of no multiple of 4, and in NeMo where there is no mask (`forward_torch_softmax`).
-    """
-
-    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Mix the values of each head."""
-        length, shared = query.shape[2], query.shape[1] // key.shape[1]
-        queries, keys, values = (x.flatten(0, 1) for x in (query, repeated(key, shared), repeated(value, shared)))
-        scores = self.scores(queries, keys, self.mask[:length, :length]).float() * 1.0
-        mixed = torch.bmm(self.dropout(scores.softmax(-1).to(values.dtype)), values)
-        return mixed.view(*query.shape).transpose(1, 2).flatten(2)
 
 
 class EagerSum(nn.Module):

@@ -16,7 +16,7 @@ from stretto.models.megatron_loss import megatron_token_loss
 from stretto.models.model import Recipe
 from stretto.models.network_ends import ClassifierEnd, LogitsEnd, MaskedTokenEnd, PatchStart, TokenStart
 from stretto.models.published_network import PublishedNetwork, float32_token_loss, images, pixels, tokens
-from stretto.models.residual_block import GATES, HEADS, NORMS, POSITIONS, BlockShape, blocks
+from stretto.models.residual_block import NORMS, POSITIONS, BlockShape, blocks
 from stretto.models.resnet import imagenet_resnet
 from stretto.models.transformer import check_heads
 from stretto.models.unet import plain_unet
@@ -24,9 +24,9 @@ from stretto.models.vgg import imagenet_vgg
 from stretto.options.checks import is_among, number, shown
 from stretto.options.named import choose, resolve, whole
 
-ATTENTIONS = ("scores", "scaled-scores", "float32-scores", "fused", "fused-2022")
-LOSSES = {"torch": float32_token_loss, "megatron": megatron_token_loss, "gathered": float32_token_loss}
-GELUS = ("tanh", "erf", "erf-kernel")
+ATTENTIONS = ("scores", "scaled-scores", "fused", "fused-2022")
+LOSSES = {"torch": float32_token_loss, "megatron": megatron_token_loss}
+GELUS = ("tanh", "erf")
 
 
 def decoder(
@@ -44,7 +44,6 @@ def decoder(
     positions: str = "learned",
     norm: str = "layer",
     gated: bool = False,
-    gates: str = "joined",
     bias: bool = True,
     gelu: str = "tanh",
     fused: bool = True,
@@ -53,18 +52,15 @@ def decoder(
     """A language model of `depth` causal blocks between an embedding and the logits of all tokens; GPT-2 unless said.
 
     kv_heads: heads of keys and values, which several heads of queries share; as many as `heads`. hidden: units of a
-    block's perceptron, 4 `width`; gated: SiLU of a gate times them, as in Llama, else GELU; gates: "joined" with what
-    they gate in one layer, or "apart". attention: "scores", which are made, dropped out and kept, "scaled-scores" by an
-    operator of its own, "float32-scores" with torch's softmax in float32, "fused", or "fused-2022" by the first such
-    kernels. tied: the output layer's weight is the embedding's. positions: learned or rotary, norm: layer or rms;
-    "rotary-torch", "rms-torch" and "rms-float32" are by torch's operators, not in one kernel. bias: of all linear
-    layers but the last. gelu: its approximation by "tanh", or by "erf"; "erf-kernel" in one kernel also where others
-    are not fused. fused: False runs biases, GELU, masks, dropout and sums one by one. loss: that of "torch", or of
-    "megatron"; "gathered": torch's, of logits that processes which share weights gather, so that each has all.
+    block's perceptron, 4 `width`; gated: SiLU of a gate times them, as in Llama, else GELU. attention: "scores", which
+    are made, dropped out and kept, "scaled-scores" by an operator of its own, "fused", or "fused-2022" by the first
+    kernels. tied: the output layer's weight is the embedding's. positions: learned or rotary, norm: layer or rms.
+    bias: of all linear layers but the last. gelu: its approximation by "tanh", or by "erf". fused: False runs biases,
+    GELU, masks, dropout and sums one by one. loss: that of "torch", or of "megatron".
     """
     shape = block_shape(
         "decoder", depth=depth, width=width, heads=heads, context=context, kv_heads=kv_heads, hidden=hidden,
-        attention=attention, dropout=dropout, positions=positions, norm=norm, gated=gated, gates=gates, bias=bias,
+        attention=attention, dropout=dropout, positions=positions, norm=norm, gated=gated, bias=bias,
         fused=fused, gelu=gelu, causal=True,
     )  # fmt: skip
     end = partial(LogitsEnd, shape, vocabulary)
@@ -116,7 +112,7 @@ def language(
     return PublishedNetwork(
         recipe, tokens(shape.context), tokens(shape.context), LOSSES[loss],
         tied=("embedding.token.weight", "score.weight") if tied else None, classes="score", counts_parts=shape.fused,
-        gathers_logits=loss == "gathered", optimizer="adam",
+        optimizer="adam",
     )  # fmt: skip
 
 
@@ -128,19 +124,15 @@ def vit(
     patch: int = 16,
     side: int = 224,
     classes: int = 1000,
-    class_tokens: int = 1,
     hidden: int | None = None,
     attention: str = "scores",
     dropout: float = 0.0,
-    heads_by: str = "megatron",
 ) -> PublishedNetwork:
     """A vision transformer (Dosovitskiy et al. 2021), ViT-B/16 unless said otherwise: a token a patch and one more.
 
-    class_tokens: how many more there are; 8 in Megatron and NeMo. attention: as of `decoder`. heads_by: whose code lays
-    out the heads of queries, keys and values, and copies them: "megatron", "timm", or "torch" (nn.MultiheadAttention,
-    as torchvision's).
+    attention: as of `decoder`.
     """
-    for option, value in (("patch", patch), ("side", side), ("classes", classes), ("class_tokens", class_tokens)):
+    for option, value in (("patch", patch), ("side", side), ("classes", classes)):
         whole("model 'vit'", option, value)
     if side % patch:
         raise UsageError(
@@ -148,15 +140,15 @@ def vit(
             f"take side={-(-side // patch) * patch}, or another patch"
         )
     shape = block_shape(
-        "vit", depth=depth, width=width, heads=heads, context=(side // patch) ** 2 + class_tokens, hidden=hidden,
-        attention=attention, dropout=dropout, causal=False, heads_by=heads_by,
+        "vit", depth=depth, width=width, heads=heads, context=(side // patch) ** 2 + 1, hidden=hidden,
+        attention=attention, dropout=dropout, causal=False,
     )  # fmt: skip
     recipe: Recipe = [
-        partial(PatchStart, shape, patch, class_tokens),
+        partial(PatchStart, shape, patch),
         *blocks(shape),
         partial(ClassifierEnd, shape, classes),
     ]
-    return replace(images(recipe, side), optimizer="adam", counts_parts=heads_by == "megatron")
+    return replace(images(recipe, side), optimizer="adam", counts_parts=True)
 
 
 def resnet(
@@ -240,8 +232,6 @@ def block_shape(
     bias: bool = True,
     gelu: str = "erf",
     fused: bool = True,
-    heads_by: str = "megatron",
-    gates: str = "joined",
 ) -> BlockShape:
     """The shape of a transformer's blocks. Raises UsageError for options that do not fit together."""
     owner = f"model {model!r}"
@@ -253,8 +243,6 @@ def block_shape(
     choose(owner, "positions", positions, POSITIONS)
     choose(owner, "norm", norm, tuple(NORMS))
     choose(owner, "gelu", gelu, GELUS)
-    choose(owner, "heads_by", heads_by, tuple(HEADS))
-    choose(owner, "gates", gates, tuple(GATES))
     for option, value in {"gated": gated, "bias": bias, "fused": fused}.items():
         choose(owner, option, value, (True, False))
     number(f"{owner}: dropout", dropout, 0, 1)
@@ -272,7 +260,7 @@ def block_shape(
         )
     return BlockShape(
         depth, width, heads, shared, units, context, causal, attention, float(dropout), gated, bias, norm,
-        positions, fused, gelu, heads_by, gates,
+        positions, fused, gelu,
     )  # fmt: skip
 
 

@@ -28,12 +28,12 @@ class TokenStart(nn.Module):
 
 
 class PatchStart(nn.Module):
-    """Images [N, 3, H, W] -> [N, T, width]: tokens for the class, then one for each patch, with positions."""
+    """Images [N, 3, H, W] -> [N, T, width]: a token for the class, then one for each patch, with positions."""
 
-    def __init__(self, shape: BlockShape, patch: int, class_tokens: int = 1) -> None:
+    def __init__(self, shape: BlockShape, patch: int) -> None:
         super().__init__()
         self.patches = nn.Conv2d(3, shape.width, patch, stride=patch)
-        self.first = nn.Parameter(torch.zeros(1, class_tokens, shape.width))
+        self.first = nn.Parameter(torch.zeros(1, 1, shape.width))
         self.position = nn.Parameter(torch.empty(1, shape.context, shape.width).normal_(std=0.02))
         self.dropout = Dropout(shape.dropout)
 

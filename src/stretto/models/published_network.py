@@ -19,7 +19,6 @@ class PublishedNetwork:
     `tied` are the path of a parameter in the first layer, and that of the one in the last layer that is the same.
     `classes` is the path, in the last layer, of the layer that scores classes, where processes that share weights may
     have a part of the classes each. `counts_parts`: what such processes have is counted, not derived from the whole.
-    `gathers_logits`: each of them gathers all logits for the loss.
     `options` are those it was made with, `optimizer` and `batch_size` what it is usually trained with.
     """
 
@@ -30,7 +29,6 @@ class PublishedNetwork:
     tied: tuple[str, str] | None = None
     classes: str | None = None
     counts_parts: bool = False
-    gathers_logits: bool = False
     options: Mapping[str, object] = field(default_factory=dict)
     optimizer: str = "sgd"
     batch_size: int = 256

@@ -27,18 +27,13 @@ from stretto.models.eager_operators import (
     EagerLinear,
     EagerSum,
     ScaledCoreAttention,
-    WideCoreAttention,
 )
 from stretto.models.early_attention import EarlyFusedAttention
 from stretto.models.fused_operators import ResidualSum, RMSNorm, rotary
-from stretto.models.torch_attention import PackedAttention, UnboundAttention
-from stretto.models.torch_operators import Float32RMSNorm, PlainRMSNorm, turned
 from stretto.models.transformer import initialise
 
-NORMS: dict[str, Callable[[int], nn.Module]] = {
-    "layer": nn.LayerNorm, "rms": RMSNorm, "rms-torch": PlainRMSNorm, "rms-float32": Float32RMSNorm,
-}  # fmt: skip
-POSITIONS = ("learned", "rotary", "rotary-torch")
+NORMS: dict[str, Callable[[int], nn.Module]] = {"layer": nn.LayerNorm, "rms": RMSNorm}
+POSITIONS = ("learned", "rotary")
 
 
 @dataclass(frozen=True)
@@ -46,9 +41,8 @@ class BlockShape:
     """What the blocks of a network have in common.
 
     `heads` of queries share `kv_heads` of keys and values, `hidden` units are in the perceptron, `context` is the most
-    tokens. attention: "scores", "scaled-scores", "float32-scores", "fused" or "fused-2022". norm: one of NORMS,
-    positions of POSITIONS. Not `fused`: each operator by itself. gelu: "tanh", "erf" or "erf-kernel". heads_by: one of
-    HEADS, gates of GATES.
+    tokens. attention: "scores", "scaled-scores", "fused" or "fused-2022". norm: one of NORMS, positions of POSITIONS.
+    Not `fused`: each operator by itself. gelu: "tanh" or "erf".
     """
 
     depth: int
@@ -66,8 +60,6 @@ class BlockShape:
     positions: str
     fused: bool
     gelu: str
-    heads_by: str
-    gates: str
 
     def normalisation(self) -> nn.Module:
         """A norm over the features of each token."""
@@ -79,8 +71,8 @@ class BlockShape:
             return FusedAttention(causal=self.causal)
         if self.attention == "fused-2022":
             return EarlyFusedAttention(causal=self.causal)
-        fused = {"scaled-scores": ScaledCoreAttention, "float32-scores": WideCoreAttention}
-        kind = fused.get(self.attention, CoreAttention) if self.fused else EagerCoreAttention
+        kernel = ScaledCoreAttention if self.attention == "scaled-scores" else CoreAttention
+        kind = kernel if self.fused else EagerCoreAttention
         return kind(self.context, causal=self.causal, dropout=self.dropout)
 
     def linear(self, inputs: int, outputs: int) -> nn.Module:
@@ -90,7 +82,7 @@ class BlockShape:
     def activation(self) -> nn.Module:
         """The perceptron's function."""
         approximate = "tanh" if self.gelu == "tanh" else "none"
-        return nn.GELU(approximate) if self.fused or self.gelu == "erf-kernel" else EagerGELU(approximate)
+        return nn.GELU(approximate) if self.fused else EagerGELU(approximate)
 
     def residual_sum(self) -> nn.Module:
         """What adds a branch to the stream."""
@@ -123,15 +115,8 @@ class GroupedAttention(nn.Module):
         )  # [N, heads, T, d]
         if self.positions == "rotary":
             query, key = rotary(query, 1.0), rotary(key, 1.0)
-        elif self.positions == "rotary-torch":
-            query, key = turned(query), turned(key)
         out: Tensor = self.output(self.core(query, key, value))
         return out
-
-
-HEADS: dict[str, Callable[[BlockShape], nn.Module]] = {
-    "megatron": GroupedAttention, "timm": UnboundAttention, "torch": PackedAttention,
-}  # fmt: skip
 
 
 class Perceptron(nn.Module):
@@ -168,35 +153,16 @@ class GatedPerceptron(nn.Module):
         return out
 
 
-class ApartGatedPerceptron(nn.Module):
-    """The same with a layer for gates and one for what they gate, so that there are two gradients of the input."""
-
-    def __init__(self, shape: BlockShape) -> None:
-        super().__init__()
-        self.gate = shape.linear(shape.width, shape.hidden)
-        self.gated = shape.linear(shape.width, shape.hidden)
-        self.silu = nn.SiLU()
-        self.narrow = nn.Linear(shape.hidden, shape.width, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Apply the layers to each token."""
-        out: Tensor = self.narrow(self.silu(self.gate(x)) * self.gated(x))
-        return out
-
-
-GATES: dict[str, Callable[[BlockShape], nn.Module]] = {"joined": GatedPerceptron, "apart": ApartGatedPerceptron}
-
-
 class ResidualBlock(nn.Module):
     """x + attention(norm(x)), then x + mlp(norm(x)), each branch dropped out: [N, T, width] -> [N, T, width]."""
 
     def __init__(self, shape: BlockShape) -> None:
         super().__init__()
         self.attention_norm = shape.normalisation()
-        self.attention = HEADS[shape.heads_by](shape)
+        self.attention = GroupedAttention(shape)
         self.attention_sum = shape.residual_sum()
         self.mlp_norm = shape.normalisation()
-        self.mlp = (GATES[shape.gates] if shape.gated else Perceptron)(shape)
+        self.mlp = (GatedPerceptron if shape.gated else Perceptron)(shape)
         self.mlp_sum = shape.residual_sum()
         initialise(self, ("attention.output", "mlp.narrow"), shape.depth)
 

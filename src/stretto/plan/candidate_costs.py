@@ -363,7 +363,7 @@ class Prices(LayerPrices):
 
     def hosts(self, c: Candidate, worker: int) -> list[Attained]:
         """What devices and hosts of a worker's replicas attain; one of no figures where none are known."""
-        devices = [] if self.without_host else self.places_of(c).workers.devices(worker)
+        devices = self.places_of(c).workers.devices(worker)
         return [device.attained or Attained() for device in devices] or [Attained()]
 
     def lags_of(self, c: Candidate, worker: int) -> HostLags | None:

@@ -162,11 +162,6 @@ class LayerPrices:
         }  # fmt: skip
         return replace(cluster, devices=devices)
 
-    @property
-    def without_host(self) -> bool:
-        """Whether all kernels of a step are issued at once: no host starts them one by one."""
-        return self.as_large_models and self.problem.program.launches == "graph"
-
     def seconds_on(self, layers: Sequence[LayerCost], costs: ModelCosts, machine: Machine, examples: float) -> Table:
         """Seconds of layers on one machine, as `seconds`."""
         parts = times_by_part(costs, machine, examples, optimizer=self.steps.stepping)

@@ -10,19 +10,13 @@ apex's former take 250 to 290 (github.com/NVIDIA/apex/pull/1037). They are price
 attention are views, and gates, biases and positions have kernels of their own (Megatron-LM's transformer.py).
 `buckets`: replicas that share nothing out keep a copy of all gradients to sum them, as DistributedDataParallel does
 unless gradients are views of it (`gradient_as_bucket_view`).
-`launches` are "eager" where a host starts each kernel (`Attained.per_launch`), and of a "graph" otherwise.
 
     megatron-2021     Megatron-LM before 16c90445e7 (September 2021), with which sums of input gradients are not waited
                       for, and 83b1e42f30 (February 2022), gradient accumulation fusion
     megatron-2022     with both (Korthikanti et al. 2022, sections 4.2.2 and 6.2), and FastLayerNorm
     nemo-2024         ub_tp_comm_overlap, overlap_grad_sync and overlap_param_sync in NeMo's configurations, as of
                       github.com/NVIDIA/dgxc-benchmarking at 8f5cbb37
-    nemo-2023         NeMo without gradient_accumulation_fusion, and with persist_layer_norm
-    scaling-2023      Aleph Alpha's, whose input gradients are summed as megatron-2021 does, by torch's operators
-                      (github.com/Aleph-Alpha/scaling at 737f855, core/nn/linear/utils.py)
     torch             torch's backward adds gradients by operators (torch/csrc/autograd/functions/accumulate_grad.h)
-    torch-graph       the same, whose steps are replayed from a graph, as those of torch.compile with
-                      mode="reduce-overhead" are: what is fused beside is said by the network
     apex-2019         the same, and apex's DistributedDataParallel, which sums gradients in every backward
 """
 
@@ -41,25 +35,19 @@ class ProgramTraits(NamedTuple):
     persistent_norms: bool = False
     own_layouts: bool = False
     buckets: bool = False
-    launches: str = "eager"
 
     def attains(self, attained: Attained) -> Attained:
         """What a device attains of the program's kernels."""
         if self.persistent_norms:
             attained = attained.with_persistent_norms()
-        if self.launches == "graph":
-            attained = attained.without_host()
         return attained.with_own_layouts() if self.own_layouts else attained
 
 
 PROGRAMS = {
     "megatron-2021": ProgramTraits("waited", sums_in_products=False, own_layouts=True),
     "megatron-2022": ProgramTraits(persistent_norms=True, own_layouts=True),
-    "nemo-2023": ProgramTraits(sums_in_products=False, persistent_norms=True, own_layouts=True),
     "nemo-2024": ProgramTraits("in parts", replicas="beside a pass", persistent_norms=True, own_layouts=True),
-    "scaling-2023": ProgramTraits("waited", sums_in_products=False),
     "torch": ProgramTraits(sums_in_products=False, buckets=True),
-    "torch-graph": ProgramTraits(sums_in_products=False, buckets=True, launches="graph"),
     "apex-2019": ProgramTraits(sums_in_products=False, replicas="each micro-batch"),
 }
 USUAL = "megatron-2022"

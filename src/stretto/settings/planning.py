@@ -82,9 +82,9 @@ class PlanSettings:
     """Whether processes that share weights (--tensor) also divide the sequence among them, outside of cut layers: yes,
     no, or auto, what is better. Only for networks that are planned for without data."""
     program: str | None = None
-    """What trains a network without data, megatron-2022 unless said otherwise: megatron-2021, nemo-2024, torch,
-    torch-graph or apex-2019. They differ in which exchanges of --tensor and of replicas are hidden behind computing, in
-    what adds up gradients of micro-batches, and in whether a host starts every kernel."""
+    """What trains a network without data, megatron-2022 unless said otherwise: megatron-2021, nemo-2024, torch or
+    apex-2019. They differ in which exchanges of --tensor and of replicas are hidden behind computing, and in what adds
+    up gradients of micro-batches."""
     stages: Annotated[tuple[int, ...] | None, PRODUCTS] = None
     """Numbers of stages to choose from; 8x3 is three on each of eight workers."""
     begins: Annotated[tuple[int, ...] | None, WHOLES] = None
