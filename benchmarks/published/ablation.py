@@ -123,10 +123,10 @@ TERMS: Mapping[str, Callable[[Tables], None]] = {
 }
 
 
-def without(term: str, cluster: str, folder: Path) -> str:
-    """The path of a copy of a cluster without a term of `TERMS`, in `folder`."""
+def without(term: Callable[[Tables], None], cluster: str, folder: Path) -> str:
+    """The path of a copy of a cluster, in `folder`, from which a function as those of `TERMS` has taken a term."""
     content = to_dict(find_cluster(cluster))
-    TERMS[term](content)
+    term(content)
     file = folder / f"{Path(cluster).stem}.toml"
     file.write_text(tomli_w.dumps(content))
     return str(file)

@@ -126,8 +126,8 @@ def ablate(rows: Sequence[Row], whole: Sequence[Result]) -> dict[str, Any]:
     """For each term of the model, the errors without it, and by how much each prediction changes."""
     found = {"bubble": changed(whole, [without_bubble(result) for result in whole])}
     with tempfile.TemporaryDirectory() as folder:
-        for term in TERMS:
-            results = [predict(row, without(term, row.options["cluster"], Path(folder))) for row in rows]
+        for term, taken in TERMS.items():
+            results = [predict(row, without(taken, row.options["cluster"], Path(folder))) for row in rows]
             found[term] = changed(whole, results)
     for term, errors in found.items():
         print(f"without {term}: {percent(errors['mean'])} mean, {percent(errors['worst'])} worst")

@@ -10,6 +10,7 @@ from typing import Any
 
 from main import BARS, HEAD, RESULTS, percent
 from rows import HERE, read_rows
+from terms import GONE
 
 
 def rows_table(name: str) -> str:
@@ -111,6 +112,20 @@ def ablation() -> str:
     return "\n".join(lines)
 
 
+def terms() -> str:
+    """What each term does for rows that were unseen when it was written."""
+    content = read("terms.json")
+    if content is None:
+        return "Not run yet."
+    lines = ["| term | unseen rows that it changes | mean error with it | without | |", "|---|---|---|---|---|"]
+    for name, found in content.items():
+        lower = found["rows"] and found["with"] < found["without"]
+        means = [percent(found[key]).removeprefix("+") for key in ("with", "without")]
+        lines.append(f"| {name} | {found['rows']} | {' | '.join(means)} | {'stays' if lower else 'goes'} |")
+    lines += [f"| {name} | 0 | – | – | gone |" for name in GONE]
+    return "\n".join(lines)
+
+
 def read(name: str) -> Any:
     """A result's file; None if it is not there."""
     file = HERE / name
@@ -123,6 +138,7 @@ def main() -> None:
         "rows": rows_table("result.json"), "held out": rows_table("held_out.json"),
         "held out 2": rows_table("held_out_2.json"), "held out 3": rows_table("held_out_3.json"),
         "held out 4": rows_table("held_out_4.json"), "parts": parts(), "ablation": ablation(), "commands": commands(),
+        "terms": terms(),
     }  # fmt: skip
     page = (HERE / "README.md").read_text()
     for name, table in tables.items():

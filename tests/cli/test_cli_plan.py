@@ -113,7 +113,7 @@ def test_a_network_without_data_is_planned_by_its_options(capsys, tmp_path):
     assert network["parameters"] == 2 * (12 * 256**2 + 13 * 256) + (2 * 512 + 64 + 2) * 256
     assert network["model_options"] == shape | {
         "attention": "scores", "dropout": 0.1, "tied": False, "positions": "learned", "norm": "layer", "gated": False,
-        "bias": True, "gelu": "tanh", "fused": True, "loss": "torch",
+        "bias": True, "fused": True, "loss": "torch",
     }  # fmt: skip
     assert tomllib.loads(file.read_text())["model_options"] == network["model_options"]
     drawn = run(capsys, "show", "--plan", file)

@@ -40,19 +40,14 @@ def test_other_kernels_give_the_same_numbers(family, options):
     assert all(torch.allclose(a, b, rtol=1e-3, atol=1e-6) for a, b in zip(gradients, others, strict=True))
 
 
-@pytest.mark.parametrize("family", [decoder, encoder])
-def test_gelu_is_torchs_by_tanh_or_erf_fused_or_not(family):
-    x, losses = torch.randn(50, dtype=torch.float64), {}
-    for gelu, approximate in (("tanh", "tanh"), ("erf", "none")):
-        losses[gelu] = output_and_gradients(family(**SMALL, gelu=gelu))[0]
-        assert torch.allclose(
-            losses[gelu], output_and_gradients(family(**SMALL, gelu=gelu, fused=False))[0], rtol=1e-12
-        )
-        assert torch.allclose(EagerGELU(approximate)(x), nn.GELU(approximate)(x), rtol=1e-12)
-    assert losses["tanh"] != losses["erf"]
-    assert output_and_gradients(family(**SMALL))[0] == losses["tanh" if family is decoder else "erf"]
-    with pytest.raises(UsageError, match="gelu='sigmoid'"):
-        family(gelu="sigmoid")
+@pytest.mark.parametrize(("family", "approximate"), [(decoder, "tanh"), (encoder, "none")])
+def test_gelu_is_torchs_by_tanh_or_erf(family, approximate):
+    x = torch.randn(50, dtype=torch.float64)
+    assert torch.allclose(EagerGELU(approximate)(x), nn.GELU(approximate)(x), rtol=1e-12)
+    found = [[part for layer in family(**SMALL, fused=fused).layers() for part in layer.modules()
+              if isinstance(part, nn.GELU | EagerGELU)] for fused in (True, False)]  # fmt: skip
+    assert {part.approximate for parts in found for part in parts} == {approximate}
+    assert [{type(part) for part in parts} for parts in found] == [{nn.GELU}, {EagerGELU}]
 
 
 def test_early_attention_is_torchs_with_grouped_queries_and_gradients():
@@ -107,11 +102,11 @@ def test_megatrons_loss_reads_and_writes_each_logit_by_hand():
 
 
 def test_unfused_forwards_move_so_many_bytes_more_by_hand():
-    """Of T x 3H and T x 4H biases read and written; of GELU by erf four operators, and one that reads two; of T x T
+    """Of T x 3H and T x 4H biases read and written; of GELU by tanh six operators, and two that read two; of T x T
     scores two; of T x H a bias and a sum, twice, where one operator reads two and writes one.
     """
-    fused, eager = of_a_block(gelu="erf"), of_a_block(fused=False, loss="megatron", gelu="erf")
-    gelu = 4 * 2 + 3 - 2
+    fused, eager = of_a_block(), of_a_block(fused=False, loss="megatron")
+    gelu = 6 * 2 + 2 * 3 - 2
     scores = 2 * T * T * (2 * 2)
     expected = 2 * (2 * (3 + 4) * T * H + gelu * 4 * T * H + scores + 2 * (2 + 3 - 3) * T * H)
     assert total(eager.forward) - total(fused.forward) == pytest.approx(expected, rel=0.02)

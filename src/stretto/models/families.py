@@ -26,7 +26,6 @@ from stretto.options.named import choose, resolve, whole
 
 ATTENTIONS = ("scores", "scaled-scores", "fused", "fused-2022")
 LOSSES = {"torch": float32_token_loss, "megatron": megatron_token_loss}
-GELUS = ("tanh", "erf")
 
 
 def decoder(
@@ -45,7 +44,6 @@ def decoder(
     norm: str = "layer",
     gated: bool = False,
     bias: bool = True,
-    gelu: str = "tanh",
     fused: bool = True,
     loss: str = "torch",
 ) -> PublishedNetwork:
@@ -55,13 +53,13 @@ def decoder(
     block's perceptron, 4 `width`; gated: SiLU of a gate times them, as in Llama, else GELU. attention: "scores", which
     are made, dropped out and kept, "scaled-scores" by an operator of its own, "fused", or "fused-2022" by the first
     kernels. tied: the output layer's weight is the embedding's. positions: learned or rotary, norm: layer or rms.
-    bias: of all linear layers but the last. gelu: its approximation by "tanh", or by "erf". fused: False runs biases,
+    bias: of all linear layers but the last. fused: False runs biases,
     GELU, masks, dropout and sums one by one. loss: that of "torch", or of "megatron".
     """
     shape = block_shape(
         "decoder", depth=depth, width=width, heads=heads, context=context, kv_heads=kv_heads, hidden=hidden,
         attention=attention, dropout=dropout, positions=positions, norm=norm, gated=gated, bias=bias,
-        fused=fused, gelu=gelu, causal=True,
+        fused=fused, causal=True,
     )  # fmt: skip
     end = partial(LogitsEnd, shape, vocabulary)
     return language(shape, vocabulary, end, tied=checked(tied, "decoder"), types=0, loss=loss)
@@ -83,7 +81,6 @@ def encoder(
     norm: str = "layer",
     gated: bool = False,
     bias: bool = True,
-    gelu: str = "erf",
     fused: bool = True,
     loss: str = "torch",
 ) -> PublishedNetwork:
@@ -95,7 +92,7 @@ def encoder(
     shape = block_shape(
         "encoder", depth=depth, width=width, heads=heads, context=context, kv_heads=kv_heads, hidden=hidden,
         attention=attention, dropout=dropout, positions=positions, norm=norm, gated=gated, bias=bias, fused=fused,
-        gelu=gelu, causal=False,
+        causal=False,
     )  # fmt: skip
     end = partial(MaskedTokenEnd, shape, vocabulary)
     return language(shape, vocabulary, end, tied=checked(tied, "encoder"), types=2, loss=loss)
@@ -230,7 +227,6 @@ def block_shape(
     norm: str = "layer",
     gated: bool = False,
     bias: bool = True,
-    gelu: str = "erf",
     fused: bool = True,
 ) -> BlockShape:
     """The shape of a transformer's blocks. Raises UsageError for options that do not fit together."""
@@ -242,7 +238,6 @@ def block_shape(
     choose(owner, "attention", attention, ATTENTIONS)
     choose(owner, "positions", positions, POSITIONS)
     choose(owner, "norm", norm, tuple(NORMS))
-    choose(owner, "gelu", gelu, GELUS)
     for option, value in {"gated": gated, "bias": bias, "fused": fused}.items():
         choose(owner, option, value, (True, False))
     number(f"{owner}: dropout", dropout, 0, 1)
@@ -260,7 +255,7 @@ def block_shape(
         )
     return BlockShape(
         depth, width, heads, shared, units, context, causal, attention, float(dropout), gated, bias, norm,
-        positions, fused, gelu,
+        positions, fused,
     )  # fmt: skip
 
 

@@ -42,7 +42,7 @@ class BlockShape:
 
     `heads` of queries share `kv_heads` of keys and values, `hidden` units are in the perceptron, `context` is the most
     tokens. attention: "scores", "scaled-scores", "fused" or "fused-2022". norm: one of NORMS, positions of POSITIONS.
-    Not `fused`: each operator by itself. gelu: "tanh" or "erf".
+    Not `fused`: each operator by itself. GELU is approximated by tanh where it is `causal`.
     """
 
     depth: int
@@ -59,7 +59,6 @@ class BlockShape:
     norm: str
     positions: str
     fused: bool
-    gelu: str
 
     def normalisation(self) -> nn.Module:
         """A norm over the features of each token."""
@@ -81,7 +80,7 @@ class BlockShape:
 
     def activation(self) -> nn.Module:
         """The perceptron's function."""
-        approximate = "tanh" if self.gelu == "tanh" else "none"
+        approximate = "tanh" if self.causal else "none"  # as GPT-2 and Megatron have it, and BERT
         return nn.GELU(approximate) if self.fused else EagerGELU(approximate)
 
     def residual_sum(self) -> nn.Module:
