@@ -377,25 +377,3 @@ def test_the_slowest_of_some_devices_is_the_largest_of_so_many_normal_numbers():
         largest = sum(x * workers * normal.pdf(x) * normal.cdf(x) ** (workers - 1) * step for x in grid)
         assert device.slowest_of(workers) == pytest.approx(1 + 0.02 * largest, abs=0.02 * 0.1)
     assert device.slowest_of(1) == replace(A100, variation=None).slowest_of(8) == 1
-
-
-def test_numbers_that_are_looked_for_take_their_time_beside_bytes():
-    kernel = Kernels(1, Affine(), Affine(each=4e6), indexed=Affine(each=1e6))
-    peaks = DevicePeaks(312e12, 2e12, 2, tensor_cores=True)
-    alike, apart = (
-        one_kernel("elementwise", kernel, Attained(memory=0.5, indexed_numbers=rate), peaks, 3) for rate in (None, 3e11)
-    )
-    assert alike == pytest.approx(3 * 4e6 / 1e12)
-    assert apart == pytest.approx(alike + 3e6 / 3e11)
-    assert Attained(indexed_numbers=3e11).with_own_layouts() == Attained()
-
-
-def test_odd_products_are_no_faster_than_such_attain():
-    sizes = ProductSizes(*(Affine(x) for x in (100.0, 200.0, 64.0, 200.0)))
-    peaks, flops = DevicePeaks(312e12, 2e12, 2, tensor_cores=True), 2 * 100 * 200 * 64 * 200.0
-    kernel = Kernels(1, Affine(flops), Affine(), product=sizes, odd=True)
-    attained = Attained(multiprocessors=108, cache_bandwidth=5e12, odd_products=13e12)
-    assert one_kernel("linear", kernel, attained, peaks, 1) == pytest.approx(flops / 13e12)
-    even = one_kernel("linear", replace(kernel, odd=False), attained, peaks, 1)
-    assert even < flops / 30e12
-    assert one_kernel("linear", kernel, attained, peaks._replace(tensor_cores=False), 1) == even

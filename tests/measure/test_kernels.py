@@ -7,8 +7,6 @@ import pytest
 import torch
 from torch import nn
 
-from stretto.measure.aten_costs import tile_share
-from stretto.measure.kernels import has_odd_rows, indexed_numbers
 from stretto.measure.layer_flops import layer_costs
 
 LAST = torch.channels_last
@@ -207,45 +205,3 @@ def test_transposes_of_a_resnet_as_counted_from_the_shapes_of_its_convolutions()
 
     assert counted("F") == sum(bytes_)
     assert counted("B") == 2 * sum(bytes_) - bytes_[0]  # images themselves need no gradient
-
-
-def test_numbers_that_element_wise_kernels_look_for():
-    x = torch.empty(3, 4, 5)
-    assert indexed_numbers((x, x.clone(), x[0, 0, :1], torch.empty(()))) == 0
-    turned = x.transpose(0, 1)
-    assert indexed_numbers((turned, torch.empty_like(turned))) == 0  # the same order of both
-    assert indexed_numbers((turned, turned.contiguous())) == 60
-    assert indexed_numbers((x, torch.empty(5), x.clone())) == 30
-    assert indexed_numbers((torch.empty(3, 4, 8)[..., :5], torch.empty(3, 4, 5))) == 60
-
-
-class Copies(nn.Module):
-    """A copy to another order, a product with a factor a token, and a sum of what lies alike."""
-
-    def forward(self, x):
-        """[N, 4, 6] -> [N, 6, 4]."""
-        y = x.transpose(1, 2).contiguous()
-        return y * y.mean(-1, keepdim=True) + y
-
-
-def test_indexed_numbers_of_a_layer():
-    kernels = works(Copies(), torch.randn(2, 4, 6), "F")["elementwise"].kernels
-    assert sorted(k.count * k.indexed.at(5) for k in kernels if k.indexed.each) == [5 * 12, 5 * 24]
-
-
-def test_odd_rows():
-    x = torch.empty(2, 7, 5, dtype=torch.float16)
-    assert has_odd_rows(x)
-    assert has_odd_rows(x.transpose(1, 2))
-    assert not has_odd_rows(x.float())
-    assert not has_odd_rows(torch.empty(2, 7, 6, dtype=torch.float16))
-
-
-@pytest.mark.parametrize(
-    ("queries", "keys", "width", "share"),
-    [(197, 197, 64, (256 / 197) ** 2), (257, 257, 88, 384 / 257 * 320 / 257), (256, 128, 64, 1)],
-)
-def test_tiles_of_fused_attention(queries, keys, width, share):
-    query, key = (torch.empty(1, 2, n, width, device="meta") for n in (queries, keys))
-    operator = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
-    assert tile_share(operator, (query, key, key), {}) == pytest.approx(share)

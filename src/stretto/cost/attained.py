@@ -1,8 +1,7 @@
 """What operators attain of a device's peaks, and what each takes beside: seconds of kernels one by one. No torch here.
 
 A kernel takes the longest of its FLOPs, its bytes and its random numbers, and `per_kernel` beside; a matrix product
-(FLOPs^p + bytes^p)^(1/p) seconds with p = `overlap`, since it neither computes all the while nor moves bytes. An
-element-wise kernel whose operands do not lie alike takes numbers / `indexed_numbers` more than its bytes:
+(FLOPs^p + bytes^p)^(1/p) seconds with p = `overlap`, since it neither computes all the while nor moves bytes:
 
     bytes / (memory_bandwidth x memory)                            or x its kind's share of `memory_of`
     random numbers / random_numbers                                dropout
@@ -11,7 +10,6 @@ element-wise kernel whose operands do not lie alike takes numbers / `indexed_num
     numbers of a block / block_numbers                             batch norms of contiguous images, a block a channel
     numbers of all blocks / multiprocessor_numbers, in waves       the same
     numbers compared / pooled_numbers                              max pools
-    FLOPs / odd_products                                           batched products of rows at any 2 bytes
 
 A product of size rows x columns x inner is computed in tiles, `multiprocessors` of them at a time, in waves; the least
 over TILES, and over splits of the inner size, counts. A step of a tile is the longer of its FLOPs at a multiprocessor's
@@ -39,10 +37,7 @@ SHORTEST = 64  # of the inner size, that a tile takes at once
 BYTES = {"float64": 8, "float32": 4, "tfloat32": 4, "bfloat16": 2, "float16": 2, "float8": 1}
 AUTOCAST = "-autocast"  # behind the dtype that products have under torch.autocast, beside float32 weights
 TENSOR_CORES = ("tfloat32", "bfloat16", "float16", "float8")  # dtypes of products
-SPEEDS = (
-    "cache_bandwidth", "random_numbers", "block_numbers", "multiprocessor_numbers", "pooled_numbers", "indexed_numbers",
-    "odd_products",
-)  # fmt: skip
+SPEEDS = ("cache_bandwidth", "random_numbers", "block_numbers", "multiprocessor_numbers", "pooled_numbers")
 KINDS = ("layer-norm", "sum", "gelu")  # of kernels, as measure/kernels.py has them
 SECONDS = ("per_kernel", "per_launch", "per_gradient", "per_reduction", "per_update")
 OPERATORS = (  # sorts of operators, as measure/aten_costs.py has them
@@ -67,9 +62,7 @@ class Attained:
 
     `random_numbers` is how many are drawn a second, for dropout; `block_numbers` how many a block of threads reads and
     writes that takes one at a time, `multiprocessor_numbers` how many do all blocks of a multiprocessor;
-    `pooled_numbers` how many a max pool compares; `indexed_numbers` how many an element-wise kernel looks for whose
-    operands do not lie alike in memory; `odd_products` the most FLOPs a second of batched products in 16 bits that read
-    matrices with rows of an odd size. Each kernel takes `per_kernel` seconds beside its work.
+    `pooled_numbers` how many a max pool compares. Each kernel takes `per_kernel` seconds beside its work.
 
     The others are seconds of the host, which runs ahead of the device (`cost/host.py`): `per_launch` for an operator's
     kernel, module and autograd included, or for one of a sort in `per_launch_of`; `per_gradient` for a weight's
@@ -92,8 +85,6 @@ class Attained:
     block_numbers: float | None = None
     multiprocessor_numbers: float | None = None
     pooled_numbers: float | None = None
-    indexed_numbers: float | None = None
-    odd_products: float | None = None
     transposes: float | None = None
     plain_products: bool | None = None
     per_kernel: float = 0.0
@@ -141,10 +132,6 @@ class Attained:
     def with_persistent_norms(self) -> "Attained":
         """What a device attains where layer norms are as quick as a copy."""
         return replace(self, memory_of={kind: share for kind, share in self.memory_of.items() if kind != KINDS[0]})
-
-    def with_own_layouts(self) -> "Attained":
-        """What a device attains where a program has views instead of copies, and kernels of its own for its layouts."""
-        return replace(self, indexed_numbers=None)
 
     def without_host(self) -> "Attained":
         """What a device attains whose kernels are all there when it is ready for them, as those of a graph."""
@@ -216,8 +203,6 @@ def one_kernel(operator: str, kernel: Kernels, attained: Attained, peaks: Device
         amounts = (size.at(examples) for size in (sizes.number, sizes.rows, sizes.columns, sizes.inner))
         cache = peaks.item / attained.cache_bandwidth if attained.cache_bandwidth else 0.0
         computing = product_seconds(*amounts, TileSpeeds(1 / rate, cache, 8 / memory, attained.multiprocessors))
-    if kernel.odd and peaks.tensor_cores and attained.odd_products:
-        computing = max(computing, flops / attained.odd_products)
     drawn = kernel.random.at(examples)
     drawing = drawn / attained.random_numbers if attained.random_numbers else 0.0
     moving = moved / (peaks.bandwidth * attained.memory_of.get(kernel.kind, attained.memory))
@@ -230,8 +215,7 @@ def one_kernel(operator: str, kernel: Kernels, attained: Attained, peaks: Device
         longer: float = (1 + (moving / computing) ** attained.overlap) ** (1 / attained.overlap)
         return computing * longer + attained.per_kernel + transposing
     taking = numbers_seconds(kernel.numbers.at(examples), kernel.blocks, attained)
-    indexing = kernel.indexed.at(examples) / attained.indexed_numbers if attained.indexed_numbers else 0.0
-    return max(computing, moving, drawing, taking) + indexing + attained.per_kernel + transposing
+    return max(computing, moving, drawing, taking) + attained.per_kernel + transposing
 
 
 def numbers_seconds(numbers: float, blocks: int, attained: Attained) -> float:

@@ -19,6 +19,7 @@ from stretto.options.checks import path as check_path
 T = TypeVar("T")
 HOME = files("stretto.cost") / "clusters"
 BY_NAME = ("products_in", "memory_of", "per_launch_of")  # of `Attained`
+FORMER = ("indexed_numbers", "odd_products")  # keys of `Attained` that files of 0.2 may have: nothing asks for them now
 TYPES = {"bool": "true or false", "str": "text", "int": "whole number"}  # what a file's values are called
 
 
@@ -160,6 +161,8 @@ def attained_of(place: str, content: Any) -> Attained:
     def by_name(at: str, value: Any) -> dict[str, float]:
         return each_of(at, value, lambda key, number: checked(key, number, "float"))
 
+    if isinstance(content, dict):
+        content = {key: value for key, value in content.items() if key not in FORMER}
     return build(Attained, place, content, dict.fromkeys(BY_NAME, by_name))
 
 

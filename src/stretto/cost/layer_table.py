@@ -60,9 +60,7 @@ class Kernels:
     `transposes`, which read and write `transposed` bytes beside. `numbers` are those that it reads and writes one at a
     time, in so many `blocks` of threads, or that a pool compares (0 blocks). `plain` convolutions are products of
     contiguous images, for devices that take them so (`Attained.plain_products`). `kind` names those
-    that move fewer bytes a second than a copy (`Attained.memory_of`). `indexed` are the numbers of an element-wise
-    kernel whose operands do not lie alike in memory, each of which is looked for (`Attained.indexed_numbers`). `odd`
-    products read matrices whose rows begin at any 2 bytes (`Attained.odd_products`).
+    that move fewer bytes a second than a copy (`Attained.memory_of`).
     """
 
     count: float
@@ -73,16 +71,14 @@ class Kernels:
     transposed: Affine = Affine()
     transposes: int = 0
     numbers: Affine = Affine()
-    indexed: Affine = Affine()
     blocks: int = 0
     plain: bool = False
-    odd: bool = False
     kind: str = ""
 
 
 # Fields of `Kernels` that grow with examples, and those that do not.
-KERNEL_AMOUNTS = ("flops", "bytes", "random", "transposed", "numbers", "indexed")
-KERNEL_FACTS = ("transposes", "blocks", "plain", "odd", "kind")
+KERNEL_AMOUNTS = ("flops", "bytes", "random", "transposed", "numbers")
+KERNEL_FACTS = ("transposes", "blocks", "plain", "kind")
 
 
 @dataclass(frozen=True)

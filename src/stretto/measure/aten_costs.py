@@ -5,11 +5,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from stretto.measure.kernels import Kernel, indexed_numbers, kernels_of, kind_of
+from stretto.measure.kernels import Kernel, kernels_of, kind_of
 from stretto.nn.flop_counter import flops_of
 from stretto.nn.memory_limit import bytes_of
 
@@ -37,7 +36,6 @@ PRODUCTS = (  # whole names
 PICKING = ("embedding", "gather")
 ADDING = ("scatter_add_",)
 SHORT = ("exp", "log", "erf")
-COPIES = ("clone", "_to_copy", "copy_", "contiguous")
 FREE = ("_unsafe_view", "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "item")
 
 
@@ -80,13 +78,11 @@ class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
             name = func._schema.name.partition("::")[2]
             flops = causal_share(func, args, kwargs) * flops_of(func, args, kwargs, made)
             kind = kind_of(name, sort(name), args, kwargs)
-            indexed = indexed_numbers(tensors((args, kwargs, made))) if is_elementwise(func, name) else 0
-            operator = Kernel(sort(name), flops, moved(name, args, kwargs, made), kind=kind, indexed=indexed)
+            operator = Kernel(sort(name), flops, moved(name, args, kwargs, made), kind=kind)
             taken = self.done[operator.sort]
             for index, amount in enumerate((1, operator.flops, operator.bytes)):
                 taken[index] += amount
-            tiled = operator._replace(flops=flops * tile_share(func, args, kwargs))
-            self.kernels += kernels_of(name, tiled, args, made)
+            self.kernels += kernels_of(name, operator, args, made)
         return made
 
 
@@ -95,12 +91,6 @@ def counts(func: Any) -> bool:
     """Whether an operator does any work: views are free, and what only makes room."""
     space, _, name = func._schema.name.partition("::")
     return space != "prim" and name not in FREE and not is_view(func)
-
-
-@cache
-def is_elementwise(func: Any, name: str) -> bool:
-    """Whether each number of an operator's result comes from those at its place in the operands."""
-    return name in COPIES or (torch.Tag.pointwise in func.tags and not name.startswith("native_dropout"))
 
 
 @cache
@@ -131,33 +121,10 @@ def causal_share(func: Any, args: Any, kwargs: Any) -> float:
     return min(1, 0.5 + CAUSAL_TOKENS / given["key"].shape[2]) if given.get("is_causal") else 1
 
 
-def tile_share(func: Any, args: Any, kwargs: Any) -> float:
-    """How many times as many FLOPs the kernel of a fused attention computes, which works on whole tiles.
-
-    Queries and keys come in tiles of 128; where heads are wider than 64, keys in tiles of 64
-    (flash_fwd_launch_template.h, github.com/Dao-AILab/flash-attention). Those are 1.69 times as many for 197 tokens,
-    which take 205 and 512 us by `attention_2022` where 214 and 534 were measured: forward and backward of 1,024 heads
-    of 64 in 16 bits on an A100 (github.com/facebookresearch/xformers/pull/479).
-
-    >>> tile_share(torch.ops.aten.mm.default, (), {})
-    1.0
-    """
-    given = arguments_of_attention(func, args, kwargs)
-    if not given:
-        return 1.0
-    queries, keys, width = given["query"].shape[2], given["key"].shape[2], given["query"].shape[3]
-    return whole_tiles(queries, 128) * whole_tiles(keys, 128 if width <= 64 else 64)
-
-
 def arguments_of_attention(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
     """The arguments of a fused attention, or of its backward, by name; none of other operators."""
     names = [argument.name for argument in func._schema.arguments]
     return dict(zip(names, args, strict=False)) | kwargs if {"is_causal", "query", "key"} <= {*names} else {}
-
-
-def whole_tiles(size: int, tile: int) -> float:
-    """How much larger the tiles are that cover a size."""
-    return -(-size // tile) * tile / size
 
 
 def is_view(func: Any) -> bool:

@@ -24,7 +24,7 @@ EVT: benchmark/resnet/torch_result.md and torch_cl_result.md, github.com/apuaaCh
 images of 224 x 224, float16, torch 2.1, cuDNN 8.9, an A100 of 40 GB.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from math import prod
 from typing import Any, NamedTuple
 
@@ -39,8 +39,7 @@ class Kernel(NamedTuple):
     `product` has its sizes if it is a matrix product. `transposed` are the bytes that are moved beside, in so many
     `transposes`, where it runs on tensor cores. `numbers` are those that it reads and writes one at a time, in so many
     `blocks` of threads, or that a pool compares (0 blocks). `plain` convolutions are products of contiguous images.
-    `kind` is one of KINDS, or empty. `indexed` are the numbers of an element-wise kernel that looks for each of them.
-    `odd` products read matrices whose rows begin at any 2 bytes.
+    `kind` is one of KINDS, or empty.
     """
 
     sort: str
@@ -54,8 +53,6 @@ class Kernel(NamedTuple):
     blocks: int = 0
     plain: bool = False
     kind: str = ""
-    indexed: float = 0.0
-    odd: bool = False
 
 
 # What a number that a pool compares costs, in those of a forward of contiguous images. EVT's pool of 3 x 3 compares 231
@@ -98,7 +95,7 @@ def kernels_of(name: str, operator: Kernel, args: Any, made: Any) -> Iterator[Ke
     elif operator.sort == "layer-norm" and name.endswith("norm_backward") and isinstance(args[1], Tensor):
         yield operator
         if not args[0].is_contiguous():
-            yield Kernel(operator.sort, 0.0, 2.0 * nbytes(args[0]), indexed=args[0].numel())
+            yield Kernel(operator.sort, 0.0, 2.0 * nbytes(args[0]))
         if gives_weight_gradients(made):
             yield Kernel(operator.sort, 0.0, nbytes(args[0]) + nbytes(args[1]), kind=operator.kind)
     elif name in ("max_pool2d_with_indices", "max_pool2d_with_indices_backward"):
@@ -109,8 +106,7 @@ def kernels_of(name: str, operator: Kernel, args: Any, made: Any) -> Iterator[Ke
     else:
         drawn = numbers_of(made) if name.rstrip("_") in DRAWING else 0
         sizes = matrix_product(name, args)
-        odd = sizes is not None and sizes[0] > 1 and any(map(has_odd_rows, args[-2:]))
-        yield fitting(operator._replace(product=sizes, random=drawn, odd=odd))
+        yield fitting(operator._replace(product=sizes, random=drawn))
 
 
 def convolution(operator: Kernel, args: Any, made: Tensor) -> Iterator[Kernel]:
@@ -185,33 +181,6 @@ def kind_of(name: str, sort: str, args: Any, kwargs: Any) -> str:
     return ""
 
 
-def indexed_numbers(values: Iterable[Tensor]) -> float:
-    """How many numbers an element-wise kernel looks for one by one: all of its result, a half of them, or none.
-
-    torch reads tensors that lie alike in memory from one end to the other, several numbers at once
-    (`vectorized_elementwise_kernel`). Where one lies in another order, the place of each number is computed from its
-    indices (`elementwise_kernel`; `TensorIteratorBase.is_contiguous`); also where one is repeated along a dim, which
-    takes half as long. `values` are all tensors that it reads and writes; those of one number do not count.
-
-    EVT's copies of 25.9 and 16.8 million numbers to another order take 160 and 103.7 us, of which 75 and 49 are
-    their bytes'; adding a mask to 134 million scores 603 of 389. Liger-Kernel's table (`huggingface`,
-    github.com/linkedin/Liger-Kernel at ead96b61, benchmark/data/all_benchmark_data.csv, an A100) has operators of an
-    RMS norm and of rotary positions, which are 8, 5, 4 and 2 % short so, forward and backward.
-    """
-    given = [x for x in values if x.numel() > 1]
-    largest = max((x.numel() for x in given), default=0)
-    whole = [x for x in given if x.numel() == largest]
-    layouts = {tuple((n, s) for n, s in zip(x.shape, x.stride(), strict=True) if n > 1) for x in whole}
-    if len(layouts) > 1 or (whole and span(whole[0]) > largest):
-        return largest
-    return largest / 2 if len(whole) < len(given) else 0.0
-
-
-def span(x: Tensor) -> int:
-    """How many places in memory there are from a tensor's first number to its last."""
-    return 1 + sum((n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True))
-
-
 def gives_weight_gradients(made: Any) -> bool:
     """Whether the backward of a norm made more than the input's gradient."""
     return isinstance(made, tuple | list) and any(isinstance(gradient, Tensor) for gradient in made[1:])
@@ -264,15 +233,6 @@ def matrix_product(name: str, args: Any) -> Sizes | None:
     left, right = args[-2:]
     *batch, rows, inner = left.shape
     return prod(batch), rows, right.shape[-1], inner
-
-
-def has_odd_rows(matrices: Tensor) -> bool:
-    """Whether rows, or columns, of matrices begin at places that are no multiple of 4 bytes.
-
-    Those are the fewest bytes that a tensor core's operands are copied by without registers (`cp.async`, PTX ISA).
-    """
-    *_, rows, columns = (n > 1 and stride for n, stride in zip(matrices.shape, matrices.stride(), strict=True))
-    return max(rows, columns) * matrices.element_size() % 4 > 0
 
 
 def window_product(output: Tensor, weight: Tensor, groups: int) -> Sizes:

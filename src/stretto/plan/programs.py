@@ -6,8 +6,6 @@ adds it to those of earlier micro-batches; else an operator of its own does. `re
 "each micro-batch", or "beside a pass": gradients during the last backward, weights during the next forward.
 `persistent_norms` keep a row in registers and read it once: apex's FastLayerNorm takes 54 and 87 us where torch's and
 apex's former take 250 to 290 (github.com/NVIDIA/apex/pull/1037). They are priced as a copy, others by `memory_of`.
-`own_layouts`: no kernel looks for numbers one by one, since sequences come before examples, so that the operands of
-attention are views, and gates, biases and positions have kernels of their own (Megatron-LM's transformer.py).
 `buckets`: replicas that share nothing out keep a copy of all gradients to sum them, as DistributedDataParallel does
 unless gradients are views of it (`gradient_as_bucket_view`).
 
@@ -33,20 +31,19 @@ class ProgramTraits(NamedTuple):
     sums_in_products: bool = True
     replicas: str = "end"
     persistent_norms: bool = False
-    own_layouts: bool = False
     buckets: bool = False
 
     def attains(self, attained: Attained) -> Attained:
         """What a device attains of the program's kernels."""
         if self.persistent_norms:
             attained = attained.with_persistent_norms()
-        return attained.with_own_layouts() if self.own_layouts else attained
+        return attained
 
 
 PROGRAMS = {
-    "megatron-2021": ProgramTraits("waited", sums_in_products=False, own_layouts=True),
-    "megatron-2022": ProgramTraits(persistent_norms=True, own_layouts=True),
-    "nemo-2024": ProgramTraits("in parts", replicas="beside a pass", persistent_norms=True, own_layouts=True),
+    "megatron-2021": ProgramTraits("waited", sums_in_products=False),
+    "megatron-2022": ProgramTraits(persistent_norms=True),
+    "nemo-2024": ProgramTraits("in parts", replicas="beside a pass", persistent_norms=True),
     "torch": ProgramTraits(sums_in_products=False, buckets=True),
     "apex-2019": ProgramTraits(sums_in_products=False, replicas="each micro-batch"),
 }
