@@ -44,13 +44,6 @@ def as_copies(cluster: Tables) -> None:
         shares.pop("memory_of", None)
 
 
-def in_order(cluster: Tables) -> None:
-    """Operands of element-wise kernels as if they lay alike in memory, and batched products of odd rows as others."""
-    for shares in attained(cluster):
-        shares.pop("indexed_numbers", None)
-        shares.pop("odd_products", None)
-
-
 def all_alike(cluster: Tables) -> None:
     """No device slower than others of its kind."""
     for device in cluster["devices"].values():
@@ -111,7 +104,6 @@ TERMS: Mapping[str, Callable[[Tables], None]] = {
     "attained rates (peaks instead)": at_peak,
     "sizes of products": of_any_size,
     "kinds of kernels": as_copies,
-    "layouts": in_order,
     "slowest of devices": all_alike,
     "starting kernels": no_launches,
     "hosts": no_hosts,

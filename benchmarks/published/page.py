@@ -122,7 +122,8 @@ def terms() -> str:
         lower = found["rows"] and found["with"] < found["without"]
         means = [percent(found[key]).removeprefix("+") for key in ("with", "without")]
         lines.append(f"| {name} | {found['rows']} | {' | '.join(means)} | {'stays' if lower else 'goes'} |")
-    lines += [f"| {name} | 0 | – | – | gone |" for name in GONE]
+    for name, (rows, *pair) in GONE.items():
+        lines.append(f"| {name} | {rows} | {' | '.join(percent(each).removeprefix('+') for each in pair)} | gone |")
     return "\n".join(lines)
 
 
