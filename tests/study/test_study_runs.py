@@ -35,6 +35,7 @@ from stretto.study import (
     training_run,
     write_report,
 )
+from stretto.study import disk_errors
 from stretto.study.disk_errors import FullDiskError, locked
 from stretto.study.evaluation import evaluation_steps
 from stretto.study.prepare import prepare, resolve
@@ -248,7 +249,7 @@ def test_a_full_disk_while_the_report_is_written(whole, monkeypatch):
 
 
 def test_too_little_room_is_found_out_before_training(tmp_path, monkeypatch):
-    monkeypatch.setattr(study, "FREE_BYTES", 2**80)
+    monkeypatch.setattr(disk_errors, "FREE_BYTES", 2**80)
     with pytest.raises(FullDiskError, match=r"study has \d+ MiB free, a study needs"):
         made(tmp_path / "study")
 

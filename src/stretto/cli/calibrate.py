@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from stretto.cli.output import aligned, print_json, write, writing_to
 from stretto.cli.progress_bar import progress
 from stretto.errors import UsageError
+from stretto.files.destinations import check_file
 from stretto.settings.command_line import FLAG, WHOLE, WHOLES
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ def calibrate(
             tell_collectives(result, out, json=json, quiet=quiet)
         return
     only_with_collectives(sizes, per_node)
+    check_file(out or OUT)
     findings = machine(workers if workers is not None or launched > 1 else 2, launched, quick=quick, silent=silent)
     if findings is not None:  # those of all processes, on the first one
         tell_machine(findings, out or OUT, json=json, quiet=quiet)

@@ -9,10 +9,11 @@ from stretto.cli.failures import reliability_of, told
 from stretto.cli.measured_plans import check_trials, tried_or_kept
 from stretto.cli.output import print_json
 from stretto.cli.penalty_options import methods_of, objective_of, penalty_rows, study_of, with_findings
-from stretto.cli.plan_output import explained, in_words, points, summary, tell_difference, written
+from stretto.cli.plan_output import EXPORTED, explained, in_words, points, summary, tell_difference, written
 from stretto.cli.progress_bar import progress, rising
 from stretto.cli.scaling import scaled
 from stretto.errors import UsageError
+from stretto.files.destinations import check_file
 from stretto.options.checks import one_of
 from stretto.settings.planning import LAYERS, SEQUENCE, FailureSettings, PlanOutput, PlanSettings
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from stretto.study.tensor_format import TensorFormat
 
 KEEP = 4  # plans that are simulated
+PAGE = ".html"  # the ending of the page of --scale, beside the plan
 
 
 def plan(
@@ -58,6 +60,7 @@ def plan(
         raise UsageError(f"export={output.export!r}: there is torch")
     cluster = find_cluster(settings.cluster)
     check_trials(settings, cluster)
+    check_beside(output)
     known, wanted = reliability_of(failures, cluster)
     study = study_of(settings)
     objective = objective_of(settings, study)
@@ -82,7 +85,7 @@ def plan(
         facts["goodput"] = told(best, problem, known)
     facts |= asked_beside(output, problem, objective, best, found)
     if output.scale is not None:
-        page = output.out.with_suffix(".html")
+        page = output.out.with_suffix(PAGE)
         facts["scaling"] = scaled(
             problem, settings.model, output.scale, page, per_worker=output.per_worker, known=known, wanted=wanted
         )
@@ -90,6 +93,12 @@ def plan(
         print_json(facts)
     elif not output.quiet:
         print(in_words(facts))
+
+
+def check_beside(output: PlanOutput) -> None:
+    """Raise UsageError where a file beside the plan cannot be written."""
+    for ending in (*(EXPORTED if output.export else ()), *((PAGE,) if output.scale is not None else ())):
+        check_file(output.out.with_suffix(ending))
 
 
 def asked_beside(

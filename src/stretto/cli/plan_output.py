@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from stretto.study.model_costs import Costed
 
 FAR = 1.5  # times: a correction that says that the parts of a step are not understood
+EXPORTED = (".csv", ".split.json")  # the endings of torch's files, beside the plan's
 NEGLIGIBLE = 1e-6  # share of a step's time: smaller terms are rounding errors
 
 
@@ -71,9 +72,10 @@ def exported(best: "Plan", model: "Costed", out: Path) -> None:
 
     c = best.candidate
     schedule, _ = method(str(c)).plan(c.stages, c.pipeline)
-    write(out.with_suffix(".csv"), to_csv(schedule))
+    listed, beginnings = map(out.with_suffix, EXPORTED)
+    write(listed, to_csv(schedule))
     begin = split_points(best.bounds, model.layers)
-    write(out.with_suffix(".split.json"), f"{json.dumps(begin, indent=1)}\n")
+    write(beginnings, f"{json.dumps(begin, indent=1)}\n")
 
 
 def summary(best: "Plan", found: "Found", file: Mapping[str, Any], model: "Costed", out: Path) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from stretto.cost.cluster import Cluster, Device, Group, Link, Rate
 from stretto.cost.collective import Collective
 from stretto.cost.rings import Steps
 from stretto.errors import UsageError, nearest
-from stretto.files.whole_files import write_whole
+from stretto.files.destinations import writing
 from stretto.options.checks import of_kind
 from stretto.options.checks import path as check_path
 
@@ -58,7 +58,8 @@ def write_cluster(cluster: Cluster, file: str | Path) -> None:
     check_path("file", file)
     if Path(file).is_dir():
         raise UsageError(f"{file} is a folder: name a file, such as cluster.toml")
-    write_whole(Path(file), to_toml(cluster))
+    with writing(Path(file)) as path:
+        path.write_text(to_toml(cluster), encoding="utf-8")
 
 
 def to_toml(cluster: Cluster) -> str:

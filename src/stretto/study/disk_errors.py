@@ -1,12 +1,15 @@
 """Errors of a study's folder: a full disk, no permission, another process at work."""
 
 import errno
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
 from stretto.errors import StrettoError, UsageError
+
+FREE_BYTES = 64 * 2**20  # on the disk before a study or a run starts, at least
 
 
 class FullDiskError(StrettoError):
@@ -24,6 +27,17 @@ def writing(folder: Path) -> Iterator[None]:
                 f"no room on the disk for {folder}: free some and start the same command again; finished runs are kept"
             ) from error
         raise UsageError(f"cannot write to {folder}: {error.strerror}: choose another --out") from error
+
+
+def refuse_full(folder: Path, what: str) -> None:
+    """Raise FullDiskError where the disk of a folder, which may have to be made, has too little room for a `what`."""
+    nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    free = shutil.disk_usage(nearest).free
+    if free < FREE_BYTES:
+        raise FullDiskError(
+            f"{folder} has {free / 2**20:.0f} MiB free, {what} needs {FREE_BYTES / 2**20:.0f}: free some, or choose an "
+            "--out elsewhere"
+        )
 
 
 def locked(path: Path, folder: Path, *, exclusive: bool = True) -> TextIO:

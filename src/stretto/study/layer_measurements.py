@@ -18,6 +18,7 @@ from stretto.cost.cluster import Device
 from stretto.cost.cluster_file import to_dict
 from stretto.cost.layer_table import Affine, LayerCost, Measured, ModelCosts, measured_of
 from stretto.cost.stage_prediction import Machine, layer_seconds, update_seconds
+from stretto.files.destinations import check_file
 from stretto.measure import with_times
 from stretto.measure.messages import agreed
 from stretto.nn.batch import as_tuple, inputs_of
@@ -60,6 +61,8 @@ def with_measured_layers(
     known = {} if file is None else read(file)
     key = key_of(model, cluster, batch)
     if anew or key not in known:
+        if file is not None:
+            check_file(file)
         known[key] = measured(model, cluster, batch, tell)
         if file is not None:
             beside_cluster.write(file, WORD, known)

@@ -14,7 +14,7 @@ from stretto.report import units
 from stretto.report.record import Record
 from stretto.settings.runs import TrainSettings, known, short
 from stretto.study.checkpoints import Checkpoints
-from stretto.study.store import CHECKPOINTS, RUN, read_run, refuse_other
+from stretto.study.store import CHECKPOINTS, RUN, check_run_folder, read_run, refuse_other
 from stretto.tracing import Recording, read_recordings
 from stretto.tracing.operation_spans import OPERATION
 
@@ -44,8 +44,8 @@ def as_begun(asked: str, settings: TrainSettings, out: Path | None) -> TrainSett
 def folders_begun(settings: TrainSettings) -> list[Path]:
     """The folders of runs of the same model on the same data, without --out, that have checkpoints."""
     prefix = default_folder(settings).name.partition(settings.id)[0]
-    found = sorted(Path("runs").glob(f".{glob.escape(prefix)}*{CHECKPOINTS}"))
-    return [path.with_name(path.name.removeprefix(".").removesuffix(CHECKPOINTS)) for path in found]
+    found = sorted(Path("runs").glob(f".{glob.escape(prefix)}*.{CHECKPOINTS}"))
+    return [path.with_name(path.name.removeprefix(".").removesuffix(f".{CHECKPOINTS}")) for path in found]
 
 
 def claim(folder: Path, settings: TrainSettings, *, resume: bool = False) -> bool:
@@ -54,14 +54,13 @@ def claim(folder: Path, settings: TrainSettings, *, resume: bool = False) -> boo
     Raises UsageError if the folder holds anything else; if the run has checkpoints and `resume` is false; and if it has
     none and `resume` is true.
     """
-    if not folder.name:
-        raise UsageError(f"--out {folder} has no name of its own: name the folder")
     if (folder / RUN).is_file():
         refuse_other(folder, "a run", read_run(folder)[0]["settings"], settings.to_json())
         Checkpoints(settings, folder).clear()  # the run may have ended since they were looked for
         return False
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"{folder} is there already and holds no run: choose another --out")
+    check_run_folder(folder)
     checkpoints = Checkpoints(settings, folder)
     if resume:
         checkpoints.require()

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from stretto.files.destinations import check_file
 from stretto.plan import Plan, Problem, beside_cluster
 from stretto.plan.plan_file import training
 from stretto.plan.trials import Trial, TrialFailedError, play, whole
@@ -37,6 +38,8 @@ def with_measured_steps(
     found = {} if anew else known.get(name, {})
     missing = {way: plan for way, plan in plans.items() if not fits(found.get(way), plan)}
     if missing:
+        if file is not None:
+            check_file(file)
         # Together, as a machine's speed drifts: times of other moments would be compared with those of these.
         memory = min(problem.cluster.device(worker).memory for worker in range(workers))
         found = known[name] = measured(plans, trained, memory, tell)

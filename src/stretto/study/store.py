@@ -17,18 +17,19 @@ from typing import Any, TextIO
 from torch import Tensor
 
 from stretto.errors import UsageError
+from stretto.files.destinations import check_replaced, followed
 from stretto.files.whole_files import write_whole
 from stretto.options.given_objects import is_given
 from stretto.options.user_function import is_model_folder
 from stretto.report.record import Measurement, Observation, Point, Record
 from stretto.settings.runs import CompareSettings, parse_metric
-from stretto.study.disk_errors import locked, writing
+from stretto.study.disk_errors import locked, refuse_full, writing
 from stretto.tracing import Recording
 
 RUN, EVENTS, MODEL, STUDY, LOCK = "run.json", "events.jsonl", "model.safetensors", "study.json", ".lock"
 HEADS = "heads.safetensors"
 SOURCES, EXAMPLES = "sources", "examples"  # of settings: digests of the user's functions and data
-CHECKPOINTS = ".checkpoints"  # the end of the name of the folder beside a run's
+PARTIAL, CHECKPOINTS = "partial", "checkpoints"  # the ends of the names of folders beside a run's
 FOLDER = "model"  # of a run: a Hugging Face model as from_pretrained reads it
 
 
@@ -52,6 +53,7 @@ class RunWriter:
         with writing(self.folder):
             self._partial.mkdir(parents=True, exist_ok=True)
             if self._rank == 0:
+                remove_links(self._partial)
                 self._events = locked(self._partial / EVENTS, self.folder)
                 self._events.truncate(0)
             if self._processes > 1:
@@ -73,7 +75,8 @@ class RunWriter:
             if file is not None:
                 with contextlib.suppress(OSError):
                     file.close()
-        if kind is not None and self._rank == 0 and not checkpoints_of(self.folder).exists():
+        whole = (self._partial / RUN).is_file()  # written last: nothing is missing but the folder's name
+        if kind is not None and self._rank == 0 and not whole and not checkpoints_of(self.folder).exists():
             shutil.rmtree(self._partial, ignore_errors=True)
 
     def event(self, kind: str, **values: Any) -> None:
@@ -121,22 +124,49 @@ class RunWriter:
                     tensors = {key: value.detach().cpu().clone() for key, value in state.items() if key not in left_out}
                     (self._partial / file).write_bytes(save(tensors))
             (self._partial / RUN).write_text(json.dumps(run, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-            replace_into(self._partial, self.folder)
+        try:
+            replace_into(self._partial, followed(self.folder))
+        except OSError as error:
+            raise UsageError(
+                f"{self.folder} cannot be written ({error.strerror}): the whole run is in {self._partial}, rename that"
+            ) from error
 
 
 def partial(folder: Path) -> Path:
-    """The folder into which a run is written until it is finished."""
-    return folder.with_name(f".{folder.name}.partial")
+    """The folder into which a run is written until it is finished: beside its own, or beside what that is a link to."""
+    return beside(folder, PARTIAL)
+
+
+def beside(folder: Path, role: str) -> Path:
+    """The hidden folder beside that of a run; where that is a link, beside what it leads to."""
+    target = followed(folder)
+    return target.with_name(f".{target.name}.{role}")
+
+
+def check_run_folder(folder: Path) -> None:
+    """Raise UsageError where the folder of a run, or of its checkpoints, could not be written; it leaves nothing.
+
+    Raises FullDiskError without room.
+    """
+    check_replaced(folder, "--out", PARTIAL, CHECKPOINTS)
+    refuse_full(followed(folder), "a run")
+
+
+def remove_links(folder: Path) -> None:
+    """Remove links in a folder that may be somebody else's: what is written there is to stay there."""
+    for path in folder.iterdir():
+        if path.is_symlink():
+            path.unlink()
 
 
 def is_partial(path: Path) -> bool:
     """Whether a folder is one that `partial` names."""
-    return path.name.startswith(".") and path.name.endswith(".partial")
+    return path.name.startswith(".") and path.name.endswith(f".{PARTIAL}")
 
 
 def checkpoints_of(folder: Path) -> Path:
     """The folder of the checkpoints of a run that is not finished."""
-    return folder.with_name(f".{folder.name}{CHECKPOINTS}")
+    return beside(folder, CHECKPOINTS)
 
 
 def refuse_busy(folder: Path) -> None:
@@ -160,7 +190,8 @@ def replace_into(written: Path, folder: Path) -> None:
     for path in (path for path in written.rglob("*") if path.is_file()):
         with path.open("rb") as file:
             os.fsync(file.fileno())
-    shutil.rmtree(folder, ignore_errors=True)
+    if folder.is_dir():
+        shutil.rmtree(folder)
     written.rename(folder)
 
 

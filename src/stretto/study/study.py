@@ -11,6 +11,8 @@ from typing import Any
 from torch import nn
 
 from stretto.errors import UsageError
+from stretto.files import destinations
+from stretto.files.destinations import followed
 from stretto.files.path_names import in_path
 from stretto.methods import method
 from stretto.nn.group_norm import parted_norms, uses_batch_statistics
@@ -18,7 +20,7 @@ from stretto.options.user_function import is_function
 from stretto.report import Record
 from stretto.report.heading import Heading
 from stretto.settings.runs import CompareSettings, Settings, TrainSettings, known, short
-from stretto.study.disk_errors import FullDiskError, locked, writing
+from stretto.study.disk_errors import locked, refuse_full, writing
 from stretto.study.methods import choose
 from stretto.study.prepare import build_model, same_weights
 from stretto.study.store import (
@@ -34,7 +36,6 @@ from stretto.study.store import (
 )
 
 RUNS = "runs"  # the folder of a study's runs
-FREE_BYTES = 64 * 2**20  # on the disk before a study starts, at least
 TIMEOUT = 600.0  # seconds that workers wait for each other unless said otherwise
 
 
@@ -104,6 +105,8 @@ def open_study(settings: CompareSettings, out: Path | None = None, heading: Head
         name = heading.folder if heading else f"compare-{short(settings.model)}-{short(known(settings.data))}"
         out = Path("runs") / in_path(f"{name}-{settings.digest}", "the name of the study's folder")
     notes = notes_on(settings)
+    out = followed(out)
+    destinations.check_folder(out)
     if check_folder(out, resolved):
         notes += (f"{out} holds a study with other settings and without a finished run: it is begun anew",)
     return Study(settings, out, tasks_in(out, settings), choice.left_out, heading, notes)
@@ -193,12 +196,7 @@ def claimed(study: Study, *, exclusive: bool = True) -> Iterator[None]:
     with lock:
         resolved = study.settings.to_json()
         begins_anew = check_folder(study.out, resolved, shared=not exclusive)
-        free = shutil.disk_usage(study.out).free
-        if free < FREE_BYTES:
-            raise FullDiskError(
-                f"{study.out} has {free / 2**20:.0f} MiB free, a study needs {FREE_BYTES / 2**20:.0f}: free some, or "
-                "choose an --out elsewhere"
-            )
+        refuse_full(study.out, "a study")
         with writing(study.out):
             if begins_anew:
                 shutil.rmtree(study.out / RUNS, ignore_errors=True)  # why its runs failed, and their partial files
