@@ -105,7 +105,7 @@ def test_a_run_is_written_to_where_a_link_leads(name, tmp_path, monkeypatch):
     assert (tmp_path / LINKS[name] / "run.json").is_file()
     assert made.weights().keys() == {"weight", "bias"}
     assert tiny_run(out=name)["train_loss"] == made["train_loss"]  # read, not made again
-    assert not [path for path in tmp_path.rglob(".*")]
+    assert not list(tmp_path.rglob(".*"))
 
 
 def test_a_study_is_written_to_where_a_link_leads(tmp_path, monkeypatch):
@@ -156,10 +156,10 @@ def test_a_run_without_room_is_not_begun(tmp_path, monkeypatch):
 
 
 def test_a_run_whose_folder_is_taken_while_it_trains_is_kept(tmp_path, monkeypatch):
-    def taken(written, folder):
+    def taken(*_):
         raise OSError(errno.EBUSY, "Device or resource busy")
 
-    monkeypatch.setattr(store, "replace_into", taken)
+    monkeypatch.setattr(store.Path, "rename", taken)
     with pytest.raises(UsageError, match=r"resource busy.*the whole run is in .*\.run\.partial, rename that"):
         tiny_run(out=tmp_path / "run")
     assert {"run.json", "events.jsonl", "model.safetensors"} <= {

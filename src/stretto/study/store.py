@@ -33,6 +33,10 @@ PARTIAL, CHECKPOINTS = "partial", "checkpoints"  # the ends of the names of fold
 FOLDER = "model"  # of a run: a Hugging Face model as from_pretrained reads it
 
 
+class NotReplacedError(UsageError):
+    """A run is whole, but could not get the name of its folder."""
+
+
 class RunWriter:
     """Writes one run into `.<name>.partial` beside its folder; `finish` renames it to the folder.
 
@@ -75,8 +79,8 @@ class RunWriter:
             if file is not None:
                 with contextlib.suppress(OSError):
                     file.close()
-        whole = (self._partial / RUN).is_file()  # written last: nothing is missing but the folder's name
-        if kind is not None and self._rank == 0 and not whole and not checkpoints_of(self.folder).exists():
+        kept = isinstance(error, NotReplacedError) or checkpoints_of(self.folder).exists()
+        if kind is not None and self._rank == 0 and not kept:
             shutil.rmtree(self._partial, ignore_errors=True)
 
     def event(self, kind: str, **values: Any) -> None:
@@ -124,12 +128,7 @@ class RunWriter:
                     tensors = {key: value.detach().cpu().clone() for key, value in state.items() if key not in left_out}
                     (self._partial / file).write_bytes(save(tensors))
             (self._partial / RUN).write_text(json.dumps(run, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-        try:
             replace_into(self._partial, followed(self.folder))
-        except OSError as error:
-            raise UsageError(
-                f"{self.folder} cannot be written ({error.strerror}): the whole run is in {self._partial}, rename that"
-            ) from error
 
 
 def partial(folder: Path) -> Path:
@@ -186,13 +185,21 @@ def discard(folder: Path) -> None:
 
 
 def replace_into(written: Path, folder: Path) -> None:
-    """Flush the files of a folder to the disk, then rename it to `folder`, which is replaced."""
+    """Flush the files of a folder to the disk, then rename it to `folder`, which is replaced.
+
+    Raises OSError where the files cannot be flushed, NotReplacedError where `folder` cannot be.
+    """
     for path in (path for path in written.rglob("*") if path.is_file()):
         with path.open("rb") as file:
             os.fsync(file.fileno())
-    if folder.is_dir():
-        shutil.rmtree(folder)
-    written.rename(folder)
+    try:
+        if folder.is_dir():
+            shutil.rmtree(folder)
+        written.rename(folder)
+    except OSError as error:
+        raise NotReplacedError(
+            f"{folder} cannot be replaced ({error.strerror}): the whole run is in {written}, rename that"
+        ) from error
 
 
 def differing(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
