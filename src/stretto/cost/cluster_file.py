@@ -1,6 +1,5 @@
 """Clusters as TOML files, Stretto's own included. Every error names the file, the key, the value and a remedy."""
 
-import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, asdict, fields
 from importlib.resources import files
@@ -15,6 +14,7 @@ from stretto.errors import UsageError, nearest
 from stretto.files.destinations import writing
 from stretto.options.checks import of_kind
 from stretto.options.checks import path as check_path
+from stretto.options.kinds import parse_toml
 
 T = TypeVar("T")
 HOME = files("stretto.cost") / "clusters"
@@ -98,7 +98,7 @@ def without_none(value: Any) -> Any:
 def parse(text: str, origin: str) -> Cluster:
     """A cluster from TOML text; `origin` names it in messages. Raises UsageError if the text is wrong."""
     try:
-        content = tomllib.loads(text)
+        content = parse_toml(text)
     except ValueError as error:
         raise UsageError(f"{origin} is no TOML file: {error}") from error
     try:

@@ -22,6 +22,7 @@ from stretto.files.destinations import check_file
 from stretto.measure import with_times
 from stretto.measure.messages import agreed
 from stretto.nn.batch import as_tuple, inputs_of
+from stretto.options.kinds import check_values
 from stretto.plan import beside_cluster
 from stretto.settings.runs import TrainSettings
 from stretto.study.model_costs import Costed, built
@@ -105,7 +106,8 @@ def read(file: Path) -> dict[str, Any]:
 
 
 def check(record: Mapping[str, Any]) -> None:
-    """Raise KeyError, TypeError or AttributeError for what `layers` does not give."""
+    """Raise UsageError, KeyError or TypeError for what `layers` does not give."""
+    check_values("measured", record, {"layers": list[Measured], "start": float, "step": float})
     _ = [measured_of(times) for times in record["layers"]], record["start"], record["step"]
 
 

@@ -19,7 +19,9 @@ from torch import Tensor
 from stretto.errors import UsageError
 from stretto.files.destinations import check_replaced, followed
 from stretto.files.whole_files import write_whole
+from stretto.options.checks import shown
 from stretto.options.given_objects import is_given
+from stretto.options.kinds import check_values, read_json, read_text
 from stretto.options.user_function import is_model_folder
 from stretto.report.record import Measurement, Observation, Point, Record
 from stretto.settings.runs import CompareSettings, parse_metric
@@ -30,6 +32,14 @@ RUN, EVENTS, MODEL, STUDY, LOCK = "run.json", "events.jsonl", "model.safetensors
 HEADS = "heads.safetensors"
 SOURCES, EXAMPLES = "sources", "examples"  # of settings: digests of the user's functions and data
 PARTIAL, CHECKPOINTS = "partial", "checkpoints"  # the ends of the names of folders beside a run's
+RUN_KINDS: Mapping[str, Any] = {  # of values in run.json that are read again
+    "settings": dict[str, Any], "record": dict[str, Any], "seconds_per_step": float | None,
+    "peak_memory": list[float | None], "trackers": dict[str, str],
+}  # fmt: skip
+REQUIRED = ("settings", "record", "seconds_per_step")
+OF_EVENTS: Mapping[str, type[Point | Observation | Measurement]] = {
+    "evaluation": Point, "observation": Observation, "measurement": Measurement,
+}  # fmt: skip
 FOLDER = "model"  # of a run: a Hugging Face model as from_pretrained reads it
 
 
@@ -263,20 +273,38 @@ def write_run(folder: Path, files: Mapping[str, str]) -> None:
 def read_run(folder: Path) -> tuple[dict[str, Any], Record]:
     """A finished run: the content of run.json, and its record. Raises UsageError if the folder is damaged."""
     try:
-        run = json.loads((folder / RUN).read_text(encoding="utf-8"))
-        events = [json.loads(line) for line in (folder / EVENTS).read_text(encoding="utf-8").splitlines()]
-        if events[-1]["event"] != run["record"]["status"]:
-            raise ValueError(f"the end of {EVENTS} is missing")
-        points = tuple(Point.from_json(event) for event in events if event["event"] == "evaluation")
-        observations = tuple(Observation.from_json(event) for event in events if event["event"] == "observation")
-        measurements = tuple(Measurement.from_json(event) for event in events if event["event"] == "measurement")
-        record = Record.from_json(run["record"])
-        return run, replace(record, points=points, observations=observations, measurements=measurements)
-    except (OSError, LookupError, TypeError, ValueError) as error:
+        return _read_run(folder / RUN, folder / EVENTS)
+    except UsageError as error:
         raise UsageError(
-            f"{folder} is damaged ({type(error).__name__}: {error}): delete this folder and start the same command "
-            "again; only this run is repeated"
+            f"{folder} is damaged ({error}): delete this folder and start the same command again; only this run is "
+            "repeated"
         ) from error
+
+
+def _read_run(file: Path, events_file: Path) -> tuple[dict[str, Any], Record]:
+    run: dict[str, Any] = read_json(file)
+    check_values(f"{file}", run, RUN_KINDS)
+    if lacking := [key for key in REQUIRED if key not in run]:
+        raise UsageError(f"{file} lacks {', '.join(lacking)}")
+    record = Record.from_json(run["record"], f"{file}: record")
+    check_values(f"{file}: record.options", record.options, {"lr": float | None, "batch_size": int})
+    settings = run["settings"]
+    for key, value in {"method": record.method, "seed": record.seed, **record.options}.items():
+        if settings.get(key) != value:
+            raise UsageError(f"{file}: {key} is {shown(settings.get(key))} in settings, {shown(value)} in record")
+    read: dict[type[Point | Observation | Measurement], list[Any]] = {kind: [] for kind in OF_EVENTS.values()}
+    last: Any = {}
+    for number, line in enumerate(read_text(events_file).splitlines(), start=1):
+        last = read_json(events_file, line, number)
+        place = f"{events_file}, line {number}"
+        check_values(place, last, {"event": str})
+        kind = OF_EVENTS.get(last.get("event", ""))
+        if kind is not None:
+            read[kind].append(kind.from_json(last, place))
+    if last.get("event") != record.status:
+        raise UsageError(f"{events_file} does not end with {record.status!r}, as {file} has it: its end is missing")
+    return run, replace(record, points=tuple(read[Point]), observations=tuple(read[Observation]),
+                        measurements=tuple(read[Measurement]))  # fmt: skip
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:

@@ -1,6 +1,5 @@
 """A study on the disk: its settings, its runs, and which of them are finished."""
 
-import json
 import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ from stretto.files.destinations import followed
 from stretto.files.path_names import in_path
 from stretto.methods import method
 from stretto.nn.group_norm import parted_norms, uses_batch_statistics
+from stretto.options.kinds import check_values, read_json
 from stretto.options.user_function import is_function
 from stretto.report import Record
 from stretto.report.heading import Heading
@@ -35,6 +35,9 @@ from stretto.study.store import (
     write_json,
 )
 
+STUDY_KINDS: Mapping[str, Any] = {
+    "settings": dict[str, Any], "left_out": dict[str, str], "heading": dict[str, Any] | None,
+}  # fmt: skip
 RUNS = "runs"  # the folder of a study's runs
 TIMEOUT = 600.0  # seconds that workers wait for each other unless said otherwise
 
@@ -82,9 +85,10 @@ class Study:
 def record_of(task: Task) -> Record | None:
     """The record of a finished run; None for any other."""
     try:
-        return read_run(task.folder)[1]
+        record = read_run(task.folder)[1]
     except UsageError:
         return None
+    return record if record.id == task.settings.id else None
 
 
 def resolve_study(settings: CompareSettings) -> CompareSettings:
@@ -179,12 +183,13 @@ def holds_runs(out: Path) -> bool:
 def read_content(path: Path) -> dict[str, Any]:
     """The content of study.json. Raises UsageError if it cannot be read or has no settings."""
     try:
-        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(content["settings"], dict):
-            raise TypeError("no settings in it")
+        content: dict[str, Any] = read_json(path)
+        check_values(f"{path}", content, STUDY_KINDS)
+        if "settings" not in content:
+            raise UsageError(f"{path} lacks settings")
         return content
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UsageError(f"{path} cannot be read ({error}): choose another --out, or delete that folder") from error
+    except UsageError as error:
+        raise UsageError(f"{error}: choose another --out, or delete that folder") from error
 
 
 @contextmanager
@@ -217,18 +222,18 @@ def read_study(out: Path, trusted: Collection[str] = ()) -> Study:
     if not path.is_file():
         raise UsageError(f"nothing to report in {out}: it has neither {STUDY} nor {RUN}. Name a folder that "
                          "`stretto compare` or `stretto train` has written")  # fmt: skip
-    try:
-        content = read_content(path)
-        settings = CompareSettings.from_json(content["settings"], str(path), trusted=trusted)
-        heading = Heading.from_json(content["heading"]) if content.get("heading") else None
-    except TypeError as error:
-        raise UsageError(f"{path} cannot be read: {error}") from error
+    content = read_content(path)
+    settings = CompareSettings.from_json(content["settings"], str(path), trusted=trusted)
+    heading = Heading.from_json(content["heading"], f"{path}: heading") if content.get("heading") else None
     return Study(settings, out, tasks_in(out, settings), content.get("left_out", {}), heading)
 
 
 def study_of_run(folder: Path, trusted: Collection[str] = ()) -> Study:
     """A study that consists of one run."""
-    run = TrainSettings.from_json(read_run(folder)[0]["settings"], str(folder / RUN), trusted=trusted)
+    content, record = read_run(folder)
+    run = TrainSettings.from_json(content["settings"], str(folder / RUN), trusted=trusted)
+    if record.id != run.id:
+        raise UsageError(f"{folder / RUN} is damaged: its record is of {record.id!r}, and its settings of {run.id!r}")
     shared = {field.name: getattr(run, field.name) for field in fields(Settings)}
     rates, sizes = None if run.lr is None else (run.lr,), (known(run.batch_size),)
     swept = CompareSettings(**shared, methods=(run.method,), lr=rates, batch_size=sizes, seeds=1)
