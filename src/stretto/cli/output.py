@@ -78,6 +78,15 @@ def write_trace(
         perfetto.write(recordings, file, phases)
 
 
+def inside(folder: Path, name: str) -> Path:
+    """The path of a file in a folder that may be somebody else's. Raises UsageError for a link: it leads anywhere."""
+    if (folder / name).is_symlink():
+        raise UsageError(
+            f"{folder / name} is a link, and a folder may come from others: delete it, or give --trace FILE"
+        )
+    return folder / name
+
+
 @contextmanager
 def writing_to(file: Path) -> Iterator[None]:
     """Turn the operating system's refusals to write a file into errors that say what to do."""
