@@ -599,9 +599,9 @@ def test_folders_that_are_something_else(whole, tmp_path):
         made(file / "inside")
     for text in ("{", "[]", "{}", '{"settings": []}'):
         (tmp_path / "study.json").write_text(text)
-        with pytest.raises(UsageError, match=r"study\.json cannot be read"):
+        with pytest.raises(UsageError, match=r"is damaged .*study\.json"):
             study.check_folder(tmp_path, resolved)
-        with pytest.raises(UsageError, match=r"study\.json cannot be read"):
+        with pytest.raises(UsageError, match=r"is damaged .*study\.json"):
             read_study(tmp_path)
 
 

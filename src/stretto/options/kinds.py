@@ -32,7 +32,7 @@ def read_text(file: Path) -> str:
     except OSError as error:
         raise UsageError(f"{file} cannot be read: {error.strerror}") from error
     except ValueError as error:
-        raise UsageError(f"{file} is damaged: it is no text in UTF-8 ({error})") from error
+        raise UsageError(f"{file} is no text in UTF-8: {error}") from error
 
 
 def read_json(file: Path, text: str | None = None, line: int | None = None) -> Any:
@@ -41,7 +41,7 @@ def read_json(file: Path, text: str | None = None, line: int | None = None) -> A
         return json.loads(read_text(file) if text is None else text)
     except (ValueError, RecursionError) as error:
         place = f"{file}" if line is None else f"{file}, line {line}"
-        raise UsageError(f"{place} is damaged: it is no JSON ({error})") from error
+        raise UsageError(f"{place} is no JSON: {error}") from error
 
 
 def parse_toml(text: str) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from stretto.cost.cluster import Device
 from stretto.cost.cluster_file import to_dict
 from stretto.cost.layer_table import Affine, LayerCost, Measured, ModelCosts, measured_of
 from stretto.cost.stage_prediction import Machine, layer_seconds, update_seconds
+from stretto.errors import UsageError
 from stretto.files.destinations import check_file
 from stretto.measure import with_times
 from stretto.measure.messages import agreed
@@ -68,6 +69,11 @@ def with_measured_layers(
         if file is not None:
             beside_cluster.write(file, WORD, known)
     found = known[key]
+    if len(found["layers"]) != len(model.costs.layers):
+        number = len(model.costs.layers)
+        raise UsageError(
+            f"{file} has {len(found['layers'])} of {number} layers: delete it, and they are measured again"
+        )
     rows = tuple(
         replace(row, measured=measured_of(times))
         for row, times in zip(model.costs.layers, found["layers"], strict=True)
@@ -108,7 +114,12 @@ def read(file: Path) -> dict[str, Any]:
 def check(record: Mapping[str, Any]) -> None:
     """Raise UsageError, KeyError or TypeError for what `layers` does not give."""
     check_values("measured", record, {"layers": list[Measured], "start": float, "step": float})
-    _ = [measured_of(times) for times in record["layers"]], record["start"], record["step"]
+    for index, times in enumerate(record["layers"]):
+        lines = {key: line for key, line in vars(measured_of(times)).items() if isinstance(line, Affine)}
+        for key, line in lines.items():
+            if max(line.each, line.at(1)) < 0:  # for any number of examples
+                raise UsageError(f"layers[{index}].{key} = {times[key]}: seconds are 0 or more")
+    _ = record["start"], record["step"]
 
 
 def scaled(part: LayerCost, whole: LayerCost, device: Device, model: Costed, batch: int) -> LayerCost:

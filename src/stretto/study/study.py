@@ -189,7 +189,7 @@ def read_content(path: Path) -> dict[str, Any]:
             raise UsageError(f"{path} lacks settings")
         return content
     except UsageError as error:
-        raise UsageError(f"{error}: choose another --out, or delete that folder") from error
+        raise UsageError(f"{path.parent} is damaged ({error}): choose another --out, or delete that folder") from error
 
 
 @contextmanager
