@@ -32,6 +32,7 @@ from stretto.study.prepare import optimizer
 BLOCKS = 3  # in which layers are measured alone, and by all processes together; the middle one counts
 SECONDS = 3.0  # of a measurement of all layers, about
 REPEATS = (2, 5)
+FOREVER = 1e9  # seconds
 WORD = "layers"  # of the file, above its records
 LARGEST = 1 << 30  # bytes of weights that are copied for a measurement
 
@@ -117,8 +118,9 @@ def check(record: Mapping[str, Any]) -> None:
     for index, times in enumerate(record["layers"]):
         lines = {key: line for key, line in vars(measured_of(times)).items() if isinstance(line, Affine)}
         for key, line in lines.items():
-            if max(line.each, line.at(1)) < 0:  # for any number of examples
-                raise UsageError(f"layers[{index}].{key} = {times[key]}: seconds are 0 or more")
+            never = max(line.each, line.at(1)) < 0  # for any number of examples
+            if never or max(abs(line.fixed), abs(line.each)) > FOREVER:
+                raise UsageError(f"layers[{index}].{key} = {times[key]}: seconds that can be measured belong here")
     _ = record["start"], record["step"]
 
 

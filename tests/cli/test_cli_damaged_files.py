@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from attack.damage import damage
+from cli.damage import damage
 from cluster_text import cluster_text
 from stretto import UsageError
 from stretto.cli import main
