@@ -186,6 +186,17 @@ def test_a_calibration_is_not_begun_where_its_file_cannot_be(capsys, tmp_path, m
     assert "cannot write to cluster.toml: it is a folder" in capsys.readouterr().err
 
 
+def test_all_reduces_are_not_measured_where_they_cannot_be_kept(capsys, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("kept")
+    monkeypatch.setattr("stretto.cli.calibrate.all_reduces", None)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert main(["calibrate", "--collectives", "--workers", "2"]) == 2
+    assert "file is a file: choose another place: give --out FILE" in capsys.readouterr().err
+    monkeypatch.setattr("stretto.collectives.stored_calibration.user_cache", lambda: None)
+    assert main(["calibrate", "--collectives", "--workers", "2"]) == 2
+    assert "has no home folder: give --out FILE" in capsys.readouterr().err
+
+
 def test_a_run_in_a_folder_without_a_name(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main([*TRAIN.split(), "--out", "."]) == 2

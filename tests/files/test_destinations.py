@@ -96,6 +96,13 @@ def test_links_are_followed_and_devices_stay(place):
     assert (place / "to-null").is_symlink()
 
 
+def test_permissions_stay(place):
+    (place / "file").chmod(0o600)
+    with writing(place / "to-file") as path:
+        path.write_text("new")
+    assert stat.S_IMODE((place / "file").stat().st_mode) == 0o600
+
+
 def test_what_lies_below_a_folder(place):
     (place / "folder" / "out").symlink_to(place)
     inside = {"folder/a": True, "folder/new/a": True, "folder": False, "folder/../a": False, "folder/out/a": False,

@@ -34,13 +34,19 @@ def is_special(path: Path) -> bool:
 
 @contextmanager
 def writing(file: Path) -> Iterator[Path]:
-    """Yield the path under which to write a file that a user has named, which appears whole or not at all."""
+    """Yield the path under which to write a file that a user has named, which appears whole or not at all.
+
+    One that is there keeps its permissions.
+    """
     target = followed(file)
     if is_special(target):
         yield target
         return
+    former = target.stat().st_mode if target.exists() else None
     with replacing(target) as temporary:
         yield temporary
+        if former is not None:
+            temporary.chmod(stat.S_IMODE(former))
 
 
 def check_file(file: Path) -> None:

@@ -137,4 +137,6 @@ def refuse(place: str, value: Any, hints: Sequence[Any]) -> None:
     """Raise UsageError with the kinds that a value could be of."""
     wanted = dict.fromkeys(WORDS.get(get_origin(hint) or hint, "something else") for hint in hints)
     large = type(value) in (int, float) and not abs(value) < MOST and bool({int, float} & {*hints})
-    raise UsageError(f"{place} = {shown(value)}: {', or '.join(wanted)} belongs here{', finite and of at most 64 bits' * large}")
+    raise UsageError(
+        f"{place} = {shown(value)}: {', or '.join(wanted)} belongs here{', finite and of at most 64 bits' * large}"
+    )
