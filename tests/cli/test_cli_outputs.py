@@ -1,6 +1,7 @@
 """What cannot be written, or does not fit into memory, is said before anything is computed."""
 
 import errno
+import shutil
 
 import pytest
 import torch
@@ -150,8 +151,10 @@ def test_a_run_that_could_not_be_kept_is_not_begun(out, tmp_path, monkeypatch):
 
 
 def test_a_run_without_room_is_not_begun(tmp_path, monkeypatch):
-    monkeypatch.setattr("stretto.study.disk_errors.FREE_BYTES", 2**80)
-    with pytest.raises(stretto.StrettoError, match=r"MiB free, a run needs"):
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr("stretto.study.disk_errors.shutil.disk_usage", lambda _: usage._replace(free=2**16 + 23))
+    monkeypatch.setattr("stretto.study.python_calls.run_prepared", None)
+    with pytest.raises(stretto.StrettoError, match=r"run has 64\.0 KiB free, a run needs 64\.0 KiB: free"):  # 24 bytes
         tiny_run(out=tmp_path / "run")
 
 

@@ -235,7 +235,7 @@ def test_a_full_disk_is_a_failure_not_a_mistake(capsys, monkeypatch):
     assert main([*STUDY, "--json"]) == 1
     out, err = capsys.readouterr()
     assert out == ""
-    assert "MiB free, a study needs" in err
+    assert " free, a study needs" in err
 
 
 def test_lines_end_at_100_percent(capsys):

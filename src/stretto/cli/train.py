@@ -131,7 +131,7 @@ def train(
         from stretto.study.first_batches import refuse_other_sizes
         from stretto.study.first_evaluation import refuse_evaluation
         from stretto.study.prepare import prepare, prepare_trial
-        from stretto.study.single_run import claim, default_folder
+        from stretto.study.single_run import claim, default_folder, refuse_full_disk
         from stretto.study.tracked_report import track_run
 
     take_place(settings.placement)
@@ -155,6 +155,7 @@ def train(
     folder = output.out or default_folder(resolved)
     trace = folder / TRACE if trace_operations and trace is None else trace
     if claim(folder, resolved, resume=resume):
+        refuse_full_disk(prepared, folder)
         # another launcher's command is the one that was given
         with unfinished(prepared, folder, command if launched == 1 else None):
             make_run(

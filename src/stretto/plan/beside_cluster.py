@@ -49,5 +49,5 @@ def read(file: Path, word: str, check: Callable[[Record], object], *, what: str,
             with naming(f"{file}: {word}.{key}"):
                 check(record)
     except (UsageError, ValueError, KeyError, TypeError) as error:
-        raise UsageError(f"{file} holds no {what} ({error}): delete it, and {effect}") from error
+        raise UsageError(f"{file} holds no {what}: delete it, and {effect} ({error})") from error
     return dict(records)

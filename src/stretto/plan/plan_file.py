@@ -164,9 +164,15 @@ def read_plan(file: Path) -> dict[str, Any]:
         )
     check_values(f"{file}", known, {TRAIN: dict[str, Any], OPTIONS: dict[str, Any]})
     check_values(f"{file}: [{PLAN}]", known[PLAN], SHOWN)
-    if lacking := [key for key in SHOWN if key not in known[PLAN]]:
-        raise UsageError(f"{file}: [{PLAN}] lacks {', '.join(lacking)}: write it anew with stretto plan --out {file}")
     return known
+
+
+def chosen_in(file: Path) -> dict[str, Any]:
+    """What the plan in a file chooses, with all that draws it. Raises UsageError where something is missing."""
+    chosen: dict[str, Any] = read_plan(file)[PLAN]
+    if lacking := [key for key in SHOWN if key not in chosen]:
+        raise UsageError(f"{file}: [{PLAN}] lacks {', '.join(lacking)}: write it anew with stretto plan --out {file}")
+    return chosen
 
 
 def training_of(file: Path) -> dict[str, Any]:

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TextIO
 
 from stretto.errors import StrettoError, UsageError
+from stretto.report.units import bytes_held
 
-FREE_BYTES = 64 * 2**20  # on the disk before a study or a run starts, at least
+FREE_BYTES = 64 * 2**20  # on the disk before a study starts, at least
 
 
 class FullDiskError(StrettoError):
@@ -29,14 +30,14 @@ def writing(folder: Path) -> Iterator[None]:
         raise UsageError(f"cannot write to {folder}: {error.strerror}: choose another --out") from error
 
 
-def refuse_full(folder: Path, what: str) -> None:
-    """Raise FullDiskError where the disk of a folder, which may have to be made, has too little room for a `what`."""
+def refuse_full(folder: Path, what: str, needed: float) -> None:
+    """Raise FullDiskError where the disk of a folder, which may have to be made, has no room for `what`, some bytes."""
     nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     free = shutil.disk_usage(nearest).free
-    if free < FREE_BYTES:
+    if free < needed:
         raise FullDiskError(
-            f"{folder} has {free / 2**20:.0f} MiB free, {what} needs {FREE_BYTES / 2**20:.0f}: free some, or choose an "
-            "--out elsewhere"
+            f"{folder} has {bytes_held(free)} free, {what} needs {bytes_held(needed)}: free some, or choose an --out "
+            "elsewhere"
         )
 
 

@@ -33,7 +33,7 @@ from stretto.study.first_batches import refuse_other_sizes
 from stretto.study.first_evaluation import refuse_evaluation
 from stretto.study.prepare import costs_of, prepare, prepare_trial, resolve
 from stretto.study.run_processes import run_on_processes
-from stretto.study.single_run import as_begun, claim, default_folder, in_words, summary
+from stretto.study.single_run import as_begun, claim, default_folder, in_words, refuse_full_disk, summary
 from stretto.study.store import FOLDER, MODEL, read_run
 from stretto.study.study import open_study
 from stretto.study.tracked_report import track_run
@@ -248,6 +248,7 @@ def train(
         prepared = (prepare if workers is None else prepare_trial)(resolved)
         refuse_other_sizes(prepared)
         refuse_evaluation(prepared)
+        refuse_full_disk(prepared, folder)
         title = f"{resolved.model} on {resolved.data}, {resolved.method}"
         with shown_progress(title, known(resolved.steps), quiet=quiet) as advance, scratch() as temporary:
             on_step = counting(advance)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from stretto.errors import UsageError
+from stretto.files.destinations import followed
 from stretto.files.path_names import in_path
 from stretto.methods.advice import may_stand_for
 from stretto.methods.table import is_advised
@@ -14,9 +15,13 @@ from stretto.report import units
 from stretto.report.record import Record
 from stretto.settings.runs import TrainSettings, known, short
 from stretto.study.checkpoints import Checkpoints
+from stretto.study.disk_errors import refuse_full
+from stretto.study.prepare import Prepared
 from stretto.study.store import CHECKPOINTS, RUN, check_run_folder, read_run, refuse_other
 from stretto.tracing import Recording, read_recordings
 from stretto.tracing.operation_spans import OPERATION
+
+FILES_BYTES = 2**16  # of what a run leaves beside its weights, about
 
 
 def default_folder(settings: TrainSettings) -> Path:
@@ -69,6 +74,12 @@ def claim(folder: Path, settings: TrainSettings, *, resume: bool = False) -> boo
     return True
 
 
+def refuse_full_disk(prepared: Prepared, folder: Path) -> None:
+    """Raise FullDiskError where the weights of a run would have no room in the end."""
+    weights = {id(each): each.nbytes for layer in prepared.model.layers for each in layer.parameters()}
+    refuse_full(followed(folder), "a run", sum(weights.values()) + FILES_BYTES)
+
+
 def traced(folder: Path, *, operations: bool = False) -> list[Recording]:
     """The recordings of the run's workers. Raises UsageError for a run without a trace, or one without operations."""
     recordings = read_recordings(folder)
@@ -87,7 +98,7 @@ def summary(run: dict[str, Any], record: Record, folder: Path) -> dict[str, Any]
     return {
         "status": record.status,
         "steps": last if record.diverged_at is None else record.diverged_at,
-        "seconds_per_step": run["seconds_per_step"],
+        "seconds_per_step": run.get("seconds_per_step"),
         "peak_memory": run.get("peak_memory"),
         "train_loss": record.train_loss,
         "train_accuracy": record.train_accuracy,

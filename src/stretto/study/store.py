@@ -25,7 +25,7 @@ from stretto.options.kinds import check_values, read_json, read_text
 from stretto.options.user_function import is_model_folder
 from stretto.report.record import Measurement, Observation, Point, Record
 from stretto.settings.runs import CompareSettings, parse_metric
-from stretto.study.disk_errors import locked, refuse_full, writing
+from stretto.study.disk_errors import locked, writing
 from stretto.tracing import Recording
 
 RUN, EVENTS, MODEL, STUDY, LOCK = "run.json", "events.jsonl", "model.safetensors", "study.json", ".lock"
@@ -36,7 +36,7 @@ RUN_KINDS: Mapping[str, Any] = {  # of values in run.json that are read again
     "settings": dict[str, Any], "record": dict[str, Any], "seconds_per_step": float | None,
     "peak_memory": list[float | None], "trackers": dict[str, str],
 }  # fmt: skip
-REQUIRED = ("settings", "record", "seconds_per_step")
+REQUIRED = ("settings", "record")
 OF_EVENTS: Mapping[str, type[Point | Observation | Measurement]] = {
     "evaluation": Point, "observation": Observation, "measurement": Measurement,
 }  # fmt: skip
@@ -153,12 +153,8 @@ def beside(folder: Path, role: str) -> Path:
 
 
 def check_run_folder(folder: Path) -> None:
-    """Raise UsageError where the folder of a run, or of its checkpoints, could not be written; it leaves nothing.
-
-    Raises FullDiskError without room.
-    """
+    """Raise UsageError where the folder of a run, or of its checkpoints, could not be written; it leaves nothing."""
     check_replaced(folder, "--out", PARTIAL, CHECKPOINTS)
-    refuse_full(followed(folder), "a run")
 
 
 def remove_links(folder: Path) -> None:

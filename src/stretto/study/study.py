@@ -20,6 +20,7 @@ from stretto.options.user_function import is_function
 from stretto.report import Record
 from stretto.report.heading import Heading
 from stretto.settings.runs import CompareSettings, Settings, TrainSettings, known, short
+from stretto.study import disk_errors
 from stretto.study.disk_errors import locked, refuse_full, writing
 from stretto.study.methods import choose
 from stretto.study.prepare import build_model, same_weights
@@ -201,7 +202,7 @@ def claimed(study: Study, *, exclusive: bool = True) -> Iterator[None]:
     with lock:
         resolved = study.settings.to_json()
         begins_anew = check_folder(study.out, resolved, shared=not exclusive)
-        refuse_full(study.out, "a study")
+        refuse_full(study.out, "a study", disk_errors.FREE_BYTES)
         with writing(study.out):
             if begins_anew:
                 shutil.rmtree(study.out / RUNS, ignore_errors=True)  # why its runs failed, and their partial files
