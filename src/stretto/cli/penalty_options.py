@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from stretto.cli.output import aligned
 from stretto.errors import UsageError
+from stretto.options.checks import positive
 from stretto.settings.planning import PlanSettings
 from stretto.settings.trusted import Trusted
 
@@ -32,6 +33,8 @@ def objective_of(settings: PlanSettings, study: "MeasuredPenalties | None") -> "
     """What the plan is to be best in; what is given comes before what a study measured."""
     from stretto.plan import Objective, Penalty
 
+    for name, value in (settings.penalties or {}).items():
+        positive(f"penalties.{name}", value)
     return Objective(
         goal=settings.objective,  # type: ignore[arg-type]
         critical_batch=settings.critical_batch or (study.critical_batch if study else None),

@@ -297,6 +297,11 @@ def _read_run(file: Path, events_file: Path) -> tuple[dict[str, Any], Record]:
         kind = OF_EVENTS.get(last.get("event", ""))
         if kind is not None:
             read[kind].append(kind.from_json(last, place))
+    for each in read[Observation]:
+        for key, value in vars(each).items():
+            if key != "step" and len(value) != settings.get("stages"):
+                of_stages = f"{len(value)} values of {settings.get('stages')} stages"
+                raise UsageError(f"{events_file}: {key} of the observation at step {each.step} has {of_stages}")
     if last.get("event") != record.status:
         raise UsageError(f"{events_file} does not end with {record.status!r}, as {file} has it: its end is missing")
     return run, replace(record, points=tuple(read[Point]), observations=tuple(read[Observation]),

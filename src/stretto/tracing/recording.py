@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Self
 from stretto.errors import UsageError
 from stretto.files.whole_files import replacing
 from stretto.options.checks import shown
-from stretto.options.kinds import check_values, naming, read_json, read_text
+from stretto.options.kinds import MOST, check_values, naming, read_json, read_text
 
 FORMAT = 1
 LIMIT = 1 << 18  # events kept of a recording: about 40 MB in memory, 15 MB on disk
@@ -189,7 +189,10 @@ def is_event(event: Any) -> bool:
     return (
         kinds is not None
         and len(event) == len(kinds) + 1
-        and all(type(part) in kind for part, kind in zip(event[1:], kinds, strict=True))
+        and all(
+            type(part) in kind and (type(part) is not int or -MOST < part < MOST)
+            for part, kind in zip(event[1:], kinds, strict=True)
+        )
     )
 
 
