@@ -36,6 +36,7 @@ DIFFERS = [
     ([], dict[str, int], "x = []: a table belongs here"),
     ({"a": None}, dict[str, int], "x.a = None: a whole number belongs here"),
     ([[1]], list[int] | None, "x[0] = [1]: a whole number belongs here"),
+    ({3: 1}, dict[str, int], "x: a key = 3: a text belongs here"),
     ({"name": 3}, Pair | None, "x: name = 3: a text belongs here"),
 ]
 

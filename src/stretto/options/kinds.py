@@ -100,6 +100,8 @@ def check_kind(place: str, value: Any, hint: Any) -> None:
         if not isinstance(value, Mapping):
             refuse(place, value, [hint])
         for key, member in value.items() if members else ():
+            if not isinstance(key, str):  # as a checkpoint's may be
+                refuse(f"{place}: a key", key, [str])
             check_kind(f"{place}.{key}", member, members[1])
     elif is_dataclass(origin):
         check_values(place, value, origin)

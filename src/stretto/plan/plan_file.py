@@ -163,6 +163,7 @@ def read_plan(file: Path) -> dict[str, Any]:
             f"{file} is no plan: [{PLAN}] or [{PREDICTED}] is missing; write one with stretto plan --out FILE"
         )
     check_values(f"{file}", known, {TRAIN: dict[str, Any], OPTIONS: dict[str, Any]})
+    check_values(f"{file}: [{TRAIN}]", known.get(TRAIN, {}), {OPTIONS: dict[str, Any]})
     check_values(f"{file}: [{PLAN}]", known[PLAN], SHOWN)
     return known
 

@@ -24,7 +24,7 @@ from stretto.options.given_objects import is_given
 from stretto.options.kinds import check_values, read_json, read_text
 from stretto.options.user_function import is_model_folder
 from stretto.report.record import Measurement, Observation, Point, Record
-from stretto.settings.runs import CompareSettings, parse_metric
+from stretto.settings.runs import CompareSettings, TrainSettings, parse_metric
 from stretto.study.disk_errors import locked, writing
 from stretto.tracing import Recording
 
@@ -285,6 +285,7 @@ def _read_run(file: Path, events_file: Path) -> tuple[dict[str, Any], Record]:
     record = Record.from_json(run["record"], f"{file}: record")
     check_values(f"{file}: record.options", record.options, {"lr": float | None, "batch_size": int})
     settings = run["settings"]
+    check_values(f"{file}", settings, TrainSettings)
     for key, value in {"method": record.method, "seed": record.seed, **record.options}.items():
         if settings.get(key) != value:
             raise UsageError(f"{file}: {key} is {shown(settings.get(key))} in settings, {shown(value)} in record")
