@@ -179,6 +179,11 @@ def test_links_among_the_files_of_an_interrupted_run_are_not_followed(tmp_path):
     tiny_run(out=tmp_path / "run")
     assert (tmp_path / "mine").read_text() == "kept"
     assert not (tmp_path / "run" / "events.jsonl").is_symlink()
+    (tmp_path / "away").mkdir()
+    (tmp_path / ".other.partial").symlink_to(tmp_path / "away")
+    tiny_run(out=tmp_path / "other")
+    assert not (tmp_path / "other").is_symlink()
+    assert not list((tmp_path / "away").iterdir())
 
 
 def test_a_calibration_is_not_begun_where_its_file_cannot_be(capsys, tmp_path, monkeypatch):

@@ -14,6 +14,7 @@ from stretto.files.destinations import is_below
 from stretto.options.import_object import refuse_functions
 from stretto.options.parse import parse, split_list
 from stretto.options.user_function import is_function
+from stretto.settings.planning import EXPORTED, PAGE
 from stretto.settings.runs import refuse_named
 
 
@@ -47,7 +48,6 @@ ROLES: dict[str, Role] = {
     }.items()
     for name in names.split()
 }
-BESIDE_PLAN = (".csv", ".split.json", ".html")  # the endings of files that a plan's command writes beside it
 
 
 def refuse_untrusted(place: str, key: str, value: Any, *, takes_text: bool) -> None:
@@ -78,7 +78,7 @@ def refuse_elsewhere(place: str, key: str, text: str, *, may_exist: bool = False
         refuse(place, key, text, "writes nowhere but below the working folder, and into nothing hidden")
     if may_exist:
         return
-    for each in (path, *map(path.with_suffix, BESIDE_PLAN if key == "out" and path.suffix else ())):
+    for each in (path, *map(path.with_suffix, (*EXPORTED, PAGE) if path.suffix else ())):
         if each.exists() and not each.is_dir():
             refuse(place, key, text, f"replaces nothing, and {each} is there already")
 

@@ -9,13 +9,13 @@ from stretto.cli.failures import reliability_of, told
 from stretto.cli.measured_plans import check_trials, tried_or_kept
 from stretto.cli.output import print_json
 from stretto.cli.penalty_options import methods_of, objective_of, penalty_rows, study_of, with_findings
-from stretto.cli.plan_output import EXPORTED, explained, in_words, points, summary, tell_difference, written
+from stretto.cli.plan_output import explained, in_words, points, summary, tell_difference, written
 from stretto.cli.progress_bar import progress, rising
 from stretto.cli.scaling import scaled
 from stretto.errors import UsageError
 from stretto.files.destinations import check_file
 from stretto.options.checks import one_of
-from stretto.settings.planning import LAYERS, SEQUENCE, FailureSettings, PlanOutput, PlanSettings
+from stretto.settings.planning import EXPORTED, LAYERS, PAGE, SEQUENCE, FailureSettings, PlanOutput, PlanSettings
 
 if TYPE_CHECKING:
     from stretto.cost import Cluster
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from stretto.study.tensor_format import TensorFormat
 
 KEEP = 4  # plans that are simulated
-PAGE = ".html"  # the ending of the page of --scale, beside the plan
 
 
 def plan(

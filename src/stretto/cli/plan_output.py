@@ -13,6 +13,7 @@ from stretto.cli.penalty_options import in_words as penalties_in_words
 from stretto.cli.scaling import in_words as scaling_in_words
 from stretto.errors import UsageError
 from stretto.options.user_function import is_function
+from stretto.settings.planning import EXPORTED
 
 if TYPE_CHECKING:
     from stretto.plan import Found, Objective, Plan, Problem
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from stretto.study.model_costs import Costed
 
 FAR = 1.5  # times: a correction that says that the parts of a step are not understood
-EXPORTED = (".csv", ".split.json")  # the endings of torch's files, beside the plan's
 NEGLIGIBLE = 1e-6  # share of a step's time: smaller terms are rounding errors
 
 

@@ -65,6 +65,8 @@ class RunWriter:
 
     def __enter__(self) -> "RunWriter":
         with writing(self.folder):
+            if self._rank == 0 and self._partial.is_symlink():
+                self._partial.unlink()
             self._partial.mkdir(parents=True, exist_ok=True)
             if self._rank == 0:
                 remove_links(self._partial)
