@@ -73,3 +73,8 @@ def test_names_that_would_meet():
 def test_what_cannot_be_kept_is_named(value, what):
     with pytest.raises(UsageError, match=rf"a checkpoint cannot hold optimizer\.param_groups\.0\.odd.*{what}"):
         flatten({"optimizer": {"param_groups": [{"odd": value}]}})
+
+
+def test_an_object_without_a_tag_is_no_state():
+    with pytest.raises(ValueError, match="without a tag"):
+        unflatten({"dict": [["a", {}]]}, {})

@@ -153,8 +153,8 @@ def test_a_file_that_is_no_text(capsys, tmp_path):
 
 def test_out_that_cannot_be(capsys, tmp_path):
     (tmp_path / "file").write_text("")
-    assert "--out file is a file" in refused(capsys, "compare", "--out", "file")
+    assert "cannot write to file: file is a file" in refused(capsys, "compare", "--out", "file")
     assert "file/x" in refused(capsys, "compare", "--out", "file/x")
     assert "is not empty and holds no study" in refused(capsys, "compare", "--out", ".")
-    assert "--out file is a file" in refused(capsys, "train", "--out", "file")
+    assert "cannot write to file: file is a file" in refused(capsys, "train", "--out", "file")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file"]

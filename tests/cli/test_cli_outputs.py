@@ -1,16 +1,19 @@
 """What cannot be written, or does not fit into memory, is said before anything is computed."""
 
 import errno
+import shutil
 
 import pytest
 import torch
 
 import stretto
 from stretto import models
-from stretto.cli import main, output
-from stretto.cli.output import check_file, check_folder
+from stretto.cli import main
 from stretto.errors import UsageError
+from stretto.files import destinations
+from stretto.files.destinations import check_file, check_folder
 from stretto.nn import memory_limit
+from stretto.study import store
 
 TRAIN = "train --model-options.width 8 --steps 2 --quiet"
 FILES = {
@@ -30,6 +33,12 @@ FILES = {
     "plan --model mlp --workers 2 --cluster 128-nodes-of-8-h100 --out folder": "cannot write to folder: it is a folder",
     "calibrate --quick --out folder": "cannot write to folder: it is a folder",
     "calibrate --quick --out " + "x" * 300 + "/a": "name too long",
+    f"{TRAIN} --trace /dev/full": "cannot write to /dev/full: no space left",
+    f"{TRAIN} --out loop": "cannot write to loop: too many levels of symbolic links",
+    f"{TRAIN} --trace loop": "cannot write to loop: too many levels of symbolic links",
+    "compare --steps 2 --out loop": "cannot write to loop: too many levels of symbolic links",
+    "plan --cluster 8-a100 --export torch --out b.toml": "cannot write to b.csv: it is a folder",
+    "plan --cluster 8-a100 --scale 1,2 --out b.toml": "cannot write to b.html: it is a folder",
 }
 
 
@@ -37,12 +46,14 @@ FILES = {
 def test_outputs_are_looked_at_first(words, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").write_text("kept")
-    (tmp_path / "folder").mkdir()
+    for name in ("folder", "b.csv", "b.html"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "loop").symlink_to("loop")
     for each in ("prepare", "resolve"):
         monkeypatch.setattr(f"stretto.study.prepare.{each}", None)
     assert main(words.split()) == 2
     assert FILES[words].lower() in capsys.readouterr().err.lower()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["b.csv", "b.html", "file", "folder", "loop"]
     assert (tmp_path / "file").read_text() == "kept"
 
 
@@ -52,8 +63,8 @@ def test_what_may_not_be_written(tmp_path, monkeypatch):
     def refused(**_):
         raise PermissionError(errno.EACCES, "Permission denied")
 
-    monkeypatch.setattr(output.os, "access", lambda path, mode: False)
-    monkeypatch.setattr(output.tempfile, "TemporaryFile", refused)
+    monkeypatch.setattr(destinations.os, "access", lambda path, mode: False)
+    monkeypatch.setattr(destinations.tempfile, "TemporaryFile", refused)
     (tmp_path / "there").touch()
     with pytest.raises(UsageError, match="may not be written: choose another file"):
         check_file(tmp_path / "there")
@@ -70,10 +81,134 @@ def test_what_can_be_written(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("log", ["csv(folder='file')", "csv(folder=file)", "mlflow(uri='sqlite:///file/x')"])
+def test_what_trackers_write_is_looked_at_first(log, capsys, tmp_path, monkeypatch):
+    if log.startswith("mlflow"):
+        pytest.importorskip("mlflow")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("kept")
+    monkeypatch.setattr("stretto.study.training_run.run_prepared", None)
+    assert main([*TRAIN.split(), "--log", log]) == 2
+    assert "file is a file" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+LINKS = {"empty": "folder", "dangling": "deep/new"}
+
+
+@pytest.mark.parametrize("name", LINKS)
+def test_a_run_is_written_to_where_a_link_leads(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / name).symlink_to(LINKS[name])
+    made = tiny_run(out=name)
+    assert (tmp_path / name).is_symlink()
+    assert (tmp_path / LINKS[name] / "run.json").is_file()
+    assert made.weights().keys() == {"weight", "bias"}
+    assert tiny_run(out=name)["train_loss"] == made["train_loss"]  # read, not made again
+    assert not list(tmp_path.rglob(".*"))
+
+
+def test_a_study_is_written_to_where_a_link_leads(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "link").symlink_to("deep/new")
+    few = {"methods": "backprop", "lr": 0.1, "batch_size": 3, "steps": 2, "seeds": 1, "jobs": 1, "quiet": True}
+    made = stretto.compare(*TINY, loss="mse_loss", out="link", **few)
+    assert len(made.runs) == 1
+    assert (tmp_path / "deep" / "new" / "study.json").is_file()
+
+
+x = torch.arange(12.0).reshape(6, 2) / 12
+TINY = (torch.nn.Linear(2, 2), [(x, x), (x, x)])
+
+
+def tiny_run(**options):
+    return stretto.train(*TINY, lr=0.1, batch_size=3, steps=2, loss="mse_loss", quiet=True, **options)
+
+
+OUTS = {
+    "file": "is there already and holds no run", "to-file": "is there already and holds no run",
+    "file/run": "file is a file", "loop": "symbolic links", "x" * 250: "too long",
+    "beside": ".beside.checkpoints is a file", "mounted": "something is mounted there",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("out", OUTS)
+def test_a_run_that_could_not_be_kept_is_not_begun(out, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("file", ".beside.checkpoints"):
+        (tmp_path / name).write_text("kept")
+    for name, target in {"to-file": "file", "loop": "loop"}.items():
+        (tmp_path / name).symlink_to(target)
+    (tmp_path / "mounted").mkdir()
+    monkeypatch.setattr(destinations.os.path, "ismount", lambda path: path.name == "mounted")
+    monkeypatch.setattr("stretto.study.python_calls.run_prepared", None)
+    before = sorted(path.name for path in tmp_path.iterdir())
+    with pytest.raises(UsageError) as raised:
+        tiny_run(out=out)
+    assert OUTS[out].lower() in str(raised.value).lower()
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+
+
+def test_a_run_without_room_is_not_begun(tmp_path, monkeypatch):
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr("stretto.study.disk_errors.shutil.disk_usage", lambda _: usage._replace(free=2**16 + 23))
+    monkeypatch.setattr("stretto.study.python_calls.run_prepared", None)
+    with pytest.raises(stretto.StrettoError, match=r"run has 64\.0 KiB free, a run needs 64\.0 KiB: free"):  # 24 bytes
+        tiny_run(out=tmp_path / "run")
+
+
+def test_a_run_whose_folder_is_taken_while_it_trains_is_kept(tmp_path, monkeypatch):
+    def taken(*_):
+        raise OSError(errno.EBUSY, "Device or resource busy")
+
+    monkeypatch.setattr(store.Path, "rename", taken)
+    with pytest.raises(UsageError, match=r"resource busy.*the whole run is in .*\.run\.partial, rename that"):
+        tiny_run(out=tmp_path / "run")
+    assert {"run.json", "events.jsonl", "model.safetensors"} <= {
+        path.name for path in (tmp_path / ".run.partial").iterdir()
+    }
+
+
+def test_links_among_the_files_of_an_interrupted_run_are_not_followed(tmp_path):
+    """They may be somebody else's, as a folder that was unpacked."""
+    (tmp_path / "mine").write_text("kept")
+    (tmp_path / ".run.partial").mkdir()
+    for name in ("events.jsonl", "run.json", "model.safetensors"):
+        (tmp_path / ".run.partial" / name).symlink_to(tmp_path / "mine")
+    tiny_run(out=tmp_path / "run")
+    assert (tmp_path / "mine").read_text() == "kept"
+    assert not (tmp_path / "run" / "events.jsonl").is_symlink()
+    (tmp_path / "away").mkdir()
+    (tmp_path / ".other.partial").symlink_to(tmp_path / "away")
+    tiny_run(out=tmp_path / "other")
+    assert not (tmp_path / "other").is_symlink()
+    assert not list((tmp_path / "away").iterdir())
+
+
+def test_a_calibration_is_not_begun_where_its_file_cannot_be(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "cluster.toml").mkdir()
+    monkeypatch.setattr("stretto.cli.calibrate.machine", None)
+    assert main(["calibrate", "--quick"]) == 2
+    assert "cannot write to cluster.toml: it is a folder" in capsys.readouterr().err
+
+
+def test_all_reduces_are_not_measured_where_they_cannot_be_kept(capsys, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("kept")
+    monkeypatch.setattr("stretto.cli.calibrate.all_reduces", None)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert main(["calibrate", "--collectives", "--workers", "2"]) == 2
+    assert "file is a file: choose another place: give --out FILE" in capsys.readouterr().err
+    monkeypatch.setattr("stretto.collectives.stored_calibration.user_cache", lambda: None)
+    assert main(["calibrate", "--collectives", "--workers", "2"]) == 2
+    assert "has no home folder: give --out FILE" in capsys.readouterr().err
+
+
 def test_a_run_in_a_folder_without_a_name(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main([*TRAIN.split(), "--out", "."]) == 2
-    assert "--out . has no name of its own" in capsys.readouterr().err
+    assert "cannot write to .: it has no name" in capsys.readouterr().err
 
 
 def test_more_replicas_than_examples(capsys, tmp_path):

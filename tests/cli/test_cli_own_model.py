@@ -199,6 +199,25 @@ def test_any_optimizer(capsys, optimizer):
             torch.testing.assert_close(saved[name], value, rtol=1e-4, atol=1e-6)
 
 
+def test_an_overlay_of_an_own_network_by_the_way_out_that_it_is_told(capsys):
+    named = [*WORDS, "--optimizer", "own.py:sgd", "--method", "own.py:method"]
+    Path("own.py").write_text(f"{OWN}\nfrom stretto.methods.table import METHODS\n\n\ndef method():\n"
+                              "    return METHODS['1f1b']()\n")  # fmt: skip
+    run(
+        capsys, "train", *named, *FEW[:2], *FEW[4:], "--stages", "2", "--trace", "run.pftrace", "--out", "run", "--json"
+    )
+    overlay = ["simulate", "--overlay", "run"]
+    assert "has the method 'own.py:method'" in mistake(capsys, *overlay)
+    told = mistake(capsys, *overlay, "--method", "own.py:method")
+    remedy = told.partition("say so in the command: ")[2].split()
+    assert run(capsys, *overlay, "--method", "own.py:method", *remedy, "--json")["trace"] == "run/overlay.pftrace"
+    other = ["--model", "mlp", *WORDS[2:]]
+    assert "model=mlp beside overlay=run, whose run has one" in mistake(capsys, *overlay, *other)
+    Path("run/overlay.pftrace").unlink()
+    Path("run/overlay.pftrace").symlink_to("../own.py")  # as an archive from others may have it
+    assert "overlay.pftrace is a link" in mistake(capsys, *overlay, "--method", "own.py:method", *remedy)
+
+
 def test_a_file_does_not_say_what_is_called(capsys):
     Path("run.toml").write_text('model = "own.py:build"\n')
     assert "nothing that a file says is executed" in mistake(capsys, "train", "run.toml", *WORDS[2:])

@@ -273,6 +273,8 @@ def test_mistakes_in_clusters_and_options(capsys, cluster, tmp_path):
     assert "did you mean '1f1b'" in mistake(capsys, "plan", "--cluster", cluster(), "--methods", "1f1")
     assert "critical" in mistake(capsys, "plan", "--cluster", cluster(), "--objective", "loss")
     assert "choose from 1 to 4" in mistake(capsys, "plan", "--cluster", cluster(), "--workers", 9)
+    words = ["plan", "--cluster", cluster(), "--objective", "loss", "--critical-batch", 9]
+    assert "penalties.pb='x': give a positive number" in mistake(capsys, *words, "--penalties.pb", "x")
     assert "no plan in" in mistake(capsys, "train", "--plan", tmp_path / "none.toml")
     assert "a method, a plan or a file" in mistake(capsys, "show")
 

@@ -146,6 +146,7 @@ TEXT = to_toml(CLUSTER)
         ("watts = 65.0", "watts = 'many'", r"devices.cpu.watts = 'many': a number belongs here"),
         ("price_per_hour = 0.5", "price_per_hour = inf", r"devices.cpu.price_per_hour = inf: it must be 0 or more"),
         ("nodes = 2", "nodes = 0", r"groups\[0\].nodes = 0: it must be 1 or more"),
+        ("nodes = 2", "nodes = 1000000000", r"groups has 3,000,000,\d+ workers in all: 1,000,000 at most"),
         ("nodes = 2", "nodes = 1.5", r"groups\[0\].nodes = 1.5: a whole number belongs here"),
         ('between = "far"', 'between = "fat"', r"groups\[0\].between = 'fat': there is no such link: .* 'far'"),
         (', between = "far"', "", r"groups\[0\].between is missing: name the link between the 2 nodes"),

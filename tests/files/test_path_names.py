@@ -88,7 +88,7 @@ def test_a_study_on_the_disk_whose_runs_are_elsewhere(tmp_path, capsys, monkeypa
     file.write_text(json.dumps(content))
     capsys.readouterr()
     assert main(["report", "s"]) == 2
-    assert "the name of a run is" in capsys.readouterr().err
+    assert "study.json: lr[0] = '../../../elsewhere': a number belongs here" in capsys.readouterr().err
 
 
 @pytest.fixture

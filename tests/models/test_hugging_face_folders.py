@@ -222,6 +222,40 @@ def test_folders_that_are_no_model_are_refused(tmp_path, spoil, words):
         hugging_face_model(text, {})
 
 
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ({"weight_map": {"lm_head.weight": "../secret.safetensors"}}, "leave out '/'"),
+        ({"weight_map": {"lm_head.weight": "/secret.safetensors"}}, "leave out '/'"),
+        ({"weight_map": {"lm_head.weight": ".."}}, "begin it with a letter"),
+        ({"weight_map": {"lm_head.weight": 3}}, "it names a file, so write a text"),
+        ({"weight_map": ["model.safetensors"]}, "is damaged: TypeError: weight_map is no table"),
+        ([], "is damaged"),
+        ({"weight_map": {"other": "model.safetensors"}}, "has 'other' in model.safetensors, which lacks it"),
+    ],
+)
+def test_an_index_names_files_of_its_folder(tmp_path, content, said):
+    """The weights of another folder, which a file from others names, are not read."""
+    text = llama(tmp_path / "model")
+    shutil.copyfile(tmp_path / "model" / "model.safetensors", tmp_path / "secret.safetensors")
+    (tmp_path / "model" / "model.safetensors.index.json").write_text(json.dumps(content))
+    for read in (digest_of_folder, lambda text: hugging_face_model(text, {})):
+        with pytest.raises(UsageError, match=r"index\.json") as raised:
+            read(text)
+        assert said in str(raised.value)
+
+
+@pytest.mark.parametrize("entries", [
+    {"architectures": 3}, {"architectures": [3]}, {"architectures": ["set_seed"]}, {"vocab_size": "many"},
+    {"n_head": [1]}, {"n_embd": -1}, {"n_layer": {}}, {"model_type": 3},
+])  # fmt: skip
+def test_a_configuration_with_values_of_the_wrong_kind(tmp_path, entries):
+    text = gpt2(tmp_path)
+    edit(tmp_path, **entries)
+    with pytest.raises(UsageError, match=r"config\.json"):
+        hugging_face_model(text, {})
+
+
 def test_another_width_is_refused(tmp_path):
     text = llama(tmp_path)
     with pytest.raises(UsageError, match=r"mlp.\w+.weight is \[64, 64\], but .* \[(128, 64|64, 128)\] there"):

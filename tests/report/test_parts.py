@@ -17,6 +17,8 @@ from .synthetic import PICTURE
 def test_units():
     assert units.flops(1.234e12) == "1.23 TFLOP"
     assert units.flops(0) == "0.00 FLOP"
+    for value, text in {-0.047482: "-47.5 ms", -2.5: "-2.50 s", -3e-6: "-3.00 µs", 0: "0.00 µs"}.items():
+        assert units.duration(value) == text  # a plan's correction is below 0 where steps took less than predicted
     assert units.flops(None) == "–"
     assert units.number(0.000803) == "0.000803"
     assert units.number(1.5e-9) == "1.50e-09"

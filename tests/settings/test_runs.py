@@ -93,6 +93,7 @@ def test_examples_instead_of_steps():
         ({"methods": ()}, "methods is empty"),
         ({"batch_size": (0,)}, "batch_size=0"),
         ({"batch_size": (8, 16, 8)}, "batch_size lists 8 twice"),
+        ({"seeds": 10**8, "lr": (0.1, 0.2)}, "seeds=100000000 of 8 configurations are 800,000,000 runs: choose fewer"),
     ],
 )
 def test_values_that_no_run_could_have(wrong, message):

@@ -252,6 +252,8 @@ def test_which_trial_counts():
     [
         ("redis://here", "storage='redis://here': give journal:PATH"),
         ("journal:", "name a file in a folder that is there"),
+        ("journal:/tmp", "cannot write to /tmp: it is a folder"),
+        ("journal:/dev/full", "cannot write to /dev/full: No space left on device"),
         ("journal:nowhere/x.log", "name a file in a folder that is there"),
         ("sqlite:///nowhere/x.db", "cannot be opened (unable to open database file)"),
         ("postgresql+nothing://here/x", "cannot be opened"),

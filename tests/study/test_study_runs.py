@@ -23,6 +23,7 @@ from stretto.report.first_frontier import PNG, SVG
 from stretto.settings.runs import CompareSettings, TrainSettings
 from stretto.study import (
     compare,
+    disk_errors,
     open_study,
     process_pool,
     read_study,
@@ -248,8 +249,8 @@ def test_a_full_disk_while_the_report_is_written(whole, monkeypatch):
 
 
 def test_too_little_room_is_found_out_before_training(tmp_path, monkeypatch):
-    monkeypatch.setattr(study, "FREE_BYTES", 2**80)
-    with pytest.raises(FullDiskError, match=r"study has \d+ MiB free, a study needs"):
+    monkeypatch.setattr(disk_errors, "FREE_BYTES", 2**80)
+    with pytest.raises(FullDiskError, match=r"study has .* free, a study needs"):
         made(tmp_path / "study")
 
 
@@ -594,13 +595,13 @@ def test_folders_that_are_something_else(whole, tmp_path):
         study.check_folder(file, resolved)
     with pytest.raises(UsageError, match="is not empty and holds no study"):
         study.check_folder(tmp_path, resolved)
-    with pytest.raises(UsageError, match=r"cannot write to .*/inside: Not a directory"):
+    with pytest.raises(UsageError, match=r"cannot write to .*/inside: .*file is a file"):
         made(file / "inside")
     for text in ("{", "[]", "{}", '{"settings": []}'):
         (tmp_path / "study.json").write_text(text)
-        with pytest.raises(UsageError, match=r"study\.json cannot be read"):
+        with pytest.raises(UsageError, match=r"is damaged .*study\.json"):
             study.check_folder(tmp_path, resolved)
-        with pytest.raises(UsageError, match=r"study\.json cannot be read"):
+        with pytest.raises(UsageError, match=r"is damaged .*study\.json"):
             read_study(tmp_path)
 
 

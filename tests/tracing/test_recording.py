@@ -85,7 +85,7 @@ def test_damage_in_the_middle_is_named_with_its_line(tmp_path: Path) -> None:
     path = recorded().write(tmp_path)
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join([*lines[:2], "?\n", *lines[3:]]))
-    with pytest.raises(UsageError, match="line 3 is no line of a trace"):
+    with pytest.raises(UsageError, match="line 3 is no JSON"):
         Recording.read(path)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from stretto.trackers import MLflow, RunDescription, TensorBoard, WandB
+from stretto.trackers import CSV, MLflow, RunDescription, TensorBoard, WandB
 from stretto.trackers.tracked_run import TrackedRun
 
 RUN = RunDescription("baseline", {"method": "pb", "nested": {"width": 8}}, "worker 0  0F0", group="study")
@@ -104,3 +104,29 @@ def records(file):
         if kind in (1, 4):  # whole, or the last part
             yield whole
             whole = b""
+
+
+@pytest.mark.parametrize("former", ["/etc/mine", "runs/../mine", "mine", "runs/away/mine", "runs"])
+@pytest.mark.parametrize("tracker", [CSV(folder="runs"), TensorBoard(folder="runs")], ids=str)
+def test_what_a_checkpoint_says_leads_out_of_no_folder(tracker, former, tmp_path):
+    """Where a run was logged is in its checkpoint, which may be somebody else's."""
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "metrics.csv").write_text("step\n")
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "away").symlink_to(tmp_path)
+    told = []
+    run = TrackedRun([tracker], RunDescription("baseline", ids={tracker.name: former}, since=1), told.append)
+    run.write(2, {"loss": 1.0})
+    run.close(finished=True)
+    assert "which is not below folder='runs': name the folder above it" in told[0]
+    assert (tmp_path / "mine" / "metrics.csv").read_text() == "step\n"
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["metrics.csv"]
+
+
+def test_a_table_replaces_no_other_files(tmp_path):
+    (tmp_path / "logs" / "baseline").mkdir(parents=True)
+    (tmp_path / "logs" / "baseline" / "settings.json").write_text("kept")
+    told = []
+    TrackedRun([CSV()], RunDescription("baseline"), told.append).close(finished=True)
+    assert "is there already and holds no metrics.csv" in told[0]
+    assert (tmp_path / "logs" / "baseline" / "settings.json").read_text() == "kept"

@@ -39,6 +39,8 @@ def unflatten(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
         return [unflatten(item, tensors) for item in tree]
     if not isinstance(tree, dict):
         return tree
+    if not tree:
+        raise ValueError("an object without a tag")
     tag, content = next(iter(tree.items()))
     if tag == "tensor":
         return tensors[content]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from stretto.cli.output import aligned, print_json, write, writing_to
 from stretto.cli.progress_bar import progress
 from stretto.errors import UsageError
+from stretto.files.destinations import check_file, check_folder
 from stretto.settings.command_line import FLAG, WHOLE, WHOLES
 
 if TYPE_CHECKING:
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from stretto.measure.overhead import Overhead
 
 OUT = Path("cluster.toml")
+HOMELESS = "it cannot be kept, as this user has no home folder"
+NAMED = "give --out FILE, and name it in all-reduce(algorithm=auto, calibration='FILE')"
 SIZES = tuple(1 << exponent for exponent in range(10, 27, 2))  # 1 KB to 64 MB
 
 
@@ -64,14 +67,27 @@ def calibrate(
     rank, launched = place_in_job()
     silent = quiet or json or rank > 0
     if collectives:
+        if out is None:
+            check_kept()
         result = all_reduces(sizes, per_node, workers, launched=launched, silent=silent)
         if result is not None:
             tell_collectives(result, out, json=json, quiet=quiet)
         return
     only_with_collectives(sizes, per_node)
+    check_file(out or OUT)
     findings = machine(workers if workers is not None or launched > 1 else 2, launched, quick=quick, silent=silent)
     if findings is not None:  # those of all processes, on the first one
         tell_machine(findings, out or OUT, json=json, quiet=quiet)
+
+
+def check_kept() -> None:
+    """Raise UsageError where measurements of all-reduces can be kept nowhere but in a file that is named."""
+    from stretto.collectives.stored_calibration import folder
+
+    kept = folder()
+    if kept is None:
+        raise UsageError(f"{HOMELESS}: {NAMED}")
+    check_folder(kept, f"place: {NAMED}")
 
 
 def only_with_collectives(sizes: Sequence[int], per_node: int | None) -> None:
@@ -204,7 +220,7 @@ def tell_collectives(result: "Calibration", out: Path | None, *, json: bool, qui
         write(out, result.to_toml())
     file, trouble = keep(result)
     if file is None and out is None:
-        raise UsageError(f"{trouble}: give --out FILE, and name it in all-reduce(algorithm=auto, calibration='FILE')")
+        raise UsageError(f"{trouble}: {NAMED}")
     if json:
         measurements = result.to_dict() | {"all_reduce": [row.to_json() for row in rows], "fastest": fastest(result)}
         print_json(measurements | {"out": out and str(out), "kept": file and str(file)})
@@ -223,7 +239,7 @@ def keep(result: "Calibration") -> tuple[Path | None, str]:
         file = write_down(result)
     except OSError as error:
         return None, f"cannot keep it in {error.filename}: {error.strerror}"
-    return file, "it cannot be kept, as this user has no home folder" if file is None else ""
+    return file, HOMELESS if file is None else ""
 
 
 def check(sizes: Sequence[int], per_node: int | None, workers: int | None, launched: int) -> None:

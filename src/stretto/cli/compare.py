@@ -208,13 +208,13 @@ def run(
 
 def write_traces(study: "Study", output: Output) -> None:
     """Write the trace of each run that was traced into its folder, and say where there is none."""
-    from stretto.cli.output import write_trace
+    from stretto.cli.output import inside, write_trace
     from stretto.cli.train import TRACE
     from stretto.study.report_page import prepared_trials, traced_runs
 
     written = 0
     for run in traced_runs(study, prepared_trials(study)):
-        write_trace(run.task.folder / TRACE, run.recordings, run.phases)
+        write_trace(inside(run.task.folder, TRACE), run.recordings, run.phases)
         written += 1
     output.say(f"traces of {written} of {len(study.tasks)} runs: {TRACE} in their folders, below {study.out}")
     finished = len(study.tasks) - len(study.pending)

@@ -7,6 +7,7 @@ from cyclopts import Parameter
 
 from stretto.cli.output import Output, aligned, print_json
 from stretto.errors import UsageError
+from stretto.files.destinations import check_folder
 from stretto.settings.command_line import FLAG
 from stretto.settings.trusted import Trusted
 
@@ -37,6 +38,7 @@ def inspect(
     from stretto.study.inspected_runs import inspect_study, write_inspection
 
     study = read_study(folder, trusted.functions)
+    check_folder(folder, "folder: copy it to one that can be written")
     runs = inspect_study(study)
     if not runs:
         raise UsageError(f"nothing to inspect in {folder}: none of its {len(study.tasks)} runs is finished")

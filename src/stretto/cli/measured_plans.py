@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stretto.cli.output import aligned, check_file, writing_to
+from stretto.cli.output import aligned, writing_to
 from stretto.cli.progress_bar import progress, rising
 from stretto.errors import UsageError
+from stretto.files.destinations import check_file
 from stretto.settings.planning import PlanSettings
 
 if TYPE_CHECKING:

@@ -1,16 +1,15 @@
 """What every verb shares: where results are written, and what is printed."""
 
 import json
-import os
 import sys
-import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from stretto.errors import UsageError
+from stretto.files.destinations import writing
 from stretto.settings.command_line import FLAG
 
 if TYPE_CHECKING:
@@ -65,9 +64,8 @@ def aligned(rows: Sequence[Sequence[str]]) -> str:
 
 def write(file: Path, content: str) -> None:
     """Write text into a file, in a folder that is made if need be. Raises UsageError if that cannot be."""
-    with writing_to(file):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(content, encoding="utf-8")
+    with writing_to(file), writing(file) as path:
+        path.write_text(content, encoding="utf-8")
 
 
 def write_trace(
@@ -80,43 +78,13 @@ def write_trace(
         perfetto.write(recordings, file, phases)
 
 
-def check_file(file: Path) -> None:
-    """Raise UsageError if a file cannot be written, before what is to be in it is computed. Leaves nothing."""
-    refuse(file, "file", lambda: obstacle_to(file) if file.exists() else obstacle_in(file.parent))
-
-
-def check_folder(folder: Path) -> None:
-    """Raise UsageError if a folder for results cannot be made or written. Leaves nothing."""
-    if os.path.isfile(folder):  # noqa: PTH113 - which takes names that are too long, too
-        raise UsageError(f"--out {folder} is a file: name a folder")
-    nameless = folder != Path() and folder.name in ("", "..")  # what a run writes has a name beside its folder's
-    refuse(folder, "--out", lambda: "it has no name" if nameless else obstacle_in(folder))
-
-
-def refuse(path: Path, other: str, reason: Callable[[], str | None]) -> None:
-    """Raise UsageError if `reason` returns why nothing can be written to a path; `other` is what to choose instead."""
-    try:
-        why = reason()
-    except OSError as error:
-        why = error.strerror or f"{error}"
-    if why is not None:
-        raise UsageError(f"cannot write to {path}: {why}: choose another {other}")
-
-
-def obstacle_to(file: Path) -> str | None:
-    """Why something that is there cannot be written over; None if it can."""
-    if file.is_dir():
-        return "it is a folder"
-    return None if os.access(file, os.W_OK) else "it may not be written"
-
-
-def obstacle_in(folder: Path) -> str | None:
-    """Why nothing can be made in a folder, which may have to be made itself; None if it can."""
-    nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    if not nearest.is_dir():
-        return f"{nearest} is a file"
-    with tempfile.TemporaryFile(dir=nearest):  # permissions say nothing of disks that are mounted read-only
-        return None
+def inside(folder: Path, name: str) -> Path:
+    """The path of a file in a folder that may be somebody else's. Raises UsageError for a link: it leads anywhere."""
+    if (folder / name).is_symlink():
+        raise UsageError(
+            f"{folder / name} is a link, and a folder may come from others: delete it, or give --trace FILE"
+        )
+    return folder / name
 
 
 @contextmanager

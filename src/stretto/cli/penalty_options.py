@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from stretto.cli.output import aligned
 from stretto.errors import UsageError
+from stretto.options.checks import positive
 from stretto.settings.planning import PlanSettings
+from stretto.settings.trusted import Trusted
 
 if TYPE_CHECKING:
     from stretto.plan import Objective, Problem
@@ -18,17 +20,21 @@ def study_of(settings: PlanSettings) -> "MeasuredPenalties | None":
     from stretto.study.penalties import read_penalties
 
     folder, loss = settings.measured, settings.target_loss
+    trusted = Trusted(model=settings.model, data=settings.data, loss=settings.loss, metric=settings.metric,
+                      optimizer=settings.optimizer, method=settings.methods)  # fmt: skip
     if folder is not None and settings.objective != "loss":
         raise UsageError(f"measured={folder} counts for the time to a loss: add --objective loss, or leave it out")
     if loss is not None and folder is None:
         raise UsageError(f"loss={loss:g} is looked up in a study: add --measured FOLDER, or leave it out")
-    return None if folder is None else read_penalties(folder, loss)
+    return None if folder is None else read_penalties(folder, loss, trusted.functions)
 
 
 def objective_of(settings: PlanSettings, study: "MeasuredPenalties | None") -> "Objective":
     """What the plan is to be best in; what is given comes before what a study measured."""
     from stretto.plan import Objective, Penalty
 
+    for name, value in (settings.penalties or {}).items():
+        positive(f"penalties.{name}", value)
     return Objective(
         goal=settings.objective,  # type: ignore[arg-type]
         critical_batch=settings.critical_batch or (study.critical_batch if study else None),

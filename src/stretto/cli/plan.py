@@ -13,8 +13,9 @@ from stretto.cli.plan_output import explained, in_words, points, summary, tell_d
 from stretto.cli.progress_bar import progress, rising
 from stretto.cli.scaling import scaled
 from stretto.errors import UsageError
+from stretto.files.destinations import check_file
 from stretto.options.checks import one_of
-from stretto.settings.planning import LAYERS, SEQUENCE, FailureSettings, PlanOutput, PlanSettings
+from stretto.settings.planning import EXPORTED, LAYERS, PAGE, SEQUENCE, FailureSettings, PlanOutput, PlanSettings
 
 if TYPE_CHECKING:
     from stretto.cost import Cluster
@@ -58,6 +59,7 @@ def plan(
         raise UsageError(f"export={output.export!r}: there is torch")
     cluster = find_cluster(settings.cluster)
     check_trials(settings, cluster)
+    check_beside(output)
     known, wanted = reliability_of(failures, cluster)
     study = study_of(settings)
     objective = objective_of(settings, study)
@@ -82,7 +84,7 @@ def plan(
         facts["goodput"] = told(best, problem, known)
     facts |= asked_beside(output, problem, objective, best, found)
     if output.scale is not None:
-        page = output.out.with_suffix(".html")
+        page = output.out.with_suffix(PAGE)
         facts["scaling"] = scaled(
             problem, settings.model, output.scale, page, per_worker=output.per_worker, known=known, wanted=wanted
         )
@@ -90,6 +92,12 @@ def plan(
         print_json(facts)
     elif not output.quiet:
         print(in_words(facts))
+
+
+def check_beside(output: PlanOutput) -> None:
+    """Raise UsageError where a file beside the plan cannot be written."""
+    for ending in (*(EXPORTED if output.export else ()), *((PAGE,) if output.scale is not None else ())):
+        check_file(output.out.with_suffix(ending))
 
 
 def asked_beside(

@@ -13,6 +13,7 @@ from stretto.cli.penalty_options import in_words as penalties_in_words
 from stretto.cli.scaling import in_words as scaling_in_words
 from stretto.errors import UsageError
 from stretto.options.user_function import is_function
+from stretto.settings.planning import EXPORTED
 
 if TYPE_CHECKING:
     from stretto.plan import Found, Objective, Plan, Problem
@@ -71,9 +72,10 @@ def exported(best: "Plan", model: "Costed", out: Path) -> None:
 
     c = best.candidate
     schedule, _ = method(str(c)).plan(c.stages, c.pipeline)
-    write(out.with_suffix(".csv"), to_csv(schedule))
+    listed, beginnings = map(out.with_suffix, EXPORTED)
+    write(listed, to_csv(schedule))
     begin = split_points(best.bounds, model.layers)
-    write(out.with_suffix(".split.json"), f"{json.dumps(begin, indent=1)}\n")
+    write(beginnings, f"{json.dumps(begin, indent=1)}\n")
 
 
 def summary(best: "Plan", found: "Found", file: Mapping[str, Any], model: "Costed", out: Path) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from stretto.cli.calibrate import calibrate
 from stretto.cli.compare import compare
 from stretto.cli.doctor import doctor
 from stretto.cli.inspect import inspect
-from stretto.cli.output import Output, check_file, check_folder
+from stretto.cli.output import Output
 from stretto.cli.plan import plan
 from stretto.cli.report import report
 from stretto.cli.show import show
@@ -30,6 +30,7 @@ from stretto.cli.simulate import simulate
 from stretto.cli.toml_file import file_first, parts_of, settings_from_file
 from stretto.cli.train import train
 from stretto.errors import StrettoError, UsageError
+from stretto.files.destinations import check_file, check_folder
 from stretto.options.extras import require
 from stretto.settings.runs import CompareSettings
 

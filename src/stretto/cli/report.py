@@ -6,6 +6,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from stretto.cli.output import Output, print_json
+from stretto.files.destinations import check_folder
 from stretto.settings.command_line import FLAG
 from stretto.settings.trusted import Trusted
 
@@ -39,6 +40,7 @@ def report(
     from stretto.study import Outcome, read_study, write_report
 
     study = read_study(folder, trusted.functions)
+    check_folder(folder, "folder: copy it to one that can be written")
     page = write_report(study, cluster=None if cluster is None else find_cluster(cluster))
     outcome = Outcome(study.records(), (), page, study.left_out)
     if json:

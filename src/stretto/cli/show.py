@@ -87,9 +87,9 @@ def show(
 def planned(file: Path, microbatches: int | None) -> MethodLayout:
     """The pipeline of a plan's file, as many workers as that has."""
     from stretto.options.import_object import refuse_functions
-    from stretto.plan.plan_file import read_plan
+    from stretto.plan.plan_file import chosen_in
 
-    chosen = read_plan(file)["plan"]
+    chosen = chosen_in(file)
     refuse_functions(str(file), chosen["method"])
     return lay_out(chosen["method"], chosen["stages"], chosen["pipeline"], microbatches)
 

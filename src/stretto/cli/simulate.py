@@ -3,6 +3,7 @@
 import math
 import shutil
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
@@ -12,9 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from stretto.cli.layout import MethodLayout, lay_out
-from stretto.cli.output import aligned, print_json, write, write_trace
+from stretto.cli.output import aligned, inside, print_json, write, write_trace
 from stretto.errors import UsageError
+from stretto.options.user_function import is_function
 from stretto.settings.command_line import FLAG, NUMBER, NUMBERS, OPTIONS, TEXTS, WHOLE, Option
+from stretto.settings.runs import parse_metric
 
 if TYPE_CHECKING:
     from stretto.report.prediction import RunPrediction
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
     from stretto.study.overlay import Overlaid
     from stretto.study.prepare import Prepared
 
+OVERLAY = "overlay.pftrace"  # in a run's folder
 MOST_COLUMNS = 400  # a drawing of more columns is no drawing
 
 
@@ -198,13 +202,15 @@ def simulate(
     overlay
         Folder of a run that `stretto train --trace` has written, instead of a method and times: what its workers did
         and what they do on paper go into one trace (--trace FILE; overlay.pftrace in that folder unless said
-        otherwise), worker by worker, both from the same step on.
+        otherwise), worker by worker, both from the same step on. Functions of your own that the run has are called only
+        if they are named again: --model, --data, --loss, --metric, --optimizer, --method.
     cluster
         With --model or --overlay, a cluster's name or its file: times are what stages and messages cost there, and not
         MFLOP, or the mean times of the run's own actions.
     """
     if overlay is not None:
-        tell_overlay(overlay, pipeline.method, cluster, output.trace or overlay / "overlay.pftrace", json=output.json)
+        trusted = named_again(overlay, pipeline, network)
+        tell_overlay(overlay, trusted, cluster, output.trace or inside(overlay, OVERLAY), json=output.json)
         return
     if pipeline.method is not None and not 0 <= times.latency < math.inf:
         raise UsageError(f"latency={times.latency:g}: a time is 0 or more")
@@ -315,14 +321,29 @@ def in_words(layout: MethodLayout, timeline: "Timeline", facts: dict[str, Any], 
     )
 
 
-def tell_overlay(folder: Path, method: str | None, cluster: str | None, file: Path, *, json: bool) -> None:
+def named_again(folder: Path, pipeline: SimulatedPipeline, network: SimulatedNetwork) -> tuple[str, ...]:
+    """The functions of the user's that the command names, as the run of an overlay does.
+
+    Raises UsageError for anything else that the run has already.
+    """
+    names = ("model", "data", "loss", "metric", "optimizer")
+    given = {name: getattr(network, name) for name in names} | {"method": pipeline.method}
+    usual = SimulatedNetwork()
+    trusted = []
+    for name, value in given.items():
+        for text in (value if isinstance(value, tuple) else (value,)) if value != getattr(usual, name, None) else ():
+            if not is_function(text):
+                raise UsageError(f"{name}={text} beside overlay={folder}, whose run has one: give one of both")
+            trusted.append(parse_metric(text)[1] if name == "metric" else text)
+    return tuple(trusted)
+
+
+def tell_overlay(folder: Path, trusted: Sequence[str], cluster: str | None, file: Path, *, json: bool) -> None:
     """Write a run and its simulation into one trace, and say how far they are apart."""
     from stretto.cost import find_cluster
     from stretto.study.overlay import overlaid
 
-    if method is not None:
-        raise UsageError(f"method={method} beside overlay={folder}, whose run has one: give one of both")
-    recordings, phases, run = overlaid(folder, None if cluster is None else find_cluster(cluster))
+    recordings, phases, run = overlaid(folder, None if cluster is None else find_cluster(cluster), trusted)
     write_trace(file, recordings, phases)
     error = run.simulated / run.measured - 1
     if json:

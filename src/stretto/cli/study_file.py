@@ -19,7 +19,6 @@ of them only. `commands = [...]` instead of settings names what makes a table th
 
 import itertools
 import shlex
-import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from stretto.errors import UsageError, nearest
 from stretto.files.path_names import in_path
+from stretto.options.kinds import parse_toml
 
 if TYPE_CHECKING:
     from stretto.report.heading import Heading
@@ -64,7 +64,7 @@ def built_in() -> dict[str, Path]:
 def read(file: Path) -> dict[str, Any]:
     """The content of a TOML file. Raises UsageError where there is no such file, or it is no TOML."""
     try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
+        return parse_toml(file.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise UsageError(f"no configuration file {file}") from error
     except OSError as error:

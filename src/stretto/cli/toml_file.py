@@ -7,14 +7,10 @@ from typing import Any, get_args, get_origin
 
 from cyclopts import Token
 
+from stretto.cli.file_values import refuse_untrusted
 from stretto.cli.study_file import read, study_file
 from stretto.errors import UsageError, nearest
-from stretto.options.import_object import refuse_functions
-from stretto.options.parse import split_list
-from stretto.options.user_function import is_function
-from stretto.settings.runs import refuse_named
 
-NAMES_FUNCTION = ("model", "data", "loss", "metric", "optimizer")
 # options whose value may end in .toml and is no configuration
 TAKES_PATH = ("--out", "--svg", "--trace", "--plan", "--cluster", "--diff", "--measured")
 
@@ -45,7 +41,11 @@ def settings_from_file(app: Any, commands: tuple[str, ...], arguments: Any) -> N
 
     Cyclopts calls this between reading the words and converting them.
     """
-    options = {spelled(argument.name[2:]): argument for argument in arguments if argument.name.startswith("--")}
+    options = {
+        spelled(argument.name[2:]): argument
+        for argument in arguments
+        if argument.name.startswith("--") and argument.parse  # others are no options
+    }
     config = next((argument for argument in arguments if argument.name == "CONFIG" and argument.tokens), None)
     if config is not None:
         for place, table in tables_of(Path(config.tokens[0].value), commands, options):
@@ -77,13 +77,8 @@ def fill(options: Mapping[str, Any], place: str, content: Mapping[str, Any]) -> 
     for key, value in content.items():
         argument = options[spelled(key)]
         check_shape(f"{place}: {key} = {value!r}", key, value, argument.hint)
-        if spelled(key) in ("method", "methods") and not argument.tokens:
-            written = value if isinstance(value, list) else [value]
-            refuse_functions(place, *(text for words in written for text in split_list(str(words))))
-        if spelled(key) in NAMES_FUNCTION and not argument.tokens:
-            for text in value if isinstance(value, list) else [value]:
-                if is_function(str(text).partition("=")[2] or str(text)):
-                    refuse_named(place, {spelled(key): str(text)})
+        if not argument.tokens:
+            refuse_untrusted(place, key, value, takes_text=takes_text(argument.hint))
         for token in as_words(f"{key} in {place}", value, argument.tokens):
             argument.append(token)
 
@@ -118,6 +113,11 @@ def check_shape(where: str, key: str, value: Any, hint: Any) -> None:
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     if any(isinstance(member, dict | list) for member in inner):
         raise UsageError(f"{where}: only numbers, texts, true and false belong here")
+
+
+def takes_text(hint: Any) -> bool:
+    """Whether an option's type has texts or paths in it: others are numbers, or true and false."""
+    return hint in (str, Path, Any) or any(takes_text(member) for member in get_args(hint))
 
 
 def as_words(where: str, value: Any, typed: Sequence[Token]) -> Iterator[Token]:

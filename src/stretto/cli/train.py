@@ -135,7 +135,7 @@ def train(
         from stretto.study.first_batches import refuse_other_sizes
         from stretto.study.first_evaluation import refuse_evaluation
         from stretto.study.prepare import prepare, prepare_trial
-        from stretto.study.single_run import Resume, claim, default_folder
+        from stretto.study.single_run import Resume, claim, default_folder, refuse_full_disk
         from stretto.study.study import notes_on
         from stretto.study.tracked_report import track_run
 
@@ -170,6 +170,7 @@ def train(
     if rank == 0 and (auto_resume or claimed.made):
         output.say(claimed.told)
     if not claimed.made:
+        refuse_full_disk(prepared, folder)
         # another launcher's command is the one that was given
         with unfinished(prepared, folder, command if launched == 1 else None):
             make_run(

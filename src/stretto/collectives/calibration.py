@@ -1,7 +1,6 @@
 """Measured times of all-reduces, by which `auto` chooses an algorithm."""
 
 import math
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from stretto.collectives.library.double_tree import blocks_of
 from stretto.collectives.library.hierarchical import nodes_of
 from stretto.errors import UsageError
 from stretto.options.checks import path
+from stretto.options.kinds import parse_toml
 
 NOMINAL = Link(latency=1e-4, seconds_per_byte=1e-9, reduction_seconds_per_byte=2e-10)  # processes of one machine
 ITEM = 4  # bytes of an element (float32), where only a number of bytes is known
@@ -75,7 +75,7 @@ class Calibration:
         path("file", file)
         remedy = f"write one with stretto calibrate --collectives --workers N --out {file}"
         try:
-            content = tomllib.loads(Path(file).read_text(encoding="utf-8"))
+            content = parse_toml(Path(file).read_text(encoding="utf-8"))
         except OSError as error:
             raise UsageError(f"no calibration in {file}: {error.strerror}; {remedy}") from error
         except ValueError as error:

@@ -30,6 +30,7 @@ def check_not_negative(key: str, value: float | None, remedy: str) -> None:
 
 
 MEASURE = "take it from a data sheet, or measure it with stretto calibrate --out FILE"
+MOST_WORKERS = 1_000_000  # of a cluster: each has its place in a list
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -378,6 +379,10 @@ class Cluster:
         check_not_negative("restart_seconds", self.restart_seconds, "leave it out if it is not known")
         if not self.groups:
             raise UsageError("groups is empty: give at least one, [[groups]] with nodes, workers and device")
+        if self.num_workers > MOST_WORKERS:
+            raise UsageError(
+                f"groups has {self.num_workers:,} workers in all: {MOST_WORKERS:,} at most are planned for"
+            )
         named_links = [(f"groups[{i}].{key}", getattr(g, key)) for i, g in enumerate(self.groups) for key in LINKED]
         for key, link in [*named_links, ("between", self.between)]:
             if link is not None and link not in self.links:

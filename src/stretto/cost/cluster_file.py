@@ -1,6 +1,5 @@
 """Clusters as TOML files, Stretto's own included. Every error names the file, the key, the value and a remedy."""
 
-import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, asdict, fields
 from importlib.resources import files
@@ -12,9 +11,10 @@ from stretto.cost.cluster import Cluster, Device, Group, Link, Rate
 from stretto.cost.collective import Collective
 from stretto.cost.rings import Steps
 from stretto.errors import UsageError, nearest
-from stretto.files.whole_files import write_whole
+from stretto.files.destinations import writing
 from stretto.options.checks import of_kind
 from stretto.options.checks import path as check_path
+from stretto.options.kinds import parse_toml
 
 T = TypeVar("T")
 HOME = files("stretto.cost") / "clusters"
@@ -59,7 +59,8 @@ def write_cluster(cluster: Cluster, file: str | Path) -> None:
     check_path("file", file)
     if Path(file).is_dir():
         raise UsageError(f"{file} is a folder: name a file, such as cluster.toml")
-    write_whole(Path(file), to_toml(cluster))
+    with writing(Path(file)) as path:
+        path.write_text(to_toml(cluster), encoding="utf-8")
 
 
 def to_toml(cluster: Cluster) -> str:
@@ -98,7 +99,7 @@ def without_none(value: Any) -> Any:
 def parse(text: str, origin: str) -> Cluster:
     """A cluster from TOML text; `origin` names it in messages. Raises UsageError if the text is wrong."""
     try:
-        content = tomllib.loads(text)
+        content = parse_toml(text)
     except ValueError as error:
         raise UsageError(f"{origin} is no TOML file: {error}") from error
     try:

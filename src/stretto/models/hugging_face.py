@@ -52,7 +52,12 @@ def hugging_face_model(text: str, options: Mapping[str, Any], seed: int = 0) -> 
     kind = class_of(config, folder)
     with PreservedGenerator(torch.device("cpu")) as generator, large_on_meta():
         generator.seed(derive(seed, "model"))
-        model: nn.Module = kind._from_config(config, dtype=torch.float32)
+        try:
+            model: nn.Module = kind._from_config(config, dtype=torch.float32)
+        except Exception as error:  # whatever a model makes of values of the wrong kind
+            raise UsageError(
+                f"{folder / CONFIG} makes no {kind.__name__} ({type(error).__name__}: {error}): correct its values"
+            ) from error
     stored = StoredWeights(folder, model)
     stored.read_small()
     weights = WeightSource(model, stored, derive(seed, "weights"))
@@ -83,7 +88,7 @@ def configuration(folder: Path, options: Mapping[str, Any]) -> Any:
         raise UsageError(f"model hf:{folder} needs transformers {OLDEST} or newer; {__version__} is installed")
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
+    except Exception as error:  # whatever transformers makes of values of the wrong kind
         raise UsageError(f"{folder / CONFIG} is no configuration that transformers knows: {error}") from error
     for name, value in options.items():
         if not hasattr(config, name):
@@ -97,7 +102,8 @@ def class_of(config: Any, folder: Path) -> Any:
     import transformers
 
     names = config.architectures or []
-    known = [name for name in names if hasattr(transformers, name)]
+    texts = [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
+    known = [name for name in texts if hasattr(transformers, name)]
     if not known:
         said = f"architectures={names!r}" if names else "no architectures"
         raise UsageError(

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from stretto.errors import UsageError
+from stretto.files.path_names import in_path
 
 INDEX = "model.safetensors.index.json"
 PICKLED = ("*.bin", "*.pt", "*.pth")
@@ -145,19 +146,10 @@ class StoredWeights:
 def files_of(folder: Path) -> dict[str, str]:
     """The file of each tensor in a folder's safetensors files; none where there are no such files.
 
-    Raises UsageError where the weights are in files that only pickle reads, and for an index that cannot be read.
+    Raises UsageError where the weights are in files that only pickle reads, and for an index or a file that is damaged.
     """
-    from safetensors import safe_open
-
     if (folder / INDEX).is_file():
-        try:
-            named: dict[str, str] = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"]
-        except (ValueError, KeyError) as error:
-            raise UsageError(f"{folder / INDEX} is damaged: {type(error).__name__}: {error}") from error
-        missing = sorted({file for file in named.values() if not (folder / file).is_file()})
-        if missing:
-            raise UsageError(f"{folder / INDEX} names {missing[0]}, which is not there: copy the folder whole")
-        return named
+        return indexed(folder)
     files = sorted(path for path in folder.glob("*.safetensors") if path.name != "heads.safetensors")
     pickled = sorted(path.name for kind in PICKLED for path in folder.glob(kind))
     if not files and pickled:
@@ -165,11 +157,35 @@ def files_of(folder: Path) -> dict[str, str]:
             f"the weights in {folder} are in {pickled[0]}, which may hold code: write them as safetensors, "
             "transformers.AutoModel...from_pretrained(FOLDER).save_pretrained(OTHER)"
         )
-    found: dict[str, str] = {}
-    for path in files:
-        try:
-            with safe_open(path, framework="pt") as tensors:
-                found |= dict.fromkeys(tensors.keys(), path.name)
-        except Exception as error:  # safetensors has an error class of its own
-            raise UsageError(f"{path} is damaged: {type(error).__name__}: {error}") from error
-    return found
+    return {name: path.name for path in files for name in names_in(path)}
+
+
+def indexed(folder: Path) -> dict[str, str]:
+    """The file of each tensor, as a folder's index says. Raises UsageError for one that is damaged, or leads out."""
+    index = folder / INDEX
+    try:
+        named: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        if not isinstance(named, dict):
+            raise TypeError("weight_map is no table")
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise UsageError(f"{index} is damaged: {type(error).__name__}: {error}") from error
+    for tensor, file in named.items():
+        in_path(file, f"{index}: the file of {tensor!r}")
+    for file in sorted(set(named.values())):
+        if not (folder / file).is_file():
+            raise UsageError(f"{index} names {file}, which is not there: copy the folder whole")
+        there = names_in(folder / file)
+        if lacking := [tensor for tensor, other in named.items() if other == file and tensor not in there]:
+            raise UsageError(f"{index} has {lacking[0]!r} in {file}, which lacks it: copy the folder whole")
+    return named
+
+
+def names_in(path: Path) -> set[str]:
+    """The names of the tensors in a safetensors file. Raises UsageError if it is damaged."""
+    from safetensors import safe_open
+
+    try:
+        with safe_open(path, framework="pt") as tensors:
+            return {*tensors.keys()}
+    except Exception as error:  # safetensors has an error class of its own
+        raise UsageError(f"{path} is damaged: {type(error).__name__}: {error}") from error

@@ -17,7 +17,7 @@ def parse(text: str, what: str = "method") -> tuple[str, dict[str, Any]]:
     """
     try:
         name, options = name_and_options(text)
-    except (SyntaxError, ValueError) as error:
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise UsageError(
             f"cannot read the {what} {text!r} ({error}): write it as NAME or NAME(option=value, ...)"
         ) from error

@@ -12,6 +12,7 @@ from typing import Any
 from stretto.cost.cluster_file import names
 from stretto.errors import UsageError
 from stretto.files.whole_files import write_whole
+from stretto.options.kinds import check_values, naming, read_json
 
 Record = Mapping[str, Any]
 
@@ -35,17 +36,18 @@ def write(file: Path, word: str, records: Mapping[str, Record]) -> None:
 def read(file: Path, word: str, check: Callable[[Record], object], *, what: str, effect: str) -> dict[str, Record]:
     """The records in a file, by their keys; none if there is no file.
 
-    `check` raises ValueError, KeyError, TypeError or AttributeError for a record that cannot be used. Raises UsageError
-    for a file that cannot be read, or is damaged: it holds no `what`, and without it `effect`.
+    `check` raises UsageError, ValueError, KeyError or TypeError for a record that cannot be used. Raises UsageError for
+    a file that cannot be read, or is damaged: it holds no `what`, and without it `effect`.
     """
-    try:
-        records: dict[str, Record] = json.loads(file.read_text(encoding="utf-8"))[word]
-        for record in records.values():
-            check(record)
-    except FileNotFoundError:
+    if not file.exists():
         return {}
-    except OSError as error:
-        raise UsageError(f"cannot read {file}: {error.strerror}; delete it, and {effect}") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UsageError(f"{file} holds no {what}: delete it, and {effect}") from error
+    try:
+        content = read_json(file)
+        check_values(f"{file}", content, {word: dict[str, dict[str, Any]]})
+        records: dict[str, Record] = content[word]
+        for key, record in records.items():
+            with naming(f"{file}: {word}.{key}"):
+                check(record)
+    except (UsageError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"{file} holds no {what}: delete it, and {effect} ({error})") from error
     return dict(records)

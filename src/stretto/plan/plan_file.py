@@ -1,11 +1,11 @@
 """A plan as a TOML file, which `stretto train --plan` runs and `stretto show --plan` draws."""
 
-import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from stretto.errors import UsageError
+from stretto.options.kinds import check_values, parse_toml
 from stretto.plan.branch_and_bound import Plan
 from stretto.plan.candidate_costs import Prices
 from stretto.plan.computing_parts import split_computing
@@ -14,6 +14,8 @@ from stretto.plan.refine import terms
 from stretto.simulate.network import LATE_DRAWS
 
 TRAIN, PLAN, PREDICTED, MEASURED, OPTIONS = "train", "plan", "predicted", "measured", "model_options"
+
+SHOWN = {"method": str, "stages": int, "pipeline": int}  # of what a plan chooses: what draws it
 
 
 def choices(plan: Plan, prices: Prices) -> dict[str, Any]:
@@ -151,7 +153,7 @@ def to_toml(known: Mapping[str, Any]) -> str:
 def read_plan(file: Path) -> dict[str, Any]:
     """The contents of a plan's file. Raises UsageError if it cannot be read or is no plan."""
     try:
-        known = tomllib.loads(file.read_text(encoding="utf-8"))
+        known = parse_toml(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(f"no plan in {file}: {error.strerror}; write one with stretto plan --out {file}") from error
     except ValueError as error:
@@ -160,7 +162,18 @@ def read_plan(file: Path) -> dict[str, Any]:
         raise UsageError(
             f"{file} is no plan: [{PLAN}] or [{PREDICTED}] is missing; write one with stretto plan --out FILE"
         )
+    check_values(f"{file}", known, {TRAIN: dict[str, Any], OPTIONS: dict[str, Any]})
+    check_values(f"{file}: [{TRAIN}]", known.get(TRAIN, {}), {OPTIONS: dict[str, Any]})
+    check_values(f"{file}: [{PLAN}]", known[PLAN], SHOWN)
     return known
+
+
+def chosen_in(file: Path) -> dict[str, Any]:
+    """What the plan in a file chooses, with all that draws it. Raises UsageError where something is missing."""
+    chosen: dict[str, Any] = read_plan(file)[PLAN]
+    if lacking := [key for key in SHOWN if key not in chosen]:
+        raise UsageError(f"{file}: [{PLAN}] lacks {', '.join(lacking)}: write it anew with stretto plan --out {file}")
+    return chosen
 
 
 def training_of(file: Path) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from stretto.mesh import Mesh
+from stretto.options.kinds import check_values
 from stretto.plan import beside_cluster
 from stretto.plan.branch_and_bound import Plan, plan_of
 from stretto.plan.candidate_costs import Prices
@@ -26,6 +27,16 @@ PRICED = (
     "costs", "tensor_costs", "form_costs", "cluster", "heads", "named_heads", "no_heads", "sides", "ratios",
     "byte_ratios",
 )  # fmt: skip
+KINDS: Mapping[str, Any] = {
+    "tried": list[dict[str, Any]], "tried_on": str, "try_noise": float, "remarks": list[str],
+}  # fmt: skip
+TRIED: Mapping[str, Any] = {
+    **dict.fromkeys(("method", "sharding", "planned_method"), str),
+    **dict.fromkeys(("workers", "pipeline", "data_parallel", "tensor", "stages", "microbatches", "batch_size"), int),
+    **dict.fromkeys(("losses", "ahead", "per_worker"), int), "space": tuple[int, int], "bounds": list[int],
+    "placement": list[int], "recompute": bool | str, "sequence_parallel": bool, "allowed": bool,
+    **dict.fromkeys(("predicted_seconds", "measured_seconds", "reported_seconds"), float),
+}  # fmt: skip
 WORD = "problems"  # of the file, above its records
 NEEDED = ("method", "workers", "bounds", "predicted_seconds", "measured_seconds", "reported_seconds", "allowed")
 
@@ -93,8 +104,10 @@ def read(file: Path) -> dict[str, Any]:
 
 
 def check(record: Mapping[str, Any]) -> None:
-    """Raise ValueError, KeyError or TypeError for trials that are not as `row` and the command write them."""
+    """Raise ValueError, KeyError or UsageError for trials that are not as `row` and the command write them."""
+    check_values("trials", record, KINDS)
     for tried in record["tried"]:
+        check_values("tried", tried, TRIED)
         candidate_of(tried)
         _ = [tried[name] for name in NEEDED]
 

@@ -1,8 +1,11 @@
 """The heading of a study that was read from a file: title, source, claim, size and part."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any, Self
+
+from stretto.errors import UsageError
+from stretto.options.kinds import check_values
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +38,10 @@ class Heading:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """Read what `to_json` wrote."""
-        return cls(**data)
+    def from_json(cls, data: Mapping[str, Any], place: str = "heading") -> Self:
+        """Read what `to_json` wrote. Raises UsageError for values of other kinds."""
+        check_values(place, data, cls)
+        wanted = {entry.name: entry for entry in fields(cls)}
+        if missing := [name for name, entry in wanted.items() if entry.default is MISSING and name not in data]:
+            raise UsageError(f"{place} lacks {', '.join(missing)}")
+        return cls(**{name: value for name, value in data.items() if name in wanted})

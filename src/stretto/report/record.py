@@ -7,6 +7,7 @@ from dataclasses import MISSING, asdict, dataclass, field, fields
 from typing import Any, Self
 
 from stretto.errors import UsageError
+from stretto.options.kinds import check_values
 
 LEAST_FALL = 0.05  # of the train loss, below which a run is stuck: losses of a sample move by some per cent
 STATUSES = ("finished", "diverged")
@@ -54,9 +55,9 @@ class Point:
             _check_number(value, f"{entry.name} of the evaluation at step {self.step}")
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """Read what `to_json` wrote. Unknown keys are ignored, so that newer files stay readable."""
-        return cls(**_known(cls, data, "an evaluation"))
+    def from_json(cls, data: Mapping[str, Any], place: str = "evaluation") -> Self:
+        """Read what `to_json` wrote, at a `place` of a file. Unknown keys are ignored: newer files stay readable."""
+        return cls(**_known(cls, data, place))
 
     def to_json(self) -> dict[str, Any]:
         """Plain data, ready for `json.dumps(..., allow_nan=False)`."""
@@ -86,9 +87,9 @@ class Observation:
                     _check_number(value, f"{entry.name} of the observation at step {self.step}")
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """Read what `to_json` wrote. Unknown keys are ignored, so that newer files stay readable."""
-        values = _known(cls, data, "an observation")
+    def from_json(cls, data: Mapping[str, Any], place: str = "observation") -> Self:
+        """Read what `to_json` wrote, at a `place` of a file. Unknown keys are ignored: newer files stay readable."""
+        values = _known(cls, data, place)
         return cls(step=values.pop("step"), **{key: tuple(value) for key, value in values.items()})
 
     def to_json(self) -> dict[str, Any]:
@@ -125,9 +126,9 @@ class Measurement:
                     _check_number(number, f"{entry.name} of the measurement at step {self.step}")
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """Read what `to_json` wrote. Unknown keys are ignored, so that newer files stay readable."""
-        known = _known(cls, data, "a measurement").items()
+    def from_json(cls, data: Mapping[str, Any], place: str = "measurement") -> Self:
+        """Read what `to_json` wrote, at a `place` of a file. Unknown keys are ignored: newer files stay readable."""
+        known = _known(cls, data, place).items()
         values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in known}
         return cls(**values)
 
@@ -239,13 +240,13 @@ class Record:
         return ", ".join(f"{name}={value}" for name, value in self.options.items())
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """Read what `to_json` wrote. Unknown keys are ignored, so that newer files stay readable."""
-        values = _known(cls, data, f"run {data.get('id', '?')!r}")
-        values["points"] = tuple(Point.from_json(point) for point in values.get("points", ()))
-        values["observations"] = tuple(Observation.from_json(data) for data in values.get("observations", ()))
+    def from_json(cls, data: Mapping[str, Any], place: str = "record") -> Self:
+        """Read what `to_json` wrote, at a `place` of a file. Unknown keys are ignored: newer files stay readable."""
+        values = _known(cls, data, place)
+        values["points"] = tuple(Point.from_json(point, place) for point in values.get("points", ()))
+        values["observations"] = tuple(Observation.from_json(each, place) for each in values.get("observations", ()))
         values["higher_is_better"] = tuple(values.get("higher_is_better", ()))
-        values["measurements"] = tuple(Measurement.from_json(data) for data in values.get("measurements", ()))
+        values["measurements"] = tuple(Measurement.from_json(each, place) for each in values.get("measurements", ()))
         return cls(**values)
 
     def to_json(self) -> dict[str, Any]:
@@ -271,6 +272,7 @@ def _check_number(value: Any, what: str) -> None:
 
 
 def _known(cls: type, data: Mapping[str, Any], what: str) -> dict[str, Any]:
+    check_values(what, data, cls)
     wanted = {entry.name: entry for entry in fields(cls)}
     values = {name: value for name, value in data.items() if name in wanted}
     required = [name for name, entry in wanted.items() if entry.default is MISSING and entry.default_factory is MISSING]

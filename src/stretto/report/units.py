@@ -125,10 +125,10 @@ def time_unit(largest: float) -> tuple[float, str]:
 def duration(value: float) -> str:
     """Seconds as s, ms or µs.
 
-    >>> duration(0.0123)
-    '12.3 ms'
+    >>> duration(0.0123), duration(-0.0123)
+    ('12.3 ms', '-12.3 ms')
     """
-    scale, name = time_unit(value)
+    scale, name = time_unit(abs(value))
     return f"{number(value / scale)} {name}"
 
 

@@ -12,6 +12,7 @@ from cyclopts import Parameter
 from stretto.settings.command_line import FLAG, NUMBER, OPTIONS, PAIRS, PRODUCTS, TEXTS, WHOLE, WHOLES, Option
 
 PLAN = Path("plan.toml")
+EXPORTED, PAGE = (".csv", ".split.json"), ".html"  # the endings of torch's files, and of a page, beside the plan
 LAYERS = ("auto", "measured", "counted")
 SEQUENCE = {"yes": (True,), "no": (False,), "auto": (False, True)}
 TWO_FILES = Parameter(

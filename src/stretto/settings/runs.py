@@ -5,6 +5,7 @@ A field's docstring is its help text on the command line.
 
 import hashlib
 import json
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Annotated, Any, ClassVar, NoReturn, Self, TypeVar
@@ -17,6 +18,7 @@ from stretto.mesh import Mesh
 from stretto.optimizers import OPTIMIZERS, Optimizer
 from stretto.options.float16 import refuse_float16
 from stretto.options.import_object import refuse_functions
+from stretto.options.kinds import check_values
 from stretto.options.user_function import is_function
 from stretto.settings.command_line import NUMBER, NUMBERS, OPTIONS, TEXTS, WHOLE, WHOLES, Option
 
@@ -151,17 +153,18 @@ class Settings:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any], origin: str, *, trusted: Collection[str] = ()) -> Self:
-        """Read what `to_json` wrote. Raises UsageError for an unknown or a missing key, naming `origin`.
+        """Read what `to_json` wrote. Raises UsageError for unknown and missing keys and wrong values, naming `origin`.
 
         Functions that the settings name are refused, too, unless they are `trusted`: whoever reads settings calls them.
         """
         names = [field.name for field in fields(cls) if field.name not in cls.where]
         missing = [name for name in names if name not in data and name not in cls.added]
         if missing:
-            raise UsageError(f"{origin} lacks {', '.join(missing)}: it is no resolved configuration")
+            raise UsageError(f"{origin} lacks {', '.join(missing)}: {NOT_RESOLVED}")
         for key in data:
             if key not in names:
                 raise UsageError(f"{origin}: unknown key {key!r}: {nearest(key, names)}")
+        check_values(origin, data, cls)
         values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}
         methods = values["methods"] if "methods" in values else (values.get("method"),)
         refuse_functions(origin, *(text for text in methods if isinstance(text, str) and text not in trusted))
@@ -169,6 +172,13 @@ class Settings:
         untrusted = {name: text for name, text in settings.functions.items() if text not in trusted}
         if untrusted:
             refuse_named(origin, untrusted)
+        unresolved = [name for name in RESOLVED if getattr(settings, name) is None]
+        if unresolved or (settings.steps is None and settings.examples is None):
+            raise UsageError(f"{origin} lacks a value of {', '.join(unresolved) or 'steps'}: {NOT_RESOLVED}")
+        try:
+            check(settings)
+        except UsageError as error:
+            raise UsageError(f"{origin}: {error}") from error
         return settings
 
 
@@ -309,7 +319,10 @@ DEFAULTS = {
     "encoder-decoder": Defaults("adamw", 300, 10, (32,), rate=0, data="number-words"),
 }
 OWN = Defaults("sgd", 200, 20, (32,))  # a network of the user's
+RESOLVED = ("data", "stages", "evaluations", "batch_size")  # what no folder leaves open; nor steps, or examples
+NOT_RESOLVED = "it is no resolved configuration"
 MOST_THREADS = 1024  # more than a machine has cores
+MOST_RUNS = 100_000  # of a study; more are taken for a mistyped number
 MEASURES = ("sharpness", "noise", "cosine", "probes", "filters")
 
 
@@ -432,6 +445,14 @@ def check_sweep(settings: CompareSettings) -> None:
     for size in settings.batch_size or ():
         at_least_one("batch_size", size)
     positive_rates(settings.lr or ())
+    runs = (
+        math.prod(len(each or (0,)) for each in (settings.methods, settings.lr, settings.batch_size)) * settings.seeds
+    )
+    if runs > MOST_RUNS:
+        raise UsageError(
+            f"seeds={settings.seeds} of {runs // settings.seeds} configurations are {runs:,} runs: choose fewer, "
+            f"{MOST_RUNS:,} at most"
+        )
 
 
 def at_least_one(name: str, value: int) -> None:

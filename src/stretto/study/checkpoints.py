@@ -10,8 +10,10 @@ from typing import Any
 
 from stretto.checkpoint import newest, prune, read_manifest
 from stretto.errors import UsageError
+from stretto.options.kinds import check_values, naming
 from stretto.settings.runs import TrainSettings
 from stretto.study.disk_errors import writing
+from stretto.study.run_progress import Progress
 from stretto.study.store import RUN, checkpoints_of, read_run, refuse_other
 from stretto.trainer.trainer import Trainer
 
@@ -40,19 +42,27 @@ class Checkpoints:
             prune(self.folder)
         return path
 
-    def load(self, trainer: Trainer) -> tuple[Mapping[str, Any] | None, list[str]]:
+    def load(self, trainer: Trainer) -> tuple[Progress | None, list[str]]:
         """Load the newest checkpoint that is whole into the trainer; a collective.
 
         Returns the progress saved with it, None without a checkpoint, and sentences on newer ones that are damaged.
         Raises UsageError for a checkpoint of a run with other settings.
         """
         path, complaints = self._newest()
-        return None if path is None else trainer.load(path)["progress"], complaints
+        if path is None:
+            return None, complaints
+        extra = trainer.load(path)
+        with naming(f"{path}"):
+            return Progress.from_json(extra["progress"]), complaints
 
     def _newest(self) -> tuple[Path | None, list[str]]:
         path, complaints = newest(self.folder)
         if path is not None:
-            refuse_other(self.folder, "checkpoints of a run", read_manifest(path).extra["settings"], self._settings)
+            extra = read_manifest(path).extra
+            with naming(f"{path}"):
+                check_values("extra", extra, {"settings": dict[str, Any], "progress": dict[str, Any]})
+                settings = extra["settings"]
+            refuse_other(self.folder, "checkpoints of a run", settings, self._settings)
         return path, complaints
 
     def last(self) -> int | None:
@@ -67,7 +77,7 @@ class Checkpoints:
         else:
             path = newest(self.folder)[0]
             settings = {} if path is None else read_manifest(path).extra.get("settings", {})
-        method = settings.get("method")
+        method = settings.get("method") if isinstance(settings, dict) else None
         return method if isinstance(method, str) else None
 
     def refuse_to_overwrite(self) -> None:

@@ -1,12 +1,16 @@
 """Errors of a study's folder: a full disk, no permission, another process at work."""
 
 import errno
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
 from stretto.errors import StrettoError, UsageError
+from stretto.report.units import bytes_held
+
+FREE_BYTES = 64 * 2**20  # on the disk before a study starts, at least
 
 
 class FullDiskError(StrettoError):
@@ -24,6 +28,17 @@ def writing(folder: Path) -> Iterator[None]:
                 f"no room on the disk for {folder}: free some and start the same command again; finished runs are kept"
             ) from error
         raise UsageError(f"cannot write to {folder}: {error.strerror}: choose another --out") from error
+
+
+def refuse_full(folder: Path, what: str, needed: float) -> None:
+    """Raise FullDiskError where the disk of a folder, which may have to be made, has no room for `what`, some bytes."""
+    nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    free = shutil.disk_usage(nearest).free
+    if free < needed:
+        raise FullDiskError(
+            f"{folder} has {bytes_held(free)} free, {what} needs {bytes_held(needed)}: free some, or choose an --out "
+            "elsewhere"
+        )
 
 
 def locked(path: Path, folder: Path, *, exclusive: bool = True) -> TextIO:

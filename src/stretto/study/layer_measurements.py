@@ -18,9 +18,12 @@ from stretto.cost.cluster import Device
 from stretto.cost.cluster_file import to_dict
 from stretto.cost.layer_table import Affine, LayerCost, Measured, ModelCosts, measured_of
 from stretto.cost.stage_prediction import Machine, layer_seconds, update_seconds
+from stretto.errors import UsageError
+from stretto.files.destinations import check_file
 from stretto.measure import with_times
 from stretto.measure.messages import agreed
 from stretto.nn.batch import as_tuple, inputs_of
+from stretto.options.kinds import check_values
 from stretto.plan import beside_cluster
 from stretto.settings.runs import TrainSettings
 from stretto.study.model_costs import Costed, built
@@ -29,6 +32,7 @@ from stretto.study.prepare import optimizer
 BLOCKS = 3  # in which layers are measured alone, and by all processes together; the middle one counts
 SECONDS = 3.0  # of a measurement of all layers, about
 REPEATS = (2, 5)
+FOREVER = 1e9  # seconds
 WORD = "layers"  # of the file, above its records
 LARGEST = 1 << 30  # bytes of weights that are copied for a measurement
 
@@ -60,10 +64,17 @@ def with_measured_layers(
     known = {} if file is None else read(file)
     key = key_of(model, cluster, batch)
     if anew or key not in known:
+        if file is not None:
+            check_file(file)
         known[key] = measured(model, cluster, batch, tell)
         if file is not None:
             beside_cluster.write(file, WORD, known)
     found = known[key]
+    if len(found["layers"]) != len(model.costs.layers):
+        number = len(model.costs.layers)
+        raise UsageError(
+            f"{file} has {len(found['layers'])} of {number} layers: delete it, and they are measured again"
+        )
     rows = tuple(
         replace(row, measured=measured_of(times))
         for row, times in zip(model.costs.layers, found["layers"], strict=True)
@@ -102,8 +113,15 @@ def read(file: Path) -> dict[str, Any]:
 
 
 def check(record: Mapping[str, Any]) -> None:
-    """Raise KeyError, TypeError or AttributeError for what `layers` does not give."""
-    _ = [measured_of(times) for times in record["layers"]], record["start"], record["step"]
+    """Raise UsageError, KeyError or TypeError for what `layers` does not give."""
+    check_values("measured", record, {"layers": list[Measured], "start": float, "step": float})
+    for index, times in enumerate(record["layers"]):
+        lines = {key: line for key, line in vars(measured_of(times)).items() if isinstance(line, Affine)}
+        for key, line in lines.items():
+            never = max(line.each, line.at(1)) < 0  # for any number of examples
+            if never or max(abs(line.fixed), abs(line.each)) > FOREVER:
+                raise UsageError(f"layers[{index}].{key} = {times[key]}: seconds that can be measured belong here")
+    _ = record["start"], record["step"]
 
 
 def scaled(part: LayerCost, whole: LayerCost, device: Device, model: Costed, batch: int) -> LayerCost:

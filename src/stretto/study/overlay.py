@@ -1,6 +1,6 @@
 """A traced run beside its simulation: the trace of both, and how far they are apart in each phase."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median
@@ -9,11 +9,11 @@ from stretto.cost import Cluster
 from stretto.errors import UsageError
 from stretto.report.excerpt import Excerpt, excerpts
 from stretto.report.recorded_run import RecordedRun
-from stretto.settings.runs import TrainSettings
 from stretto.study.predicted_runs import predict, recorded_run, recordings_of
 from stretto.study.prepare import prepare_trial
 from stretto.study.single_run import traced
-from stretto.study.store import RUN, read_run
+from stretto.study.store import RUN
+from stretto.study.study import study_of_run
 from stretto.tracing import Recording
 from stretto.tracing.overlay import MEASURED, SIMULATED, first_start, overlay
 from stretto.tracing.pauses import pauses
@@ -57,15 +57,17 @@ class Overlaid:
 
 
 def overlaid(
-    folder: Path, cluster: Cluster | None = None
+    folder: Path, cluster: Cluster | None = None, trusted: Collection[str] = ()
 ) -> tuple[list[Recording], Mapping[str, Sequence[RunPhase]], Overlaid]:
     """Recordings of a traced run and of the same turns simulated, for one trace; their phases; their figures.
 
+    Functions that the run's settings name are called: they have to be among the `trusted` ones.
     Raises UsageError for a run without a trace, or one in which nothing of its schedule was recorded.
     """
     if not (folder / RUN).is_file():
         raise UsageError(f"no run in {folder}: name a folder that stretto train --trace has written")
-    run = TrainSettings.from_json(read_run(folder)[0]["settings"], str(folder))
+    (task,) = study_of_run(folder, trusted).tasks
+    run = task.settings
     traced(folder)
     prepared = prepare_trial(run)
     recorded = recorded_run(prepared, recordings_of(folder, run))

@@ -8,7 +8,7 @@ seeds.
 
 import inspect
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
@@ -53,11 +53,14 @@ class MeasuredPenalties:
     least_steps: float | None
 
 
-def read_penalties(folder: Path, loss: float | None = None) -> MeasuredPenalties:
-    """Measure penalties on the study in a folder. Raises UsageError if it is unfinished or has nothing to compare."""
+def read_penalties(folder: Path, loss: float | None = None, trusted: Collection[str] = ()) -> MeasuredPenalties:
+    """Measure penalties on the study in a folder. Raises UsageError if it is unfinished or has nothing to compare.
+
+    Functions that its settings name have to be among the `trusted` ones.
+    """
     from stretto.study import read_study
 
-    study = read_study(folder)
+    study = read_study(folder, trusted)
     if study.pending:
         raise UsageError(
             f"{folder}: {len(study.pending)} of {len(study.tasks)} runs are not finished; the stretto compare that "
@@ -65,19 +68,21 @@ def read_penalties(folder: Path, loss: float | None = None) -> MeasuredPenalties
         )
     stages = study.settings.stages
     assert stages is not None, "settings of a study on the disk are resolved"
-    return measure_penalties(study.records(), stages, workers=study.settings.workers, loss=loss, where=str(folder))
+    return measure_penalties(
+        study.records(), stages, workers=study.settings.workers, loss=loss, where=str(folder), trusted=trusted
+    )
 
 
 def measure_penalties(
     records: "Sequence[Record]", stages: int, *, workers: int | None = None, loss: float | None = None,
-    where: str = "the study",
+    where: str = "the study", trusted: Collection[str] = (),
 ) -> MeasuredPenalties:  # fmt: skip
     """Measure penalties on finished runs with this number of stages; without a `loss` at one of the report's cut-offs.
 
     `where` names the runs in errors. Raises UsageError if nothing can be compared.
     """
     names = list(dict.fromkeys(record.method for record in records))
-    refuse_functions(where, *names)
+    refuse_functions(where, *(name for name in names if name not in trusted))
     baseline = baseline_of(names, where)
     goal = hardest_cutoff(records, baseline, where) if loss is None else loss
     steps = {name: steps_to(goal, [record for record in records if record.method == name]) for name in names}

@@ -33,7 +33,7 @@ from stretto.study.first_batches import refuse_other_sizes
 from stretto.study.first_evaluation import refuse_evaluation
 from stretto.study.prepare import advice_in, costs_of, prepare, prepare_trial, resolve
 from stretto.study.run_processes import run_on_processes
-from stretto.study.single_run import Resume, as_begun, claim, default_folder, in_words, summary
+from stretto.study.single_run import Resume, as_begun, claim, default_folder, in_words, refuse_full_disk, summary
 from stretto.study.store import FOLDER, MODEL, read_run
 from stretto.study.study import notes_on, open_study
 from stretto.study.tracked_report import track_run
@@ -256,6 +256,7 @@ def train(
         prepared = (prepare if workers is None else prepare_trial)(resolved)
         refuse_other_sizes(prepared)
         refuse_evaluation(prepared)
+        refuse_full_disk(prepared, folder)
         if not quiet:
             for note in notes_on(resolved, advice_in(asked, resolved).values(), lambda: prepared.model.layers):
                 say(note)

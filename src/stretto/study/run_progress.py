@@ -4,8 +4,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
+from stretto.errors import UsageError
 from stretto.measure.energy import EnergyMeter
+from stretto.options.kinds import check_values
 from stretto.report.record import Measurement, Observation, Point
+
+KINDS: Mapping[str, Any] = {
+    "points": list[dict[str, Any]], "observations": list[dict[str, Any]], "measurements": list[dict[str, Any]],
+    "step_seconds": list[float], "joules": float | None, "trackers": dict[str, str],
+}  # fmt: skip
 
 
 @dataclass
@@ -51,7 +58,10 @@ class Progress:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """Read what `to_json` wrote."""
+        """Read what `to_json` wrote. Raises UsageError for values of other kinds."""
+        check_values("progress", data, KINDS)
+        if lacking := [key for key in ("points", "observations", "step_seconds") if key not in data]:
+            raise UsageError(f"progress lacks {', '.join(lacking)}")
         return cls(
             [Point.from_json(point) for point in data["points"]],
             [Observation.from_json(observation) for observation in data["observations"]],

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from stretto.errors import StrettoError, UsageError
+from stretto.files.destinations import check_file
 from stretto.study.process_pool import Failure
 from stretto.study.store import EVENTS, RUN, changed_sources, write_run
 from stretto.study.study import Study, Task, record_of
@@ -266,6 +267,7 @@ def open_storage(url: str) -> "BaseStorage":
 
     if not rest or not Path(rest).parent.is_dir():
         raise UsageError(f"storage={without_password(url)!r}: name a file in a folder that is there: journal:PATH")
+    check_file(Path(rest))
     return JournalStorage(JournalFileBackend(rest))
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from stretto.errors import UsageError
+from stretto.files.destinations import followed
 from stretto.files.path_names import in_path
 from stretto.methods.advice import may_stand_for
 from stretto.methods.table import is_advised
@@ -14,10 +15,13 @@ from stretto.report import units
 from stretto.report.record import Record
 from stretto.settings.runs import TrainSettings, known, short
 from stretto.study.checkpoints import Checkpoints
-from stretto.study.store import CHECKPOINTS, RUN, read_run, refuse_other
+from stretto.study.disk_errors import refuse_full
+from stretto.study.prepare import Prepared
+from stretto.study.store import CHECKPOINTS, RUN, check_run_folder, read_run, refuse_other
 from stretto.tracing import Recording, read_recordings
 from stretto.tracing.operation_spans import OPERATION
 
+FILES_BYTES = 2**16  # of what a run leaves beside its weights, about
 Resume: TypeAlias = bool | Literal["auto"]
 """Whether a run goes on from its newest checkpoint; "auto" begins where there is none."""
 
@@ -55,8 +59,8 @@ def as_begun(asked: str, settings: TrainSettings, out: Path | None) -> TrainSett
 def folders_begun(settings: TrainSettings) -> list[Path]:
     """The folders of runs of the same model on the same data, without --out, that have checkpoints."""
     prefix = default_folder(settings).name.partition(settings.id)[0]
-    found = sorted(Path("runs").glob(f".{glob.escape(prefix)}*{CHECKPOINTS}"))
-    return [path.with_name(path.name.removeprefix(".").removesuffix(CHECKPOINTS)) for path in found]
+    found = sorted(Path("runs").glob(f".{glob.escape(prefix)}*.{CHECKPOINTS}"))
+    return [path.with_name(path.name.removeprefix(".").removesuffix(f".{CHECKPOINTS}")) for path in found]
 
 
 def claim(folder: Path, settings: TrainSettings, *, resume: Resume = False) -> Claim:
@@ -65,19 +69,24 @@ def claim(folder: Path, settings: TrainSettings, *, resume: Resume = False) -> C
     Raises UsageError if the folder holds anything else; if the run has checkpoints and `resume` is false; if it has
     none and `resume` is true; and if they are another run's.
     """
-    if not folder.name:
-        raise UsageError(f"--out {folder} has no name of its own: name the folder")
     if (folder / RUN).is_file():
         refuse_other(folder, "a run", read_run(folder)[0]["settings"], settings.to_json())
         Checkpoints(settings, folder).clear()  # the run may have ended since they were looked for
         return Claim(made=True, step=0, told=f"{folder}: this run is finished already")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"{folder} is there already and holds no run: choose another --out")
+    check_run_folder(folder)
     checkpoints = Checkpoints(settings, folder)
     if resume:
         return Claim(False, *checkpoints.find(required=resume != "auto"))
     checkpoints.refuse_to_overwrite()
     return Claim(made=False, step=0, told="")
+
+
+def refuse_full_disk(prepared: Prepared, folder: Path) -> None:
+    """Raise FullDiskError where the weights of a run would have no room in the end."""
+    weights = {id(each): each.nbytes for layer in prepared.model.layers for each in layer.parameters()}
+    refuse_full(followed(folder), "a run", sum(weights.values()) + FILES_BYTES)
 
 
 def traced(folder: Path, *, operations: bool = False) -> list[Recording]:
@@ -98,7 +107,7 @@ def summary(run: dict[str, Any], record: Record, folder: Path) -> dict[str, Any]
     return {
         "status": record.status,
         "steps": last if record.diverged_at is None else record.diverged_at,
-        "seconds_per_step": run["seconds_per_step"],
+        "seconds_per_step": run.get("seconds_per_step"),
         "peak_memory": run.get("peak_memory"),
         "train_loss": record.train_loss,
         "train_accuracy": record.train_accuracy,

@@ -8,6 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from stretto.files.destinations import check_file
+from stretto.options.kinds import check_kind, check_values, naming
 from stretto.plan import Plan, Problem, beside_cluster
 from stretto.plan.plan_file import training
 from stretto.plan.trials import Trial, TrialFailedError, play, whole
@@ -19,6 +21,9 @@ from stretto.study.trial_processes import TrialGroup, count_bytes
 ROUNDS = 6  # turns of each plan, by turns with the others; in the first the processes warm up
 TOLD = ROUNDS + 1  # what `tell` is called with at the end, when bytes have been counted, too
 WORD = "steps"  # of the file, above its records
+KINDS: Mapping[str, Any] = {
+    "plan": dict[str, Any], "seconds": float | None, "bytes": float | None, "failure": str | None,
+}  # fmt: skip
 
 
 def with_measured_steps(
@@ -37,6 +42,8 @@ def with_measured_steps(
     found = {} if anew else known.get(name, {})
     missing = {way: plan for way, plan in plans.items() if not fits(found.get(way), plan)}
     if missing:
+        if file is not None:
+            check_file(file)
         # Together, as a machine's speed drifts: times of other moments would be compared with those of these.
         memory = min(problem.cluster.device(worker).memory for worker in range(workers))
         found = known[name] = measured(plans, trained, memory, tell)
@@ -117,6 +124,10 @@ def read(file: Path) -> dict[str, Any]:
 
 
 def check(record: Mapping[str, Any]) -> None:
-    """Raise KeyError, TypeError or ValueError for what `measured` does not give."""
-    for each in record.values():
-        _ = each["plan"]["method"], float(each["seconds"] or 0), float(each.get("bytes") or 0)
+    """Raise UsageError or KeyError for what `measured` does not give."""
+    for way, each in record.items():
+        with naming(way):
+            check_values("measured", each, KINDS)
+            if not each["failure"]:
+                check_kind("seconds", each["seconds"], float)
+            _ = each["plan"]["method"]

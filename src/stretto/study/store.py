@@ -17,19 +17,34 @@ from typing import Any, TextIO
 from torch import Tensor
 
 from stretto.errors import UsageError
+from stretto.files.destinations import check_replaced, followed
 from stretto.files.whole_files import write_whole
+from stretto.options.checks import shown
 from stretto.options.given_objects import is_given
+from stretto.options.kinds import check_values, read_json, read_text
 from stretto.options.user_function import is_model_folder
 from stretto.report.record import Measurement, Observation, Point, Record
-from stretto.settings.runs import CompareSettings, parse_metric
+from stretto.settings.runs import CompareSettings, TrainSettings, parse_metric
 from stretto.study.disk_errors import locked, writing
 from stretto.tracing import Recording
 
 RUN, EVENTS, MODEL, STUDY, LOCK = "run.json", "events.jsonl", "model.safetensors", "study.json", ".lock"
 HEADS = "heads.safetensors"
 SOURCES, EXAMPLES = "sources", "examples"  # of settings: digests of the user's functions and data
-CHECKPOINTS = ".checkpoints"  # the end of the name of the folder beside a run's
+PARTIAL, CHECKPOINTS = "partial", "checkpoints"  # the ends of the names of folders beside a run's
+RUN_KINDS: Mapping[str, Any] = {  # of values in run.json that are read again
+    "settings": dict[str, Any], "record": dict[str, Any], "seconds_per_step": float | None,
+    "peak_memory": list[float | None], "trackers": dict[str, str],
+}  # fmt: skip
+REQUIRED = ("settings", "record")
+OF_EVENTS: Mapping[str, type[Point | Observation | Measurement]] = {
+    "evaluation": Point, "observation": Observation, "measurement": Measurement,
+}  # fmt: skip
 FOLDER = "model"  # of a run: a Hugging Face model as from_pretrained reads it
+
+
+class NotReplacedError(UsageError):
+    """A run is whole, but could not get the name of its folder."""
 
 
 class RunWriter:
@@ -50,8 +65,11 @@ class RunWriter:
 
     def __enter__(self) -> "RunWriter":
         with writing(self.folder):
+            if self._rank == 0 and self._partial.is_symlink():
+                self._partial.unlink()
             self._partial.mkdir(parents=True, exist_ok=True)
             if self._rank == 0:
+                remove_links(self._partial)
                 self._events = locked(self._partial / EVENTS, self.folder)
                 self._events.truncate(0)
             if self._processes > 1:
@@ -73,7 +91,8 @@ class RunWriter:
             if file is not None:
                 with contextlib.suppress(OSError):
                     file.close()
-        if kind is not None and self._rank == 0 and not checkpoints_of(self.folder).exists():
+        kept = isinstance(error, NotReplacedError) or checkpoints_of(self.folder).exists()
+        if kind is not None and self._rank == 0 and not kept:
             shutil.rmtree(self._partial, ignore_errors=True)
 
     def event(self, kind: str, **values: Any) -> None:
@@ -121,22 +140,40 @@ class RunWriter:
                     tensors = {key: value.detach().cpu().clone() for key, value in state.items() if key not in left_out}
                     (self._partial / file).write_bytes(save(tensors))
             (self._partial / RUN).write_text(json.dumps(run, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-            replace_into(self._partial, self.folder)
+            replace_into(self._partial, followed(self.folder))
 
 
 def partial(folder: Path) -> Path:
-    """The folder into which a run is written until it is finished."""
-    return folder.with_name(f".{folder.name}.partial")
+    """The folder into which a run is written until it is finished: beside its own, or beside what that is a link to."""
+    return beside(folder, PARTIAL)
+
+
+def beside(folder: Path, role: str) -> Path:
+    """The hidden folder beside that of a run; where that is a link, beside what it leads to."""
+    target = followed(folder)
+    return target.with_name(f".{target.name}.{role}")
+
+
+def check_run_folder(folder: Path) -> None:
+    """Raise UsageError where the folder of a run, or of its checkpoints, could not be written; it leaves nothing."""
+    check_replaced(folder, "--out", PARTIAL, CHECKPOINTS)
+
+
+def remove_links(folder: Path) -> None:
+    """Remove links in a folder that may be somebody else's: what is written there is to stay there."""
+    for path in folder.iterdir():
+        if path.is_symlink():
+            path.unlink()
 
 
 def is_partial(path: Path) -> bool:
     """Whether a folder is one that `partial` names."""
-    return path.name.startswith(".") and path.name.endswith(".partial")
+    return path.name.startswith(".") and path.name.endswith(f".{PARTIAL}")
 
 
 def checkpoints_of(folder: Path) -> Path:
     """The folder of the checkpoints of a run that is not finished."""
-    return folder.with_name(f".{folder.name}{CHECKPOINTS}")
+    return beside(folder, CHECKPOINTS)
 
 
 def refuse_busy(folder: Path) -> None:
@@ -156,12 +193,21 @@ def discard(folder: Path) -> None:
 
 
 def replace_into(written: Path, folder: Path) -> None:
-    """Flush the files of a folder to the disk, then rename it to `folder`, which is replaced."""
+    """Flush the files of a folder to the disk, then rename it to `folder`, which is replaced.
+
+    Raises OSError where the files cannot be flushed, NotReplacedError where `folder` cannot be.
+    """
     for path in (path for path in written.rglob("*") if path.is_file()):
         with path.open("rb") as file:
             os.fsync(file.fileno())
-    shutil.rmtree(folder, ignore_errors=True)
-    written.rename(folder)
+    try:
+        if folder.is_dir():
+            shutil.rmtree(folder)
+        written.rename(folder)
+    except OSError as error:
+        raise NotReplacedError(
+            f"{folder} cannot be replaced ({error.strerror}): the whole run is in {written}, rename that"
+        ) from error
 
 
 def differing(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
@@ -225,20 +271,44 @@ def write_run(folder: Path, files: Mapping[str, str]) -> None:
 def read_run(folder: Path) -> tuple[dict[str, Any], Record]:
     """A finished run: the content of run.json, and its record. Raises UsageError if the folder is damaged."""
     try:
-        run = json.loads((folder / RUN).read_text(encoding="utf-8"))
-        events = [json.loads(line) for line in (folder / EVENTS).read_text(encoding="utf-8").splitlines()]
-        if events[-1]["event"] != run["record"]["status"]:
-            raise ValueError(f"the end of {EVENTS} is missing")
-        points = tuple(Point.from_json(event) for event in events if event["event"] == "evaluation")
-        observations = tuple(Observation.from_json(event) for event in events if event["event"] == "observation")
-        measurements = tuple(Measurement.from_json(event) for event in events if event["event"] == "measurement")
-        record = Record.from_json(run["record"])
-        return run, replace(record, points=points, observations=observations, measurements=measurements)
-    except (OSError, LookupError, TypeError, ValueError) as error:
+        return _read_run(folder / RUN, folder / EVENTS)
+    except UsageError as error:
         raise UsageError(
-            f"{folder} is damaged ({type(error).__name__}: {error}): delete this folder and start the same command "
-            "again; only this run is repeated"
+            f"{folder} is damaged ({error}): delete this folder and start the same command again; only this run is "
+            "repeated"
         ) from error
+
+
+def _read_run(file: Path, events_file: Path) -> tuple[dict[str, Any], Record]:
+    run: dict[str, Any] = read_json(file)
+    check_values(f"{file}", run, RUN_KINDS)
+    if lacking := [key for key in REQUIRED if key not in run]:
+        raise UsageError(f"{file} lacks {', '.join(lacking)}")
+    record = Record.from_json(run["record"], f"{file}: record")
+    check_values(f"{file}: record.options", record.options, {"lr": float | None, "batch_size": int})
+    settings = run["settings"]
+    check_values(f"{file}", settings, TrainSettings)
+    for key, value in {"method": record.method, "seed": record.seed, **record.options}.items():
+        if settings.get(key) != value:
+            raise UsageError(f"{file}: {key} is {shown(settings.get(key))} in settings, {shown(value)} in record")
+    read: dict[type[Point | Observation | Measurement], list[Any]] = {kind: [] for kind in OF_EVENTS.values()}
+    last: Any = {}
+    for number, line in enumerate(read_text(events_file).splitlines(), start=1):
+        last = read_json(events_file, line, number)
+        place = f"{events_file}, line {number}"
+        check_values(place, last, {"event": str})
+        kind = OF_EVENTS.get(last.get("event", ""))
+        if kind is not None:
+            read[kind].append(kind.from_json(last, place))
+    for each in read[Observation]:
+        for key, value in vars(each).items():
+            if key != "step" and len(value) != settings.get("stages"):
+                of_stages = f"{len(value)} values of {settings.get('stages')} stages"
+                raise UsageError(f"{events_file}: {key} of the observation at step {each.step} has {of_stages}")
+    if last.get("event") != record.status:
+        raise UsageError(f"{events_file} does not end with {record.status!r}, as {file} has it: its end is missing")
+    return run, replace(record, points=tuple(read[Point]), observations=tuple(read[Observation]),
+                        measurements=tuple(read[Measurement]))  # fmt: skip
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:

@@ -1,6 +1,5 @@
 """A study on the disk: its settings, its runs, and which of them are finished."""
 
-import json
 import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -11,16 +10,20 @@ from typing import Any
 from torch import nn
 
 from stretto.errors import UsageError
+from stretto.files import destinations
+from stretto.files.destinations import followed
 from stretto.files.path_names import in_path
 from stretto.methods import Method, method
 from stretto.methods.advice import idle_chunks
 from stretto.nn.group_norm import parted_norms, uses_batch_statistics
+from stretto.options.kinds import check_values, read_json
 from stretto.options.user_function import is_function
 from stretto.report import Record
 from stretto.report.heading import Heading
 from stretto.schedule import Rules, Schedule
 from stretto.settings.runs import CompareSettings, Settings, TrainSettings, known, short
-from stretto.study.disk_errors import FullDiskError, locked, writing
+from stretto.study import disk_errors
+from stretto.study.disk_errors import locked, refuse_full, writing
 from stretto.study.methods import choose
 from stretto.study.prepare import advice_in, build_model, methods_in, same_weights
 from stretto.study.store import (
@@ -36,8 +39,10 @@ from stretto.study.store import (
 )
 from stretto.trainer.tracking import bubble
 
+STUDY_KINDS: Mapping[str, Any] = {
+    "settings": dict[str, Any], "left_out": dict[str, str], "heading": dict[str, Any] | None,
+}  # fmt: skip
 RUNS = "runs"  # the folder of a study's runs
-FREE_BYTES = 64 * 2**20  # on the disk before a study starts, at least
 TIMEOUT = 600.0  # seconds that workers wait for each other unless said otherwise
 
 
@@ -84,9 +89,10 @@ class Study:
 def record_of(task: Task) -> Record | None:
     """The record of a finished run; None for any other."""
     try:
-        return read_run(task.folder)[1]
+        record = read_run(task.folder)[1]
     except UsageError:
         return None
+    return record if record.id == task.settings.id else None
 
 
 def resolve_study(settings: CompareSettings) -> CompareSettings:
@@ -107,6 +113,8 @@ def open_study(asked: CompareSettings, out: Path | None = None, heading: Heading
         name = heading.folder if heading else f"compare-{short(settings.model)}-{short(known(settings.data))}"
         out = Path("runs") / in_path(f"{name}-{settings.digest}", "the name of the study's folder")
     notes = notes_on(settings, advice_in(asked, settings).values(), lambda: build_model(settings).layers)
+    out = followed(out)
+    destinations.check_folder(out)
     if check_folder(out, resolved):
         notes += (f"{out} holds a study with other settings and without a finished run: it is begun anew",)
     return Study(settings, out, tasks_in(out, settings), choice.left_out, heading, notes)
@@ -191,12 +199,13 @@ def holds_runs(out: Path) -> bool:
 def read_content(path: Path) -> dict[str, Any]:
     """The content of study.json. Raises UsageError if it cannot be read or has no settings."""
     try:
-        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(content["settings"], dict):
-            raise TypeError("no settings in it")
+        content: dict[str, Any] = read_json(path)
+        check_values(f"{path}", content, STUDY_KINDS)
+        if "settings" not in content:
+            raise UsageError(f"{path} lacks settings")
         return content
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UsageError(f"{path} cannot be read ({error}): choose another --out, or delete that folder") from error
+    except UsageError as error:
+        raise UsageError(f"{path.parent} is damaged ({error}): choose another --out, or delete that folder") from error
 
 
 @contextmanager
@@ -208,12 +217,7 @@ def claimed(study: Study, *, exclusive: bool = True) -> Iterator[None]:
     with lock:
         resolved = study.settings.to_json()
         begins_anew = check_folder(study.out, resolved, shared=not exclusive)
-        free = shutil.disk_usage(study.out).free
-        if free < FREE_BYTES:
-            raise FullDiskError(
-                f"{study.out} has {free / 2**20:.0f} MiB free, a study needs {FREE_BYTES / 2**20:.0f}: free some, or "
-                "choose an --out elsewhere"
-            )
+        refuse_full(study.out, "a study", disk_errors.FREE_BYTES)
         with writing(study.out):
             if begins_anew:
                 shutil.rmtree(study.out / RUNS, ignore_errors=True)  # why its runs failed, and their partial files
@@ -234,18 +238,18 @@ def read_study(out: Path, trusted: Collection[str] = ()) -> Study:
     if not path.is_file():
         raise UsageError(f"nothing to report in {out}: it has neither {STUDY} nor {RUN}. Name a folder that "
                          "`stretto compare` or `stretto train` has written")  # fmt: skip
-    try:
-        content = read_content(path)
-        settings = CompareSettings.from_json(content["settings"], str(path), trusted=trusted)
-        heading = Heading.from_json(content["heading"]) if content.get("heading") else None
-    except TypeError as error:
-        raise UsageError(f"{path} cannot be read: {error}") from error
+    content = read_content(path)
+    settings = CompareSettings.from_json(content["settings"], str(path), trusted=trusted)
+    heading = Heading.from_json(content["heading"], f"{path}: heading") if content.get("heading") else None
     return Study(settings, out, tasks_in(out, settings), content.get("left_out", {}), heading)
 
 
 def study_of_run(folder: Path, trusted: Collection[str] = ()) -> Study:
     """A study that consists of one run."""
-    run = TrainSettings.from_json(read_run(folder)[0]["settings"], str(folder / RUN), trusted=trusted)
+    content, record = read_run(folder)
+    run = TrainSettings.from_json(content["settings"], str(folder / RUN), trusted=trusted)
+    if record.id != run.id:
+        raise UsageError(f"{folder / RUN} is damaged: its record is of {record.id!r}, and its settings of {run.id!r}")
     shared = {field.name: getattr(run, field.name) for field in fields(Settings)}
     rates, sizes = None if run.lr is None else (run.lr,), (known(run.batch_size),)
     swept = CompareSettings(**shared, methods=(run.method,), lr=rates, batch_size=sizes, seeds=1)

@@ -106,7 +106,7 @@ def run_prepared(
     recordings = trainer.record() if trace or operations else []
     with trainer.together(), RunWriter(folder, trainer.rank, trainer.processes, resume=resume) as writer:
         saved, complaints = checkpoints.load(trainer) if resume else (None, [])
-        progress = Progress() if saved is None else Progress.from_json(saved)
+        progress = Progress() if saved is None else saved
         progress.meter = meter_of(prepared) if alone else None
         stages = [index for index, stage in enumerate(trainer.stages) if not isinstance(stage, RemoteStage)]
         where = dict(zip(("replica", "worker"), trainer.placement.at(trainer.rank), strict=True))

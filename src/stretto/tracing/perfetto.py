@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from stretto.errors import UsageError
-from stretto.files.whole_files import replacing
+from stretto.files.destinations import writing
 from stretto.options.extras import require
 from stretto.tracing.operation_spans import OPERATION, by_action
 from stretto.tracing.recording import Mark, Recording, Span
@@ -30,7 +30,7 @@ def write(recordings: Sequence[Recording], file: Path, phases: Mapping[str, Sequ
     Raises UsageError for a time that the format cannot hold, and without the extra "trace".
     """
     require("trace", "a trace for Perfetto")
-    with replacing(file) as temporary, temporary.open("wb") as out:
+    with writing(file) as temporary, temporary.open("wb") as out:
         for packet in packets(recordings, phases or {}):
             content = packet.SerializeToString()
             out.write(b"\x0a" + varint(len(content)))  # field 1 of Trace, length-delimited

@@ -4,16 +4,26 @@ import json
 import os
 import socket
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from stretto.errors import UsageError
 from stretto.files.whole_files import replacing
+from stretto.options.checks import shown
+from stretto.options.kinds import MOST, check_values, naming, read_json, read_text
 
 FORMAT = 1
 LIMIT = 1 << 18  # events kept of a recording: about 40 MB in memory, 15 MB on disk
 FILES = "trace-worker-*.jsonl"
+HEADER: Mapping[str, Any] = {
+    "worker": int, "name": str, "host": str, "process": int, "offset": int, "dropped": int,
+}  # fmt: skip
+NAME, TIME, NUMBER = {str, int, float}, {int}, {int, float}
+EVENTS = {  # the types of an event's parts, by its kind
+    "span": (NAME, NAME, TIME, TIME), "sent": (NAME, TIME, TIME), "received": (NAME, TIME, TIME),
+    "count": (NAME, TIME, NUMBER),
+}  # fmt: skip
 
 
 class Span(NamedTuple):
@@ -143,10 +153,14 @@ class Recording:
     @classmethod
     def read(cls, path: Path) -> Self:
         """Read what `write` wrote; an incomplete last line is left out. Raises UsageError for any other file."""
-        with path.open(encoding="utf-8") as file:
-            header, events = parsed(file.readline(), path, 1), list(lines(file, path))
+        text = read_text(path)
+        header = read_json(path, text.partition("\n")[0], 1)
         if not isinstance(header, dict) or header.get("stretto-trace") != FORMAT:
             raise UsageError(f"{path} is not a trace of this version of Stretto (format {FORMAT})")
+        with naming(f"{path}, line 1"):
+            check_values("header", header, HEADER)
+            _ = [header[key] for key in HEADER]
+        events = list(lines(text.splitlines(keepends=True)[1:], path))
         recording = cls(header["worker"], name=header["name"], offset=header["offset"], limit=max(LIMIT, len(events)))
         recording.host, recording.process, recording.dropped = header["host"], header["process"], header["dropped"]
         recording._events.extend(map(tuple, events))
@@ -163,15 +177,23 @@ def lines(file: Iterable[str], path: Path) -> Iterator[Any]:
     for number, line in enumerate(file, start=2):
         if not line.endswith("\n"):
             return  # its writer was killed, or the disk was full
-        yield parsed(line, path, number)
+        event = read_json(path, line, number)
+        if not is_event(event):
+            raise UsageError(f"{path}, line {number} is no event of a trace: {shown(event)}")
+        yield event
 
 
-def parsed(line: str, path: Path, number: int) -> Any:
-    """The JSON value of a line. Raises UsageError for anything else."""
-    try:
-        return json.loads(line)
-    except ValueError as error:
-        raise UsageError(f"{path}, line {number} is no line of a trace: {error}") from error
+def is_event(event: Any) -> bool:
+    """Whether a value is an event as `Recording.write` writes it."""
+    kinds = EVENTS.get(event[0]) if isinstance(event, list) and event and isinstance(event[0], str) else None
+    return (
+        kinds is not None
+        and len(event) == len(kinds) + 1
+        and all(
+            type(part) in kind and (type(part) is not int or -MOST < part < MOST)
+            for part, kind in zip(event[1:], kinds, strict=True)
+        )
+    )
 
 
 def read_recordings(folder: Path) -> list[Recording]:

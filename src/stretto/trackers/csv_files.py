@@ -8,23 +8,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from stretto.files.path_names import in_path
+from stretto.errors import UsageError
 from stretto.files.whole_files import write_whole
-from stretto.trackers.tracker import Row, RunDescription, Tracker, TrackerRun
+from stretto.trackers.tracker import LocalTracker, Row, RunDescription, TrackerRun
 
 METRICS, SETTINGS, SCHEDULE = "metrics.csv", "settings.json", "schedule.txt"
 
 
 @dataclass(frozen=True, kw_only=True)
-class CSV(Tracker):
+class CSV(LocalTracker):
     """Files in `folder`, one folder for each run (and study)."""
 
     name: ClassVar[str] = "csv"
-    folder: str = "logs"
 
     def open(self, run: RunDescription) -> TrackerRun:
         """Write settings and schedule, and begin or go on with the table."""
-        return CSVRun(folder_of(self.folder, run, self.name), run)
+        return CSVRun(self.folder_of(run), run)
 
 
 class CSVRun(TrackerRun):
@@ -36,6 +35,8 @@ class CSVRun(TrackerRun):
         self._file = folder / METRICS
         self._folder = folder
         if CSV.name not in run.ids:
+            if any(folder.iterdir()) and not self._file.is_file():
+                raise UsageError(f"{folder} is there already and holds no {METRICS}: choose another csv(folder=...)")
             write_whole(folder / SETTINGS, json.dumps(run.settings, indent=1, default=str) + "\n")
             write_whole(folder / SCHEDULE, run.schedule + "\n")
         kept = [row for row in self._read() if int(row["step"]) <= run.since]  # later ones are trained again
@@ -75,11 +76,3 @@ class CSVRun(TrackerRun):
         for row in self._read():
             joined.setdefault(int(row["step"]), {}).update({key: value for key, value in row.items() if value})
         self._rewrite([row for _, row in sorted(joined.items())])
-
-
-def folder_of(folder: str, run: RunDescription, tracker: str) -> Path:
-    """The folder of a run: the one that it had before, or else one named after its study and itself."""
-    if tracker in run.ids:
-        return Path(run.ids[tracker])
-    parts = [run.name] if run.group is None else [run.group, run.name]
-    return Path(folder, *(in_path(part, "a run's name") for part in parts))

@@ -1,6 +1,7 @@
 """MLflow: one run there for one run here, by its client; nothing global is set."""
 
 import logging
+import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -8,9 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from stretto.files.destinations import check_file
 from stretto.trackers.tracker import Row, RunDescription, Tracker, TrackerRun, flat, grouped
 
 MOST_VALUES = 1000  # of one call
+SQLITE = "sqlite:///"
 LONGEST = 500  # characters of a parameter that every server keeps
 
 
@@ -26,6 +29,17 @@ class MLflow(Tracker):
     uri: str | None = None
     experiment: str | None = None
 
+    def require(self, where: str) -> None:
+        """Also raise UsageError if a database in a file cannot be written."""
+        super().require(where)
+        if (address := self.address).startswith(SQLITE):
+            check_file(Path(address.removeprefix(SQLITE)))
+
+    @property
+    def address(self) -> str:
+        """The server or database that is meant."""
+        return self.uri or os.environ.get("MLFLOW_TRACKING_URI") or f"{SQLITE}mlflow.db"
+
     def prepare(self, group: str) -> None:
         """Make the database and the experiment."""
         with quiet():
@@ -38,11 +52,9 @@ class MLflow(Tracker):
 
     def client(self) -> Any:
         """A client of the server or database."""
-        import os
-
         from mlflow import MlflowClient
 
-        return MlflowClient(tracking_uri=self.uri or os.environ.get("MLFLOW_TRACKING_URI") or "sqlite:///mlflow.db")
+        return MlflowClient(tracking_uri=self.address)
 
     def experiment_id(self, client: Any, group: str | None) -> str:
         """The experiment's id; it is made if it is not there."""

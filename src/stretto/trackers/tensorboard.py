@@ -5,21 +5,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from stretto.trackers.csv_files import folder_of
-from stretto.trackers.tracker import Row, RunDescription, Tracker, TrackerRun, flat, grouped
+from stretto.trackers.tracker import LocalTracker, Row, RunDescription, TrackerRun, flat, grouped
 
 
 @dataclass(frozen=True, kw_only=True)
-class TensorBoard(Tracker):
+class TensorBoard(LocalTracker):
     """Event files in `folder`, a folder for each run (and study), by torch's SummaryWriter."""
 
     name: ClassVar[str] = "tensorboard"
     package: ClassVar[str | None] = "tensorboard"
-    folder: str = "logs"
 
     def open(self, run: RunDescription) -> TrackerRun:
         """Begin a file of events; where a run goes on, what was written after its checkpoint is passed over."""
-        return TensorBoardRun(folder_of(self.folder, run, self.name), run)
+        return TensorBoardRun(self.folder_of(run), run)
 
 
 class TensorBoardRun(TrackerRun):

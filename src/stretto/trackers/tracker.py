@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from stretto.errors import UsageError
+from stretto.files.destinations import check_folder, is_below
+from stretto.files.path_names import in_path
 from stretto.options.checks import whole
 from stretto.options.choices import choice_text
 
@@ -80,6 +82,34 @@ class Tracker(ABC):
     @abstractmethod
     def open(self, run: RunDescription) -> TrackerRun:
         """Begin a run, or go on with the one that `run.ids` names."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalTracker(Tracker):
+    """A tracker that writes files below `folder`, a folder for each run (and study), and talks to nobody."""
+
+    folder: str = "logs"
+
+    def require(self, where: str) -> None:
+        """Also raise UsageError if nothing can be written in its folder."""
+        super().require(where)
+        check_folder(Path(self.folder), f"{self.name}(folder=...)")
+
+    def folder_of(self, run: RunDescription) -> Path:
+        """The folder of a run: the one that it had before, or else one named after its study and itself.
+
+        Raises UsageError for one that lies elsewhere: what a run is called is in its checkpoint, which is data.
+        """
+        if self.name not in run.ids:
+            parts = [run.name] if run.group is None else [run.group, run.name]
+            return Path(self.folder, *(in_path(part, "a run's name") for part in parts))
+        former = Path(run.ids[self.name])
+        if not is_below(former, Path(self.folder)):
+            raise UsageError(
+                f"the run was logged to {former}, which is not below folder={self.folder!r}: name the folder above it, "
+                f"{self.name}(folder={str(former.parent)!r})"
+            )
+        return former
 
 
 def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

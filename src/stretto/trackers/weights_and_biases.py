@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from stretto.files.destinations import check_folder
 from stretto.options.checks import one_of
 from stretto.trackers.tracker import Row, RunDescription, Tracker, TrackerRun, grouped
 
@@ -31,6 +32,11 @@ class WandB(Tracker):
         super().__post_init__()
         if self.mode is not None:
             one_of("wandb: mode", self.mode, MODES)
+
+    def require(self, where: str) -> None:
+        """Also raise UsageError if nothing can be written in its folder."""
+        super().require(where)
+        check_folder(Path(self.folder), "wandb(folder=...)")
 
     def open(self, run: RunDescription) -> TrackerRun:
         """Begin a run, in the group of its study; one that goes on has the id that it had."""

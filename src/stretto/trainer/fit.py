@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader
 
 from stretto import checkpoint
 from stretto.errors import StrettoError, UsageError
+from stretto.files.destinations import check_replaced
 from stretto.files.path_names import words_in_path
 from stretto.nn.seeding import derive
 from stretto.options.checks import flag, function, refuse, sequence, shown, whole
@@ -569,11 +570,9 @@ def finite(losses: Iterable[float]) -> bool:
 
 def make_room(path: str | os.PathLike[str]) -> None:
     """Make the folder in which a checkpoint will be saved. Raises UsageError where nothing can be written there."""
-    folder = Path(path).absolute().parent
+    folder = Path(os.path.realpath(path)).parent
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        writable = os.access(folder, os.W_OK)
     except OSError as error:
         raise UsageError(f"fit: checkpoint={os.fspath(path)}: cannot make {folder}: {error.strerror}") from error
-    if not writable:
-        raise UsageError(f"fit: checkpoint={os.fspath(path)}: nothing can be written in {folder}: name another folder")
+    check_replaced(Path(path), "checkpoint", "partial", "former")
