@@ -11,7 +11,11 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
+from stretto.errors import UsageError
+
 OPEN_FILES = Path("/dev/fd")  # not on every system
+SPARE = 16  # descriptors for what else a process opens
+OF_GROUP = 4  # descriptors of a gloo group besides its connections (torch 2.13)
 
 Socket = tuple[int, int]  # its file descriptor, and the inode by which it is known to be still the same
 
@@ -37,6 +41,24 @@ def cut() -> None:
                 connection.getpeername()  # one that listens has none: gloo (torch 2.13) aborts if it is shut down
                 connection.shutdown(socket.SHUT_RDWR)
     _made.clear()
+
+
+def refuse_without_room(processes: int) -> None:
+    """Raise UsageError if this process may not open what a group of so many processes needs."""
+    if not OPEN_FILES.is_dir():
+        return
+    import resource  # not on every system, either
+
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if limit == resource.RLIM_INFINITY:
+        return
+    count, needed = len(os.listdir(OPEN_FILES)) - 1, OF_GROUP + processes - 1  # one is open to list the others
+    if count + needed + SPARE > limit:
+        raise UsageError(
+            f"the limit of open files (ulimit -n) is {limit}, {count} are open, and a process group of {processes} "
+            f"processes needs {needed} more, besides {SPARE} for all else: raise it, or close Trainers that are no "
+            "longer needed (trainer.close())"
+        )
 
 
 def sockets() -> set[Socket]:

@@ -2,6 +2,7 @@
 
 import atexit
 import contextlib
+import gc
 import multiprocessing
 import os
 import sys
@@ -11,12 +12,14 @@ from contextlib import contextmanager
 from datetime import timedelta
 from types import TracebackType
 from typing import Protocol
-from weakref import WeakSet
+from weakref import WeakSet, ref
 
+import torch
 import torch.distributed as dist
 
 from stretto.errors import StrettoError
 from stretto.runtime.failure import Failures, PeerLostError
+from stretto.runtime.group_set import GroupSet
 from stretto.runtime.group_sockets import cut, sockets
 from stretto.runtime.process_memory import keep_memory
 from stretto.runtime.wait_report import PATIENCE, Status, WaitReporter
@@ -46,7 +49,8 @@ class Member:
         self._group: dist.ProcessGroup | None = world.group(timeout)
         self.failures = Failures(world.store, world.rank)
         self.services: WeakSet[Service] = WeakSet()
-        self._failed = self._inside = False
+        self._group_sets: list[GroupSet] = []
+        self.failed = self._inside = False
         self._gathered = 0  # how often
         self.requests = 0  # how many names for requests to stop have been given
         self._watchman = None if world.store is None else WaitReporter(self.status, world.store, world.rank)
@@ -59,18 +63,38 @@ class Member:
     @property
     def parted(self) -> bool:
         """Whether its processes have left each other, because of an error, and nothing has come in between."""
-        return self._failed and self.world.base is not None and not dist.is_initialized()
+        return self.failed and self.world.base is not None and not dist.is_initialized()
 
     @property
     def belongs(self) -> bool:
         """Whether the process group is still the one that was joined."""
         return dist.is_initialized() and dist.group.WORLD is self._default
 
-    def group(self, timeout: float) -> dist.ProcessGroup:
-        """A new group of all processes; a collective. `timeout` is in seconds. One that has failed nobody waits for."""
+    def group_set(self, user: object, timeout: float) -> GroupSet:
+        """The process groups of a new user; a collective. `timeout` is in seconds.
+
+        They are those of one that has ended in every process, if there are any.
+        """
         with self.together():
             self._gather(timeout)
-            return self.world.group(timeout)
+            left = self._left_over(timeout)
+            if left is None:
+                left = GroupSet(self.world, timeout, self._gather)
+                self._group_sets.append(left)
+            else:
+                left.end()
+            left.user = ref(user)
+        return left
+
+    def _left_over(self, timeout: float) -> GroupSet | None:
+        # A set that no process uses. Python may not have noticed yet that a Trainer has gone: it is made to look.
+        for look in (lambda: 0, gc.collect) if self._group_sets else ():
+            look()
+            taken = torch.tensor([each.in_use or each.timeout != timeout for each in self._group_sets], dtype=torch.uint8)
+            dist.all_reduce(taken, dist.ReduceOp.MAX, group=self._group)
+            if not taken.all():
+                return self._group_sets[int(taken.argmin())]
+        return None
 
     def _gather(self, timeout: float) -> None:
         # gloo waits for those with whom it connects until the time is out; so all begin that only once all are here.
@@ -98,7 +122,7 @@ class Member:
 
         What one refuses, all refuse, with the same error; if it crashes, the others end.
         """
-        if self._failed and not self._inside:
+        if self.failed and not self._inside:
             raise StrettoError(
                 "these processes have parted because of an error before: make a new Trainer, in each of them"
             )
@@ -106,9 +130,9 @@ class Member:
         try:
             yield
         except BaseException as error:
-            if self._failed:
+            if self.failed:
                 raise
-            self._failed = True
+            self.failed = True
             raised = self.failures.translate(error, self.status.told(), self._chain)
             self._close()
             if raised is error:
@@ -124,15 +148,15 @@ class Member:
 
     def _except(self, kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
         # The user's script has failed between two calls: do not keep the others waiting.
-        if not self._failed:
-            self._failed = True
+        if not self.failed:
+            self.failed = True
             self.failures.translate(error, self.status.told(), self._chain)
         if not (isinstance(error, StrettoError) and error.said_by is not None):
             self._excepthook(kind, error, traceback)
 
     def _leave(self) -> None:
         # What this process has sent must have been taken before it ends, and others may still need it.
-        if not self._failed and self.belongs:
+        if not self.failed and self.belongs:
             waiting = self.status.waiting("its end", (self.world.rank + 1) % self.world.size)
             with contextlib.suppress(RuntimeError), waiting:
                 for service in self.services:
@@ -162,11 +186,12 @@ class Member:
             service.close()
         if self._watchman is not None:
             self._watchman.end()
-        if self._failed:
+        if self.failed:
             cut()
         if self.belongs:
             dist.destroy_process_group()
             self._default = self._group = None  # whoever holds a group keeps its thread
+        self._group_sets.clear()
 
 
 def keep_connections() -> None:
