@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import timedelta
 from types import TracebackType
 from typing import Protocol
@@ -124,7 +125,8 @@ class Member:
         """
         if self.failed and not self._inside:
             raise StrettoError(
-                "these processes have parted because of an error before: make a new Trainer, in each of them"
+                "these processes have parted, because of an error before or as their process group was destroyed: make "
+                "a new Trainer, in each of them"
             )
         outermost, self._inside = not self._inside, True
         try:
@@ -181,6 +183,15 @@ class Member:
             time.sleep(0.05)
         return True
 
+    def retire(self) -> None:
+        """Somebody has destroyed the process group: let go of what was made in it, and leave the process to another."""
+        atexit.unregister(self._leave)
+        self._close()
+        self.failed = True
+        # Hooks that others have put around this one's keep it, and must not keep the store, which has threads.
+        self.world, self._watchman = replace(self.world, store=None, base=None, origin=None), None
+        self.failures = Failures(None, self.world.rank)
+
     def _close(self) -> None:
         for service in self.services:
             service.close()
@@ -190,8 +201,8 @@ class Member:
             cut()
         if self.belongs:
             dist.destroy_process_group()
-            self._default = self._group = None  # whoever holds a group keeps its thread
         self._group_sets.clear()
+        self._default = self._group = None  # whoever holds a group keeps its thread
 
 
 def keep_connections() -> None:
@@ -215,6 +226,8 @@ def membership(timeout: float = TIMEOUT.total_seconds()) -> Member | None:
     former = _members[0] if _members else None
     if former is not None and former.belongs:
         return former
+    if former is not None and not former.failed:
+        former.retire()
     patience = timedelta(seconds=min(TIMEOUT.total_seconds(), max(timeout, START)))
     world = former.world.again() if former is not None and former.parted else join(timeout=patience)
     if world is None:

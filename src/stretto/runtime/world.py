@@ -20,7 +20,7 @@ from torch.distributed.rendezvous import rendezvous
 from stretto.errors import UsageError
 from stretto.nn.devices import default_backend
 from stretto.runtime.failure import WorkerLostError
-from stretto.runtime.group_sockets import made_here
+from stretto.runtime.group_sockets import made_here, refuse_without_room
 from stretto.runtime.rendezvous.addresses import Address, connect_to_store
 from stretto.runtime.rendezvous.signed_store import VARIABLE, Secret, of_round
 from stretto.runtime.serialize import as_tensor, as_text
@@ -116,6 +116,7 @@ def initialize(base: Store, rank: int, size: int, backend: str | None = None, ti
 
     Raises WorkerLostError if somebody has not come in time.
     """
+    refuse_without_room(size)
     with connecting(base, rank, size, timeout.total_seconds()), made_here():
         store = PrefixStore("default", base)
         backend = backend or default_backend()

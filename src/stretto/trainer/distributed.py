@@ -77,7 +77,8 @@ class SeveralProcesses(Backend):
         self._servers: LocalServers | RemoteServers | None = None
         self.world, self.status = member.world, member.status
         self._groups = member.group_set(self, timeout)
-        self.group = self._groups.whole()
+        with member.together():
+            self.group = self._groups.whole()
         member.expect(timeout)
         self._timeout = timeout
         self.cpu = torch.device("cpu")
