@@ -23,11 +23,11 @@ from stretto.runtime.failure import Failures, PeerLostError
 from stretto.runtime.group_set import GroupSet
 from stretto.runtime.group_sockets import cut, sockets
 from stretto.runtime.process_memory import keep_memory
-from stretto.runtime.wait_report import PATIENCE, Status, WaitReporter
+from stretto.runtime.wait_report import PATIENCE, Status, WaitReporter, left_key
 from stretto.runtime.world import TIMEOUT, World, join
 
 START = 60.0  # seconds that processes wait for each other at least before they train
-LEAVING = 5.0  # seconds for the others to come to their end too
+LEAVING = 3.0  # seconds for the others to come to their end too
 
 
 class Service(Protocol):
@@ -51,10 +51,10 @@ class Member:
         self.failures = Failures(world.store, world.rank)
         self.services: WeakSet[Service] = WeakSet()
         self._group_sets: list[GroupSet] = []
-        self.failed = self._inside = False
+        self.failed = self._inside = self._leaves = False
         self._gathered = 0  # how often
         self.requests = 0  # how many names for requests to stop have been given
-        self._watchman = None if world.store is None else WaitReporter(self.status, world.store, world.rank)
+        self._watchman = None if world.store is None else WaitReporter(self.status, world.store, world.rank, self._miss)
         if self._watchman is not None:
             self._watchman.start()
         atexit.register(self._leave)
@@ -91,7 +91,9 @@ class Member:
         # A set that no process uses. Python may not have noticed yet that a Trainer has gone: it is made to look.
         for look in (lambda: 0, gc.collect) if self._group_sets else ():
             look()
-            taken = torch.tensor([each.in_use or each.timeout != timeout for each in self._group_sets], dtype=torch.uint8)
+            taken = torch.tensor(
+                [each.in_use or each.timeout != timeout for each in self._group_sets], dtype=torch.uint8
+            )
             dist.all_reduce(taken, dist.ReduceOp.MAX, group=self._group)
             if not taken.all():
                 return self._group_sets[int(taken.argmin())]
@@ -106,8 +108,8 @@ class Member:
         keys = [f"here/{self._gathered}/{rank}" for rank in range(world.size)]
         world.store.set(keys[world.rank], "")
         while missing := [rank for rank, key in enumerate(keys) if not world.store.check([key])]:
-            if self.failures.known():
-                raise PeerLostError(missing[0], RuntimeError("another worker has failed"))
+            if self.failures.known() or world.store.check([left_key(missing[0])]):
+                raise PeerLostError(missing[0], RuntimeError("it, or another worker, has ended"))
             if time.monotonic() > until:
                 raise PeerLostError(missing[0], TimeoutError(f"timed out after {timeout:g} s"))
             time.sleep(0.01)
@@ -145,30 +147,42 @@ class Member:
                 self._inside = False
         self.status.rests()
 
+    def _miss(self, worker: int) -> None:
+        # It has left, and this process waits for it: let that fail.
+        if not self._leaves:
+            self.failures.left = worker
+            cut()
+
     def _chain(self) -> str:
         return f"worker {self.world.rank} {self.status.told()}" if self._watchman is None else self._watchman.chain()
 
-    def _except(self, kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
-        # The user's script has failed between two calls: do not keep the others waiting.
+    def fail(self, error: BaseException) -> None:
+        """An error of this process outside of `together`: do not keep the others waiting."""
         if not self.failed:
             self.failed = True
             self.failures.translate(error, self.status.told(), self._chain)
+            cut()
+
+    def _except(self, kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+        self.fail(error)
         if not (isinstance(error, StrettoError) and error.said_by is not None):
             self._excepthook(kind, error, traceback)
 
     def _leave(self) -> None:
         # What this process has sent must have been taken before it ends, and others may still need it.
         if not self.failed and self.belongs:
+            self._leaves = True
             waiting = self.status.waiting("its end", (self.world.rank + 1) % self.world.size)
             with contextlib.suppress(RuntimeError), waiting:
                 for service in self.services:
                     service.leave()
                 # An error in a child of multiprocessing never comes to the excepthook: do not keep its parent waiting.
-                if multiprocessing.parent_process() is None or self._others_leave(LEAVING):
-                    dist.barrier(group=self._group)
-                else:
+                if multiprocessing.parent_process() is not None and not self._others_leave(LEAVING):
                     keep_connections()
                     return
+                if self.world.store is not None:
+                    self.world.store.set(left_key(self.world.rank), "")
+                dist.barrier(group=self._group)
         self._close()
 
     def _others_leave(self, seconds: float) -> bool:
@@ -216,6 +230,12 @@ def keep_connections() -> None:
 
 
 _members: list[Member] = []  # at most one: what torch.distributed's default group is to it, this is to us
+
+
+def fail(error: BaseException) -> None:
+    """An error ends this process, and nobody else sees it: tell the others."""
+    for member in _members:
+        member.fail(error)
 
 
 def membership(timeout: float = TIMEOUT.total_seconds()) -> Member | None:

@@ -275,27 +275,35 @@ class SeveralProcesses(Backend):
             worker.recording = recording
         return [recording]
 
+    @contextmanager
+    def _meeting(self, worker: int | None = None) -> Iterator[None]:
+        # While it lasts this process waits for the others in a collective, above all for one.
+        others = [rank for rank in range(self.size) if rank != self.rank]
+        worker = others[self.rank % len(others)] if worker is None else worker
+        with self.status.waiting("its part in a collective", worker, others), reaching(worker):
+            yield
+
     def agree(self, description: Mapping[str, Any], device: torch.device) -> None:
         """Compare what all processes are about to train, then make the groups of replicas and of shared stages."""
-        with reaching((self.rank + 1) % self.size):
+        with self._meeting():
             agree(self.group, description)
             self._make_groups(device)
 
     def compare(self, description: Mapping[str, Any], what: str, remedy: str) -> None:
         """Every process reads what all others say."""
-        with reaching((self.rank + 1) % self.size):
+        with self._meeting():
             compare(self.group, description, what, remedy)
 
     def largest(self, values: Tensor) -> Tensor:
         """An all-reduce."""
         told = values.clone()
-        with reaching((self.rank + 1) % self.size):
+        with self._meeting():
             dist.all_reduce(told, dist.ReduceOp.MAX, group=self.group)
         return told
 
     def told_by_first(self, said: bytes) -> bytes:
         """A broadcast from rank 0."""
-        with reaching(0 if self.rank else 1):
+        with self._meeting(0 if self.rank else 1):
             return told_by_first(self.group, said)
 
     def calibrate(self, sync: Sync) -> None:
@@ -310,7 +318,7 @@ class SeveralProcesses(Backend):
                 message = basis(len(ranks), machines_of(ranks), reducing.calibration).to_json()
             except UsageError as error:
                 message = {"error": str(error)}
-        with reaching(0 if self.rank else 1):
+        with self._meeting(0 if self.rank else 1):
             message = json.loads(told_by_first(self.group, json.dumps(message).encode()))
         if "error" in message:
             raise UsageError(f"{sync}: {message['error']}")
@@ -372,7 +380,7 @@ class SeveralProcesses(Backend):
                 self._forward(stages, specification, x, count)
         sums = torch.tensor(tally.sums(), dtype=torch.float64)
         self._settle()  # the broadcast below does not wait for messages in other replicas and parts
-        with reaching(last if last != self.rank else (self.rank + 1) % self.size):
+        with self._meeting(last if last != self.rank else None):
             dist.broadcast(sums, group_src=last, group=self.group)
         return tally.result(sums.tolist())
 
@@ -578,7 +586,7 @@ class SeveralProcesses(Backend):
 
     def barrier(self) -> None:
         """Wait until all processes have come here."""
-        with reaching((self.rank + 1) % self.size):
+        with self._meeting():
             dist.barrier(group=self.group)
 
     def _homes(self, stages: Sequence[nn.Module]) -> list[int]:
