@@ -67,7 +67,7 @@ def refuse_without_room(processes: int) -> None:
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if limit == resource.RLIM_INFINITY:
         return
-    count, needed = len(os.listdir(OPEN_FILES)) - 1, OF_GROUP + processes - 1  # one is open to list the others
+    count, needed = len([*OPEN_FILES.iterdir()]) - 1, OF_GROUP + processes - 1  # one is open to list the others
     if count + needed + SPARE > limit:
         raise UsageError(
             f"the limit of open files (ulimit -n) is {limit}, {count} are open, and a process group of {processes} "

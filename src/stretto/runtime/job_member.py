@@ -89,11 +89,11 @@ class Member:
 
     def _left_over(self, timeout: float) -> GroupSet | None:
         # A set that no process uses. Python may not have noticed yet that a Trainer has gone: it is made to look.
-        for look in (lambda: 0, gc.collect) if self._group_sets else ():
-            look()
-            taken = torch.tensor(
-                [each.in_use or each.timeout != timeout for each in self._group_sets], dtype=torch.uint8
-            )
+        for look in (False, True) if self._group_sets else ():
+            if look:
+                gc.collect()
+            in_use = [each.in_use or each.timeout != timeout for each in self._group_sets]
+            taken = torch.tensor(in_use, dtype=torch.uint8)
             dist.all_reduce(taken, dist.ReduceOp.MAX, group=self._group)
             if not taken.all():
                 return self._group_sets[int(taken.argmin())]
