@@ -324,6 +324,41 @@ def test_a_stranger_writes_while_launchers_meet(tmp_path):
     assert any(words in str(each) for words in said for each in found), found
 
 
+def ruining(port, key, way, stop):
+    """Delete a key of the meeting, or write over it, as soon as it is there and for as long as it is."""
+    store = stranger(port)
+    while not stop.wait(0.001):
+        with contextlib.suppress(RuntimeError, OSError):  # the first node has ended
+            for name in (each.removeprefix("/") for each in store.list_keys()):
+                if name.startswith(f"meeting/{key}"):
+                    store.delete_key(name) if way == "deleted" else store.set(name, "rubbish")
+
+
+@pytest.mark.parametrize("way", ["deleted", pytest.param("changed", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("key", ["call", "answer", "offer", "takes", "begins"])
+def test_all_launchers_end_whichever_key_a_stranger_ruins(key, way, monkeypatch):
+    """Long before they would give each other up."""
+    monkeypatch.setattr(nodes, "CONFIRM", 0.3)
+    monkeypatch.setattr(nodes, "GREET", 0.3)
+    port, stop = free_port(), threading.Event()
+    first = at(port, seconds=600)
+    thread = threading.Thread(target=ruining, args=(port, key, way, stop))
+    thread.start()
+    try:
+        with ThreadPoolExecutor(2) as threads:
+            launchers = [first, at(port, seconds=600)]
+            begun = [threads.submit(outcome, each.next_rendezvous) for each in launchers]
+            found = [each.result(30) for each in begun]
+        for launcher, came_to in zip(launchers, found, strict=True):
+            if not isinstance(came_to, StrettoError):  # this one had met the other, which then could not meet it
+                assert isinstance(outcome(launcher.num_nodes_waiting), MeetingError)
+        said = " ".join(map(str, found))
+        assert "deleted or changed by somebody else" in said or "not signed with the secret of this job" in said
+    finally:
+        stop.set()
+        thread.join()
+
+
 def test_a_stranger_writes_while_a_job_runs(tmp_path):
     """It ends the job, on two nodes, and the message says why. No pickle is opened."""
     port = free_port()

@@ -26,7 +26,7 @@ from stretto.runtime.process_memory import keep_memory
 from stretto.runtime.wait_report import PATIENCE, Status, WaitReporter, left_key
 from stretto.runtime.world import TIMEOUT, World, join
 
-START = 60.0  # seconds that processes wait for each other at least before they train
+START = 30.0  # seconds that processes wait for each other at least before they train
 LEAVING = 3.0  # seconds for the others to come to their end too
 
 
@@ -241,7 +241,7 @@ def fail(error: BaseException) -> None:
 def membership(timeout: float = TIMEOUT.total_seconds()) -> Member | None:
     """This process's part in its job; None where it is alone. Joins the others the first time, and once they parted.
 
-    It waits for them for `timeout` seconds, but for a minute at least: some start later than others.
+    It waits for them for `timeout` seconds, but for half a minute at least: some start later than others.
     """
     former = _members[0] if _members else None
     if former is not None and former.belongs:
