@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from stretto.errors import StrettoError
-from stretto.runtime.failure import Failures, PeerLostError
+from stretto.runtime.failure import Failures, PeerLostError, reaching
 from stretto.runtime.group_set import GroupSet
 from stretto.runtime.group_sockets import cut, sockets
 from stretto.runtime.process_memory import keep_memory
@@ -106,13 +106,14 @@ class Member:
             return
         self._gathered += 1
         keys = [f"here/{self._gathered}/{rank}" for rank in range(world.size)]
-        world.store.set(keys[world.rank], "")
-        while missing := [rank for rank, key in enumerate(keys) if not world.store.check([key])]:
-            if self.failures.known() or world.store.check([left_key(missing[0])]):
-                raise PeerLostError(missing[0], RuntimeError("it, or another worker, has ended"))
-            if time.monotonic() > until:
-                raise PeerLostError(missing[0], TimeoutError(f"timed out after {timeout:g} s"))
-            time.sleep(0.01)
+        with reaching(0):  # who holds the store
+            world.store.set(keys[world.rank], "")
+            while missing := [rank for rank, key in enumerate(keys) if not world.store.check([key])]:
+                if self.failures.known() or world.store.check([left_key(missing[0])]):
+                    raise PeerLostError(missing[0], RuntimeError("it, or another worker, has ended"))
+                if time.monotonic() > until:
+                    raise PeerLostError(missing[0], TimeoutError(f"timed out after {timeout:g} s"))
+                time.sleep(0.01)
 
     def expect(self, timeout: float) -> None:
         """Somebody gives up after `timeout` seconds: say who waits for whom well before."""
