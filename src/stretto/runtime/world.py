@@ -118,6 +118,7 @@ def entered(given: Mapping[str, str], timeout: timedelta) -> World:
     # Machines do not count restarts alike: there a launcher has to give each attempt a store of its own.
     attempt = given.get("TORCHELASTIC_RESTART_COUNT", "0") if is_one_machine(given) else "any"
     store = PrefixStore(f"attempt {attempt}", origin)
+    gather(store, rank, number, timeout.total_seconds())
     initialize(store, rank, number, timeout=timeout)
     return World(rank, number, local_rank(given), PrefixStore("stretto", store), base=store, origin=origin)
 
@@ -134,6 +135,26 @@ def initialize(base: Store, rank: int, size: int, backend: str | None = None, ti
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
 
 
+def gather(store: Store, rank: int, size: int, timeout: float) -> None:
+    """Wait until all processes have come to the store. Raises WorkerLostError, naming who has not in time.
+
+    From then on nobody connects to the store, whose connections would be taken for those of a process group.
+    """
+    keys, until = [f"comes/{each}" for each in range(size)], time.monotonic() + timeout
+    store.set(keys[rank], "")
+    while not store.check(keys):
+        if time.monotonic() > until:
+            raise late([each for each, key in enumerate(keys) if not store.check([key])], timeout)
+        time.sleep(0.02)
+
+
+def late(workers: Sequence[int], timeout: float) -> WorkerLostError:
+    """The error for workers that have not come; nobody knows which they are if there are none."""
+    names = ", ".join(map(str, workers))
+    who = f"workers {names} have" if workers[1:] else f"worker {names} has" if workers else "another worker has"
+    return WorkerLostError(f"{who} not connected within {timeout:g} s: not started, hanging or gone")
+
+
 @contextlib.contextmanager
 def connecting(store: Store, rank: int, size: int, timeout: float) -> Iterator[None]:
     """While all processes connect with each other. Raises WorkerLostError, naming who has not begun to in time."""
@@ -141,10 +162,8 @@ def connecting(store: Store, rank: int, size: int, timeout: float) -> Iterator[N
     try:
         yield
     except RuntimeError as error:
-        late = [str(each) for each in range(size) if store.add(f"connects/{each}", 0) < turn]
-        who = f"workers {', '.join(late)} have" if late[1:] else f"worker {late[0]} has" if late else "another one has"
-        words = "not connected within {:g} s: not started, hanging or gone"
-        raise WorkerLostError(f"{who} {words.format(timeout)}") from error
+        behind = [each for each in range(size) if store.add(f"connects/{each}", 0) < turn]
+        raise late(behind, timeout) from error
 
 
 def advice(given: Mapping[str, str]) -> str:
