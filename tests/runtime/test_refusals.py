@@ -9,8 +9,8 @@ from runtime import given_apart, refused, scripts
 from runtime.processes import launch
 
 PARTED = (
-    "these processes have parted, because of an error before or as their process group was destroyed: make a new Trainer, "
-    "in each of them"
+    "these processes have parted, because of an error before or as their process group was destroyed: make a new "
+    "Trainer, in each of them"
 )
 FIRST = {
     "method": "unknown method 'pbb'",

@@ -276,6 +276,8 @@ class NodesRendezvous(RendezvousHandler):
                 if meeting.take(roster, number):
                     self._call = call
                     return roster, number
+            elif offered and not roster:
+                meeting.refuse(f"offer/{call}")
             elif offered:  # it was too slow to take it
                 number, offered = secrets.token_hex(16), False
                 meeting.answer(call, number)
