@@ -24,7 +24,7 @@ MOMENTUM, ADAMW, NADAM = (
 OPTIMIZERS = {"nesterov": NADAM, "pb(rotate=True)": ADAMW}
 OPTIONS = ["pb(rotate=True)", "pb(spike=True)", "pb(warmup=2)", "pb(recompute=True)"]
 LAST = {"pooled": "image", "sequence": "flattened", "linear": "rows"}  # what heads want of a network, else tokens
-QUICK = {"greedy", "pb", "synthetic-gradients", "1f1b", "greedy(head=man)", "greedy(head=segprop)", "pb(rotate=True)"}
+QUICK = {"pb", "synthetic-gradients", "greedy(head=segprop)"}
 
 
 def network(kind, stages):
