@@ -19,7 +19,9 @@ def cases():
 @pytest.mark.parametrize(("way", "end", "number"), [*cases()])
 def test_threads_and_descriptors_stay_the_same(way, end, number):
     for there, losses in launch(2, "runtime.many_trainers:many", [way], number, end, own=True):
-        assert len({*there[3:]}) == 1, there
+        threads, files = zip(*there[3:], strict=True)
+        assert max(threads) - min(threads) <= 1, there  # one that listened may not have ended yet
+        assert len({*files}) == 1, there
         if way != "served":  # whose replicas take turns as they come
             assert all(each == losses[0] for each in losses)
 
