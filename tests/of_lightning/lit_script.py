@@ -18,12 +18,16 @@ from stretto.lightning import StrettoStrategy
 
 
 class Killed(pl.Callback):
-    """A power cut at a step."""
+    """A power cut at a step; or the second process leaves."""
 
-    def __init__(self, step):
-        self.step = step
+    def __init__(self, step, *, leaves):
+        self.step, self.leaves = step, leaves
 
     def on_train_batch_start(self, trainer, *_):
+        if self.leaves and trainer.global_step == self.step and trainer.global_rank == 1:
+            sys.exit(3)
+        if self.leaves:
+            return
         if trainer.global_step == self.step and trainer.is_global_zero:
             os.kill(os.getpid(), signal.SIGKILL)
 
@@ -36,9 +40,9 @@ def main(folder, devices, method, epochs, path="", killed_at="-1", replicas="1")
     trainer = pl.Trainer(
         accelerator="cpu",
         devices=int(devices),
-        strategy=StrettoStrategy(method, stages=2, mesh=Mesh(data=int(replicas)), timeout=60),
+        strategy=StrettoStrategy(method, stages=2, mesh=Mesh(data=int(replicas)), timeout=600),
         max_epochs=int(epochs),
-        callbacks=[saves, stops, Killed(int(killed_at))],
+        callbacks=[saves, stops, Killed(int(killed_at), leaves=path == "leaves")],
         logger=CSVLogger(folder, version="logs"),
         log_every_n_steps=1,
         enable_progress_bar=False,

@@ -73,6 +73,12 @@ def test_killed_and_resumed_it_has_the_numbers_of_one_process(tmp_path):
 
 
 @pytest.mark.slow
+def test_one_process_that_leaves_ends_the_other_long_before_its_timeout(tmp_path):
+    by_lightning(tmp_path, "1f1b", "2", "leaves", "5", code=1)
+    assert not told(tmp_path)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["1f1b", "pipedream", "greedy"])
 def test_two_processes_draw_the_batches_of_one(tmp_path, method):
     (one,) = alone(tmp_path / "one", method, "2")

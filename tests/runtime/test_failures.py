@@ -49,6 +49,13 @@ def test_an_error_between_two_steps_ends_all(whole):
     assert "my own mistake" in said[1]
 
 
+def test_who_waits_for_a_process_that_has_left_misses_it_within_seconds(whole):
+    """Its exit status is its own; nobody has told the others, whose timeout is 300 s."""
+    statuses, said = run("leaves", whole=whole)
+    assert statuses == [1, 3, 1]
+    assert len(speakers(said, "worker 1 has come to the end of its script while worker")) == 1
+
+
 def test_a_mistake_that_all_make_is_said_once(whole):
     statuses, said = run("mistake", 2 + whole, whole=whole)
     assert statuses == [1] * (2 + whole)

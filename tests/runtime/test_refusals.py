@@ -8,7 +8,10 @@ import torch
 from runtime import given_apart, refused, scripts
 from runtime.processes import launch
 
-PARTED = "these processes have parted because of an error before: make a new Trainer, in each of them"
+PARTED = (
+    "these processes have parted, because of an error before or as their process group was destroyed: make a new "
+    "Trainer, in each of them"
+)
 FIRST = {
     "method": "unknown method 'pbb'",
     "method of one": "unknown method 'pbb'",

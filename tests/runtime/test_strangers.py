@@ -324,6 +324,44 @@ def test_a_stranger_writes_while_launchers_meet(tmp_path):
     assert any(words in str(each) for words in said for each in found), found
 
 
+def ruining(port, key, way, stop):
+    """Delete a key of the meeting, or write over it, as soon as it is there and for as long as it is."""
+    store = stranger(port)
+    while not stop.wait(0.001):
+        with contextlib.suppress(RuntimeError, OSError):  # the first node has ended
+            for name in (each.removeprefix("/") for each in store.list_keys()):
+                if name.startswith(f"meeting/{key}"):
+                    store.delete_key(name) if way == "deleted" else store.set(name, "rubbish")
+
+
+@pytest.mark.parametrize("way", ["deleted", pytest.param("changed", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("key", ["call", "answer", "offer", "takes", "begins"])
+def test_all_launchers_end_whichever_key_a_stranger_ruins(key, way, monkeypatch):
+    """Long before they would give each other up."""
+    monkeypatch.setattr(nodes, "CONFIRM", 0.3)
+    monkeypatch.setattr(nodes, "GREET", 0.3)
+    port, stop = free_port(), threading.Event()
+    first = at(port, seconds=15)
+    thread = threading.Thread(target=ruining, args=(port, key, way, stop))
+    thread.start()
+    try:
+        with ThreadPoolExecutor(2) as threads:
+            launchers = [first, at(port, seconds=15)]
+            begun = [threads.submit(outcome, each.next_rendezvous) for each in launchers]
+            found = [each.result(30) for each in begun]
+        failed = [each for each in found if isinstance(each, StrettoError)]
+        if not failed:  # all have met before
+            return
+        for launcher, came_to in zip(launchers, found, strict=True):
+            if came_to not in failed:  # it had met the other, which then could not meet it
+                assert isinstance(outcome(launcher.num_nodes_waiting), MeetingError)
+        words = ("deleted or changed by somebody else", "not signed with the secret of this job", "with another secret")
+        assert any(each in str(error) for each in words for error in failed)
+    finally:
+        stop.set()
+        thread.join()
+
+
 def test_a_stranger_writes_while_a_job_runs(tmp_path):
     """It ends the job, on two nodes, and the message says why. No pickle is opened."""
     port = free_port()

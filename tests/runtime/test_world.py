@@ -3,13 +3,15 @@
 import os
 import sys
 import tempfile
+from datetime import timedelta
 
 import pytest
 
 from runtime import scripts
 from runtime.nursery import Forked
-from runtime.processes import launch
+from runtime.processes import free_port, launch
 from stretto.errors import UsageError
+from stretto.runtime.failure import WorkerLostError
 from stretto.runtime.world import difference, first_host, from_slurm, join, take_place
 
 
@@ -42,6 +44,26 @@ def test_variables_that_do_not_fit():
         join({"WORLD_SIZE": "2"})
     with pytest.raises(UsageError, match="WORLD_SIZE='many'"):
         join({"WORLD_SIZE": "many"})
+
+
+SLURM = {"SLURM_STEP_NUM_TASKS": "3", "SLURM_PROCID": "0", "SLURM_STEP_NODELIST": "localhost"}
+
+
+@pytest.mark.parametrize(
+    ("given", "missed", "remedy"),
+    [
+        ({"WORLD_SIZE": "3", "RANK": "0"}, "workers 1, 2 have not connected within 1 s", "start 3 processes"),
+        ({"WORLD_SIZE": "3", "RANK": "2"}, "worker 0 has not been reached at 127.0.0.1", "start 3 processes"),
+        (SLURM, "workers 1, 2 have not connected within 1 s", "start it with srun; for this process alone"),
+    ],
+    ids=["the first", "another", "an interactive step"],
+)
+def test_those_who_never_come_are_named_in_time(given, missed, remedy, monkeypatch):
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "GLOO_SOCKET_IFNAME"):
+        monkeypatch.setenv(name, "")  # joining sets them
+    with pytest.raises(WorkerLostError, match=missed) as raised:
+        join({"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), **given}, timedelta(seconds=1))
+    assert remedy in raised.value.__notes__[0]
 
 
 def test_differences_are_named():

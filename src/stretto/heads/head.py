@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -24,6 +24,13 @@ class Network:
     outputs: Sequence[Tensors]
     inputs: Tensors
     shared: bool = False
+    _found: dict[Any, Any] = field(default_factory=dict)
+
+    def once(self, key: Any, find: Callable[[], Any]) -> Any:
+        """What `find` finds in the whole network, for every site the same."""
+        if key not in self._found:
+            self._found[key] = find()
+        return self._found[key]
 
 
 @dataclass(frozen=True, eq=False)

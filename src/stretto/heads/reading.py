@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from torch import Tensor, nn
 
@@ -61,9 +62,17 @@ class HeadReadings:
     readers: tuple[tuple[int, int, int], ...] = ()
     num_stages: int = 0
 
+    @cached_property
+    def readers_of(self) -> dict[int, list[int]]:
+        """By the stage whose weights are read, those that read them."""
+        readers: dict[int, list[int]] = {}
+        for owner, reader, _ in self.readers:
+            readers.setdefault(owner, []).append(reader)
+        return readers
+
     def lent(self, stage: int, module: nn.Module) -> dict[int, nn.Parameter]:
         """The parameters of a stage that others read, by their numbers in messages."""
-        if self.kind is None or all(owner != stage for owner, _, _ in self.readers):
+        if self.kind is None or stage not in self.readers_of:
             return {}
         layers = self.kind.layers(module, stage == self.num_stages - 1, **self.options)
         if layers is None:

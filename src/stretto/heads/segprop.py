@@ -43,7 +43,8 @@ def segprop(at: Site, *, layers: int = 1) -> nn.Module:
     assert network is not None, "the head is made of the network's last layers"
     if network.shared:
         raise UsageError(f"head 'segprop' shares layers, but several processes share a stage's weights. {REMEDY}")
-    above = [(stage, layer) for stage, layer in top_layers(network.stages, layers) if stage > at.stage]
+    top = network.once((top_layers, layers), lambda: top_layers(network.stages, layers))
+    above = [(stage, layer) for stage, layer in top if stage > at.stage]
     adapted = adapters_between(at.features, inputs_of(network, above[0]), at.stage, above[0][0], head="segprop")
     device, dtype = at.features[0].device, at.features[0].dtype
     return SharedTop([adapted.to(device, dtype), *(sharing_copy(layer).to(device) for _, layer in above)])

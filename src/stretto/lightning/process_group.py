@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 from stretto.nn.buckets import align, tensors_of
-from stretto.runtime.world import group_of
+from stretto.runtime import membership
 
 
 class Processes:
@@ -19,7 +19,8 @@ class Processes:
 
     def __init__(self, rank: int, size: int, timeout: float) -> None:
         self.rank, self.size = rank, size
-        self._group = group_of(range(size), timeout) if size > 1 else None
+        member = membership(timeout) if size > 1 else None
+        self._group = None if member is None else member.group_set(self, timeout).whole()
 
     def all_of(self, value: Any) -> list[Any]:
         """The values of all processes, by rank."""

@@ -3,6 +3,7 @@
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
 from typing import Any
 
 import lightning.pytorch as pl
@@ -35,6 +36,8 @@ from stretto.methods import Method
 from stretto.methods.table import check_written
 from stretto.nn.devices import accelerator
 from stretto.options.checks import one_of
+from stretto.runtime.group_sockets import made_here
+from stretto.runtime.job_member import START, fail
 from stretto.runtime.world import choose_interface
 
 LAUNCHED = ("popen", "spawn", "fork")
@@ -143,7 +146,9 @@ class StrettoStrategy(ParallelStrategy):
             assert self.cluster_environment is not None
             choose_interface({"MASTER_ADDR": self.cluster_environment.main_address})
             backend = _get_default_process_group_backend_for_device(self.root_device)
-            _init_dist_connection(self.cluster_environment, backend)
+            timeout = timedelta(seconds=max(START, self._options.get("timeout", 600.0)))
+            with made_here():  # Lightning's own collectives end with ours
+                _init_dist_connection(self.cluster_environment, backend, timeout=timeout)
         if self._processes is None or self._processes.size != self.world_size:
             self._processes = Processes(self.global_rank, self.world_size, self._options.get("timeout", 600.0))
         self._processes.share_generators()
@@ -396,6 +401,11 @@ class StrettoStrategy(ParallelStrategy):
         return checkpoint
 
     # -- ends -------------------------------------------------------------------------------------------------------
+
+    def on_exception(self, exception: BaseException) -> None:
+        """Tell the other processes, which may wait for this one."""
+        super().on_exception(exception)
+        fail(exception)
 
     def on_train_end(self) -> None:
         """Finish what is in flight, and give the module its trained weights, in every process."""

@@ -27,7 +27,7 @@ from stretto.runtime.wait_report import Status
 
 PREFIX = 64  # bytes
 HEADER = struct.Struct("=qq")  # what a message is, and the micro-batch; the rest of the prefix is zeros
-VALUE, LAYOUT, MARK = 1, 2, 3
+VALUE, LAYOUT, MARK, END = 1, 2, 3, 4
 
 
 class Received(NamedTuple):
@@ -87,7 +87,8 @@ _given_up: weakref.WeakKeyDictionary[dist.ProcessGroup, list[Sent]] = weakref.We
 
 
 def _give_up(group: dist.ProcessGroup, under_way: deque[Sent]) -> None:
-    _given_up.setdefault(group, []).extend(under_way)
+    if under_way:
+        _given_up.setdefault(group, []).extend(under_way)
 
 
 class Outbox:
@@ -124,9 +125,9 @@ class Outbox:
         while self._under_way:
             self._wait_for_oldest()
 
-    def mark(self) -> None:
-        """Send a mark for the other end's `clear`; waits for nothing."""
-        self._post(prefix(MARK, 0))
+    def mark(self, kind: int = MARK) -> None:
+        """Send a mark for the other end's `clear`, or the last message, for its `end`; waits for nothing."""
+        self._post(prefix(kind, 0))
 
     def _wait_for_oldest(self) -> None:
         oldest = self._under_way[0]
@@ -185,6 +186,12 @@ class Inbox:
             while (taken := self._next())[0] != MARK:
                 self._value(taken[2])
 
+    def end(self) -> None:
+        """Take everything up to the last message. Nothing is left under this channel's tag."""
+        while (taken := self._next())[0] != END:
+            if taken[0] == VALUE:
+                self._value(taken[2])
+
     def _next(self) -> tuple[int, int, Tensor]:
         while True:
             work, buffer = self._posted
@@ -194,7 +201,8 @@ class Inbox:
                 work.wait()
             kind, number = HEADER.unpack_from(header)
             if kind != LAYOUT:
-                self._posted = self._post(following)
+                if kind != END:
+                    self._posted = self._post(following)
                 return kind, number, buffer
             self._read_layout(number)
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from stretto.runtime.channel import ChannelEnd, Inbox, Outbox, Received
+from stretto.runtime.channel import END, ChannelEnd, Inbox, Outbox, Received
 from stretto.runtime.nccl import Direct
 from stretto.runtime.wait_report import Status
 from stretto.schedule import Edge, Rules, Schedule
@@ -61,7 +61,31 @@ def receivers(edge: Edge, schedule: Schedule) -> tuple[int, ...]:
     return (schedule.worker_of[edge.stage],)
 
 
-class Mailbox:
+class Boxes:
+    """Ends of channels of one process; a key is the same at both ends. They come to their end together."""
+
+    def __init__(self) -> None:
+        self.outboxes: dict[Any, Outbox] = {}
+        self.inboxes: dict[Any, Inbox] = {}
+
+    def end_sending(self) -> None:
+        """Send the last message of each channel."""
+        for outbox in self.outboxes.values():
+            outbox.mark(END)
+
+    def end_receiving(self) -> None:
+        """Drop whatever is on its way, up to the last message; nothing is left under the channels' tags."""
+        for inbox in self.inboxes.values():
+            inbox.end()
+        self.settle()
+
+    def settle(self) -> None:
+        """Wait until everything that was sent has been taken."""
+        for outbox in self.outboxes.values():
+            outbox.settle()
+
+
+class Mailbox(Boxes):
     """One worker's ends of its channels. `ranks` are the workers' ranks in the group.
 
     Channels that are in `direct` go from device to device, the others through the host.
@@ -80,36 +104,30 @@ class Mailbox:
         direct: Mapping[Channel, Direct] = MappingProxyType({}),
     ) -> None:
         # Every worker numbers the channels alike.
+        super().__init__()
         me = ranks.index(dist.get_rank(group))
-        self._outboxes: dict[Channel, Outbox] = {}
-        self._inboxes: dict[Channel, Inbox] = {}
         for tag, channel in enumerate(sorted(used), start=first_tag):
             source = worker_of[channel.stage]
             name = f"{channel.value}s of stage {channel.stage}"
             if source == me:
                 depth = used[channel] + SPARE
                 line = ChannelEnd(group, ranks[channel.worker], tag, name, status, direct.get(channel))
-                self._outboxes[channel] = Outbox(line, depth, device)
+                self.outboxes[channel] = Outbox(line, depth, device)
             elif channel.worker == me:
                 line = ChannelEnd(group, ranks[source], tag, name, status, direct.get(channel))
-                self._inboxes[channel] = Inbox(line, device)
+                self.inboxes[channel] = Inbox(line, device)
 
     def send(self, channel: Channel, value: Any, microbatch: int) -> None:
         """Send a value on a channel; waits only if too many are under way there."""
-        self._outboxes[channel].send(value, microbatch)
+        self.outboxes[channel].send(value, microbatch)
 
     def receive(self, channel: Channel, what: str | None = None) -> Received:
         """The next value of a channel; waits for it. `what` is said to be waited for."""
-        return self._inboxes[channel].receive(what)
-
-    def settle(self) -> None:
-        """Wait until everything that was sent has been taken."""
-        for outbox in self._outboxes.values():
-            outbox.settle()
+        return self.inboxes[channel].receive(what)
 
     def clear(self) -> None:
         """Drop whatever is on its way; every worker does it at the same time."""
-        for outbox in self._outboxes.values():
+        for outbox in self.outboxes.values():
             outbox.mark()
-        for inbox in self._inboxes.values():
+        for inbox in self.inboxes.values():
             inbox.clear()

@@ -13,7 +13,7 @@ from stretto.runtime.rendezvous.signed_store import ForgedError
 from stretto.runtime.wait_report import here
 
 KEY = "failure"
-GRACE = 3.0  # seconds for whoever failed to say so, after its connection has gone
+GRACE = 2.0  # seconds for whoever failed to say so, after its connection has gone
 
 
 class PeerLostError(StrettoError):
@@ -91,6 +91,7 @@ class Failures:
     def __init__(self, store: Store | None, rank: int) -> None:
         self._store = store
         self._rank = rank
+        self.left: int | None = None  # a worker that has left while this process waits for it
 
     def translate(self, error: BaseException, doing: str, chain: Callable[[], str]) -> BaseException:
         """What this process is to raise for an error; `doing` is what it did, `chain` tells who waits for whom."""
@@ -103,12 +104,20 @@ class Failures:
             if first.refusal and (mine.refusal or of_connections(error)):
                 return first.again()
             return SystemExit(1) if first.like(mine) else error  # all have made the same mistake, and another says it
-        lost = self._roll_call(error.among) if len(error.among) > 1 else [error.worker]
+        if self.left is not None:
+            lost = [self.left]
+        else:
+            lost = self._roll_call(error.among) if len(error.among) > 1 else [error.worker]
         who = " or ".join(map(str, lost))
         mine = ReportedFailure(self._rank, "lost", f"worker {who} is lost")
-        told = self._published(GRACE) or self._publish(mine)
+        told = self._published(GRACE if self.left is None else 0) or self._publish(mine)
         if told != mine:  # somebody else has said why
             return told.again() if told.refusal else SystemExit(1)
+        if self.left is not None:
+            return WorkerLostError(
+                f"worker {who} has come to the end of its script while worker {self._rank} {doing}: it has taken fewer "
+                "steps, or something has ended it (sys.exit, an error that was caught)"
+            )
         if error.timed_out:
             return WorkerLostError(f"{chain()}. --timeout, or Trainer(timeout=), sets how long a worker waits")
         return WorkerLostError(
@@ -130,6 +139,7 @@ class Failures:
 
     def _roll_call(self, among: Sequence[int]) -> list[int]:
         # Those of several that do not answer; all who miss somebody come here.
+        missing: list[int] = []
         if self._store is None:
             return list(among)
         try:

@@ -1,6 +1,6 @@
 """Several processes that share the stages of one worker: their weights (tensor) or the images (height, width)."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,13 +17,14 @@ from stretto.optim.whole_matrices import refuse_parts
 from stretto.parallel.operator import gather, norms, tensor
 from stretto.parallel.space import collect, refuse_whole, scatter, spatial, whole
 from stretto.runtime.failure import PeerLostError
-from stretto.runtime.world import group_of
 from stretto.stage.intra_stage import StageSharing
 from stretto.stage.stage import Norms, own_norms
 
 
-def share_stages(placement: Placement, rank: int, device: torch.device, timeout: float) -> StageSharing:
-    """How this process shares its stages. A collective of all processes; `timeout` is in seconds."""
+def share_stages(
+    placement: Placement, rank: int, device: torch.device, group_of: Callable[..., dist.ProcessGroup | None]
+) -> StageSharing:
+    """How this process shares its stages. A collective of all processes; `group_of` gives it groups."""
     axes = placement.inner
     if not axes:
         return StageSharing()
@@ -33,7 +34,7 @@ def share_stages(placement: Placement, rank: int, device: torch.device, timeout:
             ranks = torch.tensor(placement.parts_of(replica, worker)).reshape(list(axes.values()))
             for dim, axis in enumerate(axes):
                 for line in ranks.movedim(dim, -1).reshape(-1, axes[axis]).tolist():
-                    made = group_of(line, timeout, backend=None)
+                    made = group_of(line, backend=None)
                     if made is not None:
                         groups[axis] = made
     mine = placement.parts_of(*placement.at(rank))

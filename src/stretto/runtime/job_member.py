@@ -2,28 +2,32 @@
 
 import atexit
 import contextlib
+import gc
 import multiprocessing
 import os
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import timedelta
 from types import TracebackType
 from typing import Protocol
-from weakref import WeakSet
+from weakref import WeakSet, ref
 
+import torch
 import torch.distributed as dist
 
 from stretto.errors import StrettoError
-from stretto.runtime.failure import Failures, PeerLostError
+from stretto.runtime.failure import Failures, PeerLostError, reaching
+from stretto.runtime.group_set import GroupSet
 from stretto.runtime.group_sockets import cut, sockets
 from stretto.runtime.process_memory import keep_memory
-from stretto.runtime.wait_report import PATIENCE, Status, WaitReporter
+from stretto.runtime.wait_report import PATIENCE, Status, WaitReporter, left_key
 from stretto.runtime.world import TIMEOUT, World, join
 
-START = 60.0  # seconds that processes wait for each other at least before they train
-LEAVING = 5.0  # seconds for the others to come to their end too
+START = 30.0  # seconds that processes wait for each other at least before they train
+LEAVING = 3.0  # seconds for the others to come to their end too
 
 
 class Service(Protocol):
@@ -46,10 +50,11 @@ class Member:
         self._group: dist.ProcessGroup | None = world.group(timeout)
         self.failures = Failures(world.store, world.rank)
         self.services: WeakSet[Service] = WeakSet()
-        self._failed = self._inside = False
+        self._group_sets: list[GroupSet] = []
+        self.failed = self._inside = self._leaves = False
         self._gathered = 0  # how often
         self.requests = 0  # how many names for requests to stop have been given
-        self._watchman = None if world.store is None else WaitReporter(self.status, world.store, world.rank)
+        self._watchman = None if world.store is None else WaitReporter(self.status, world.store, world.rank, self._miss)
         if self._watchman is not None:
             self._watchman.start()
         atexit.register(self._leave)
@@ -59,18 +64,40 @@ class Member:
     @property
     def parted(self) -> bool:
         """Whether its processes have left each other, because of an error, and nothing has come in between."""
-        return self._failed and self.world.base is not None and not dist.is_initialized()
+        return self.failed and self.world.base is not None and not dist.is_initialized()
 
     @property
     def belongs(self) -> bool:
         """Whether the process group is still the one that was joined."""
         return dist.is_initialized() and dist.group.WORLD is self._default
 
-    def group(self, timeout: float) -> dist.ProcessGroup:
-        """A new group of all processes; a collective. `timeout` is in seconds. One that has failed nobody waits for."""
+    def group_set(self, user: object, timeout: float) -> GroupSet:
+        """The process groups of a new user; a collective. `timeout` is in seconds.
+
+        They are those of one that has ended in every process, if there are any.
+        """
         with self.together():
             self._gather(timeout)
-            return self.world.group(timeout)
+            left = self._left_over(timeout)
+            if left is None:
+                left = GroupSet(self.world, timeout, self._gather)
+                self._group_sets.append(left)
+            else:
+                left.end()
+            left.user = ref(user)
+        return left
+
+    def _left_over(self, timeout: float) -> GroupSet | None:
+        # A set that no process uses. Python may not have noticed yet that a Trainer has gone: it is made to look.
+        for look in (False, True) if self._group_sets else ():
+            if look:
+                gc.collect()
+            in_use = [each.in_use or each.timeout != timeout for each in self._group_sets]
+            taken = torch.tensor(in_use, dtype=torch.uint8)
+            dist.all_reduce(taken, dist.ReduceOp.MAX, group=self._group)
+            if not taken.all():
+                return self._group_sets[int(taken.argmin())]
+        return None
 
     def _gather(self, timeout: float) -> None:
         # gloo waits for those with whom it connects until the time is out; so all begin that only once all are here.
@@ -79,13 +106,14 @@ class Member:
             return
         self._gathered += 1
         keys = [f"here/{self._gathered}/{rank}" for rank in range(world.size)]
-        world.store.set(keys[world.rank], "")
-        while missing := [rank for rank, key in enumerate(keys) if not world.store.check([key])]:
-            if self.failures.known():
-                raise PeerLostError(missing[0], RuntimeError("another worker has failed"))
-            if time.monotonic() > until:
-                raise PeerLostError(missing[0], TimeoutError(f"timed out after {timeout:g} s"))
-            time.sleep(0.01)
+        with reaching(0):  # who holds the store
+            world.store.set(keys[world.rank], "")
+            while missing := [rank for rank, key in enumerate(keys) if not world.store.check([key])]:
+                if self.failures.known() or world.store.check([left_key(missing[0])]):
+                    raise PeerLostError(missing[0], RuntimeError("it, or another worker, has ended"))
+                if time.monotonic() > until:
+                    raise PeerLostError(missing[0], TimeoutError(f"timed out after {timeout:g} s"))
+                time.sleep(0.01)
 
     def expect(self, timeout: float) -> None:
         """Somebody gives up after `timeout` seconds: say who waits for whom well before."""
@@ -98,17 +126,18 @@ class Member:
 
         What one refuses, all refuse, with the same error; if it crashes, the others end.
         """
-        if self._failed and not self._inside:
+        if self.failed and not self._inside:
             raise StrettoError(
-                "these processes have parted because of an error before: make a new Trainer, in each of them"
+                "these processes have parted, because of an error before or as their process group was destroyed: make "
+                "a new Trainer, in each of them"
             )
         outermost, self._inside = not self._inside, True
         try:
             yield
         except BaseException as error:
-            if self._failed:
+            if self.failed:
                 raise
-            self._failed = True
+            self.failed = True
             raised = self.failures.translate(error, self.status.told(), self._chain)
             self._close()
             if raised is error:
@@ -119,30 +148,42 @@ class Member:
                 self._inside = False
         self.status.rests()
 
+    def _miss(self, worker: int) -> None:
+        # It has left, and this process waits for it: let that fail.
+        if not self._leaves:
+            self.failures.left = worker
+            cut()
+
     def _chain(self) -> str:
         return f"worker {self.world.rank} {self.status.told()}" if self._watchman is None else self._watchman.chain()
 
-    def _except(self, kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
-        # The user's script has failed between two calls: do not keep the others waiting.
-        if not self._failed:
-            self._failed = True
+    def fail(self, error: BaseException) -> None:
+        """An error of this process outside of `together`: do not keep the others waiting."""
+        if not self.failed:
+            self.failed = True
             self.failures.translate(error, self.status.told(), self._chain)
+            cut()
+
+    def _except(self, kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+        self.fail(error)
         if not (isinstance(error, StrettoError) and error.said_by is not None):
             self._excepthook(kind, error, traceback)
 
     def _leave(self) -> None:
         # What this process has sent must have been taken before it ends, and others may still need it.
-        if not self._failed and self.belongs:
+        if not self.failed and self.belongs:
+            self._leaves = True
             waiting = self.status.waiting("its end", (self.world.rank + 1) % self.world.size)
             with contextlib.suppress(RuntimeError), waiting:
                 for service in self.services:
                     service.leave()
                 # An error in a child of multiprocessing never comes to the excepthook: do not keep its parent waiting.
-                if multiprocessing.parent_process() is None or self._others_leave(LEAVING):
-                    dist.barrier(group=self._group)
-                else:
+                if multiprocessing.parent_process() is not None and not self._others_leave(LEAVING):
                     keep_connections()
                     return
+                if self.world.store is not None:
+                    self.world.store.set(left_key(self.world.rank), "")
+                dist.barrier(group=self._group)
         self._close()
 
     def _others_leave(self, seconds: float) -> bool:
@@ -157,16 +198,26 @@ class Member:
             time.sleep(0.05)
         return True
 
+    def retire(self) -> None:
+        """Somebody has destroyed the process group: let go of what was made in it, and leave the process to another."""
+        atexit.unregister(self._leave)
+        self._close()
+        self.failed = True
+        # Hooks that others have put around this one's keep it, and must not keep the store, which has threads.
+        self.world, self._watchman = replace(self.world, store=None, base=None, origin=None), None
+        self.failures = Failures(None, self.world.rank)
+
     def _close(self) -> None:
         for service in self.services:
             service.close()
         if self._watchman is not None:
             self._watchman.end()
-        if self._failed:
+        if self.failed:
             cut()
         if self.belongs:
             dist.destroy_process_group()
-            self._default = self._group = None  # whoever holds a group keeps its thread
+        self._group_sets.clear()
+        self._default = self._group = None  # whoever holds a group keeps its thread
 
 
 def keep_connections() -> None:
@@ -182,14 +233,22 @@ def keep_connections() -> None:
 _members: list[Member] = []  # at most one: what torch.distributed's default group is to it, this is to us
 
 
+def fail(error: BaseException) -> None:
+    """An error ends this process, and nobody else sees it: tell the others."""
+    for member in _members:
+        member.fail(error)
+
+
 def membership(timeout: float = TIMEOUT.total_seconds()) -> Member | None:
     """This process's part in its job; None where it is alone. Joins the others the first time, and once they parted.
 
-    It waits for them for `timeout` seconds, but for a minute at least: some start later than others.
+    It waits for them for `timeout` seconds, but for half a minute at least: some start later than others.
     """
     former = _members[0] if _members else None
     if former is not None and former.belongs:
         return former
+    if former is not None and not former.failed:
+        former.retire()
     patience = timedelta(seconds=min(TIMEOUT.total_seconds(), max(timeout, START)))
     world = former.world.again() if former is not None and former.parted else join(timeout=patience)
     if world is None:

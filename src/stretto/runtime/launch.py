@@ -22,7 +22,7 @@ from stretto import interrupts
 from stretto.errors import StrettoError, UsageError
 from stretto.files.temporary_folders import scratch
 from stretto.processes import fork_server
-from stretto.runtime import launch_agent
+from stretto.runtime import job_member, launch_agent
 from stretto.runtime.rendezvous.addresses import host_and_port
 from stretto.runtime.rendezvous.nodes import NodesRendezvous
 from stretto.runtime.rendezvous.one_machine import LocalRendezvous
@@ -107,7 +107,11 @@ def begin(environment: Mapping[str, str], work: Callable[..., None], *arguments:
     os.environ.clear()
     os.environ.update({**environment, **own})
     try:
-        work(*arguments)
+        try:
+            work(*arguments)
+        except BaseException as error:
+            job_member.fail(error)
+            raise
     except SystemExit:
         if not Path(os.environ[SAID]).exists():
             time.sleep(GRACE)

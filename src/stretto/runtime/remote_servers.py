@@ -158,6 +158,15 @@ class RemoteServers(Servers):
                 listener.join(max(0.0, until - time.monotonic()))
             self._listeners.clear()
 
+    def end_sending(self) -> None:
+        """All processes close, and listen until the others have."""
+        self.close()
+
+    def end_receiving(self) -> None:
+        """Everything has been heard: the last thing that each has said was goodbye."""
+        for wire in self._wires.values():
+            wire.taken("B")
+
     def _send(self, to: int, message: Message) -> None:
         if to != self.me:
             self._wires[to].send(message)

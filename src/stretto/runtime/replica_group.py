@@ -32,7 +32,7 @@ class ReplicaGroup(NamedTuple):
         me = dist.get_rank(self.group)
         others = [rank for rank in self.ranks if rank != self.ranks[me]]
         try:
-            with self.status.waiting("its replicas", self.ranks[(me + 1) % len(self.ranks)]):
+            with self.status.waiting("its replicas", self.ranks[(me + 1) % len(self.ranks)], others):
                 yield
         except (RuntimeError, CollectiveError) as error:
             raise PeerLostError(others[0], error, others) from error

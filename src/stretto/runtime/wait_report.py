@@ -7,17 +7,19 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from torch.distributed import DistError
 from torch.distributed.distributed_c10d import Store
 
+from stretto.runtime.group_sockets import bytes_received
 from stretto.runtime.rendezvous.signed_store import ForgedError
 from stretto.schedule import Action
 
 PATIENCE = 30.0  # seconds until a wait is worth a word
+LAST_LOOKS = 2  # of a second each, without a byte
 
 
 class Doing(NamedTuple):
@@ -26,6 +28,7 @@ class Doing(NamedTuple):
     since: float  # time.monotonic()
     what: str | Action
     worker: int | None = None  # whom it waits for; None: it works
+    among: Sequence[int] = ()  # all whom it waits for, if they are several
 
     def told(self, now: float) -> dict[str, Any]:
         """For the other processes."""
@@ -50,9 +53,12 @@ class Status:
         """In words that follow this worker's name."""
         return describe(self.doing.told(time.monotonic()))
 
-    def waiting(self, what: str, worker: int) -> "Waiting":
-        """While it lasts, this process waits for a worker; if that fails, it is what it was doing."""
-        return Waiting(self, Doing(time.monotonic(), what, worker))
+    def waiting(self, what: str, worker: int, among: Sequence[int] = ()) -> "Waiting":
+        """While it lasts, this process waits for a worker, or all of several; if that fails, it is what it was doing.
+
+        Nothing comes any more from one that has left.
+        """
+        return Waiting(self, Doing(time.monotonic(), what, worker, among or (worker,)))
 
 
 class Waiting:
@@ -74,13 +80,17 @@ class Waiting:
 class WaitReporter(threading.Thread):
     """Looks at the status of this process now and then; says who waits for whom when a wait takes long.
 
-    One process says it for all of them; it says so again when the wait has become three times as long.
+    One process says it for all of them; it says so again when the wait has become three times as long. Where the other
+    one has come to the end of its script, and nothing arrives any more, `on_left` is called with its rank, once.
     """
 
-    def __init__(self, status: Status, store: Store, rank: int, patience: float = PATIENCE) -> None:
+    def __init__(
+        self, status: Status, store: Store, rank: int, on_left: Callable[[int], object], patience: float = PATIENCE
+    ) -> None:
         super().__init__(name="stretto-wait-report", daemon=True)
         self.patience = patience
         self._status, self._store, self._rank = status, store, rank
+        self._on_left = on_left
         self._ended = threading.Event()
         self.say: Callable[[str], object] = lambda text: print(f"stretto: {text}", file=sys.stderr, flush=True)
 
@@ -95,11 +105,18 @@ class WaitReporter(threading.Thread):
     def _watch(self) -> None:
         next_word = self.patience
         seen: Doing | None = None
+        quiet = 0  # looks since something has arrived, while it waits for one that has left
+        arrived = 0
         while not self._ended.wait(min(self.patience / 6, 1)):
             doing = self._status.doing
             now = time.monotonic()
             if doing is not seen:
-                seen, next_word = doing, self.patience
+                seen, next_word, quiet = doing, self.patience, 0
+            elif left := [worker for worker in doing.among if self._store.check([left_key(worker)])]:
+                before, arrived = arrived, bytes_received()
+                quiet = quiet + 1 if arrived == before else 0
+                if quiet == LAST_LOOKS:
+                    self._on_left(left[0])
             if now - doing.since > self.patience / 3:
                 self._store.set(self._key(self._rank), json.dumps({**doing.told(now), "at": time.time()}))
             if doing.worker is not None and now - doing.since > next_word:
@@ -144,6 +161,11 @@ class WaitReporter(threading.Thread):
 
     def _key(self, rank: int) -> str:
         return f"status/{rank}"
+
+
+def left_key(rank: int) -> str:
+    """Where a process says that it has come to its end."""
+    return f"left/{rank}"
 
 
 def describe(told: Mapping[str, Any]) -> str:

@@ -7,6 +7,7 @@ import re
 import socket
 import struct
 import sys
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -14,14 +15,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import TCPStore  # type: ignore[attr-defined] # mypy does not see that it exports them
 from torch.distributed.distributed_c10d import PrefixStore, Store
-from torch.distributed.rendezvous import rendezvous
 
 from stretto.errors import UsageError
 from stretto.nn.devices import default_backend
 from stretto.runtime.failure import WorkerLostError
-from stretto.runtime.group_sockets import made_here
-from stretto.runtime.rendezvous.addresses import Address, connect_to_store
+from stretto.runtime.group_sockets import made_here, refuse_without_room
+from stretto.runtime.rendezvous.addresses import Address, answers, connect_to_store
 from stretto.runtime.rendezvous.signed_store import VARIABLE, Secret, of_round
 from stretto.runtime.serialize import as_tensor, as_text
 
@@ -102,11 +103,22 @@ def join(environment: Mapping[str, str] | None = None, timeout: timedelta = TIME
         raise UsageError(f"WORLD_SIZE={size}, but RANK is not set: start it with torchrun --nproc-per-node {size}")
     os.environ.update({key: given[key] for key in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if key in given})
     choose_interface(given)
-    origin, rank, number = met(given)
+    try:
+        return entered(given, timeout)
+    except WorkerLostError as error:
+        if given.get("TORCHELASTIC_USE_AGENT_STORE") != "True":  # else a launcher has started all
+            error.add_note(advice(given))
+        raise
+
+
+def entered(given: Mapping[str, str], timeout: timedelta) -> World:
+    """The world of the processes that a launcher's variables name. Raises WorkerLostError if some do not come."""
+    origin, rank, number = met(given, timeout)
     # torchrun's store outlives the processes that it starts again, and still has the addresses of the former ones.
     # Machines do not count restarts alike: there a launcher has to give each attempt a store of its own.
     attempt = given.get("TORCHELASTIC_RESTART_COUNT", "0") if is_one_machine(given) else "any"
     store = PrefixStore(f"attempt {attempt}", origin)
+    gather(store, rank, number, timeout.total_seconds())
     initialize(store, rank, number, timeout=timeout)
     return World(rank, number, local_rank(given), PrefixStore("stretto", store), base=store, origin=origin)
 
@@ -116,10 +128,31 @@ def initialize(base: Store, rank: int, size: int, backend: str | None = None, ti
 
     Raises WorkerLostError if somebody has not come in time.
     """
+    refuse_without_room(size)
     with connecting(base, rank, size, timeout.total_seconds()), made_here():
         store = PrefixStore("default", base)
         backend = backend or default_backend()
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
+
+
+def gather(store: Store, rank: int, size: int, timeout: float) -> None:
+    """Wait until all processes have come to the store. Raises WorkerLostError, naming who has not in time.
+
+    From then on nobody connects to the store, whose connections would be taken for those of a process group.
+    """
+    keys, until = [f"comes/{each}" for each in range(size)], time.monotonic() + timeout
+    store.set(keys[rank], "")
+    while not store.check(keys):
+        if time.monotonic() > until:
+            raise late([each for each, key in enumerate(keys) if not store.check([key])], timeout)
+        time.sleep(0.02)
+
+
+def late(workers: Sequence[int], timeout: float) -> WorkerLostError:
+    """The error for workers that have not come; nobody knows which they are if there are none."""
+    names = ", ".join(map(str, workers))
+    who = f"workers {names} have" if workers[1:] else f"worker {names} has" if workers else "another worker has"
+    return WorkerLostError(f"{who} not connected within {timeout:g} s: not started, hanging or gone")
 
 
 @contextlib.contextmanager
@@ -129,27 +162,46 @@ def connecting(store: Store, rank: int, size: int, timeout: float) -> Iterator[N
     try:
         yield
     except RuntimeError as error:
-        late = [str(each) for each in range(size) if store.add(f"connects/{each}", 0) < turn]
-        who = f"worker {', '.join(late)}" if late else "another worker"
-        raise WorkerLostError(f"{who} has not connected within {timeout:g} s: it hangs, or has gone") from error
+        behind = [each for each in range(size) if store.add(f"connects/{each}", 0) < turn]
+        raise late(behind, timeout) from error
 
 
-def met(given: Mapping[str, str]) -> tuple[Store, int, int]:
+def advice(given: Mapping[str, str]) -> str:
+    """What to do where some processes do not come."""
+    size = given["WORLD_SIZE"]
+    if given.get("SLURM_STEP_NUM_TASKS", "1") == size:
+        return (
+            f"SLURM_STEP_NUM_TASKS={size}: this step has {size} tasks, which all have to run the script: start it with "
+            "srun; for this process alone, as in an interactive step, set WORLD_SIZE=1"
+        )
+    return f"WORLD_SIZE={size}: start {size} processes, each with a RANK of its own; for this one alone leave it out"
+
+
+def met(given: Mapping[str, str], timeout: timedelta) -> tuple[Store, int, int]:
     """The store where the processes of this job meet, this one's rank, and how many they are.
 
-    Where the job has a secret, only what is signed with it counts.
+    Where the job has a secret, only what is signed with it counts. Nobody waits here for all others: who does not come
+    is missed later, by name. Raises WorkerLostError if the store is not reached in time.
     """
     text = given.get(VARIABLE, "").strip()
-    if text and given.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        address = Address(given["MASTER_ADDR"], int(given["MASTER_PORT"]))
-        reached: tuple[Store, int, int] = (
-            connect_to_store(address, TIMEOUT),
-            int(given["RANK"]),
-            int(given["WORLD_SIZE"]),
-        )
+    of_agent = given.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if not given.get(name)]
+    if missing:
+        raise UsageError(f"WORLD_SIZE={given['WORLD_SIZE']}, but {' and '.join(missing)} is not set: use torchrun")
+    address = Address(given["MASTER_ADDR"], whole("MASTER_PORT", given) or 0)
+    rank, number = int(given["RANK"]), int(given["WORLD_SIZE"])
+    if text and of_agent:
+        store: Store = connect_to_store(address, TIMEOUT)
     else:
-        reached = next(rendezvous("env://", timeout=TIMEOUT))
-    store, rank, number = reached
+        first, until = rank == 0 and not of_agent, time.monotonic() + timeout.total_seconds()
+        while not (first or answers(address)):  # torch would go on for longer
+            if time.monotonic() > until:
+                raise WorkerLostError(
+                    f"worker 0 has not been reached at {address} within {timeout.total_seconds():g} s: not started "
+                    "there, or gone"
+                )
+            time.sleep(0.1)
+        store = TCPStore(*address, is_master=first, timeout=TIMEOUT, wait_for_workers=False, multi_tenant=True)
     store.set_timeout(TIMEOUT)
     return of_round(store, Secret(text), given.get("TORCHELASTIC_RUN_ID", "none")) if text else store, rank, number
 

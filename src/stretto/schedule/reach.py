@@ -63,11 +63,12 @@ class Reach:
             if hops is not None and not 0 <= hops <= stage:
                 raise ScheduleError(f"reach {self.hops}: the head of stage {stage} reaches {hops} stages down; "
                                     f"between 0 and {stage} exist")  # fmt: skip
+        predicted = -1  # the last one so far
         for stage, stop in self._stops():
-            passed = [other for other in self.predicted if stop <= other < stage or other == stage]
-            if self.hops[stage] is not None and passed:
+            predicted = stage if stage in self.predicted else predicted
+            if self.hops[stage] is not None and stop <= predicted:
                 raise ScheduleError(
-                    f"reach {self.hops}: the gradient of the head of stage {stage} would pass stage {max(passed)}, "
+                    f"reach {self.hops}: the gradient of the head of stage {stage} would pass stage {predicted}, "
                     "behind which a gradient is predicted: let it end above"
                 )
             yield stage, stop
@@ -89,9 +90,11 @@ class Reach:
 
     def _stops(self) -> Iterator[tuple[int, int]]:
         # The stages at which gradients begin, of heads or predicted, each with its stop.
+        above = 0  # the last predicted stage
         for stage, hops in enumerate(self.hops):
             if stage in self.predicted:
-                yield stage, 1 + max((other for other in self.predicted if other < stage), default=-1)
+                yield stage, above
+                above = stage + 1
             if hops is not None:
                 yield stage, stage - hops
 
@@ -137,6 +140,13 @@ class Reach:
         """The stops of those arriving gradients that go on to the stage below."""
         return tuple(stop for stop in self.arriving(stage) if stop < stage)
 
+    @cached_property
+    def _begun(self) -> dict[int, list[int]]:
+        begun: dict[int, list[int]] = {}
+        for root, stop in self._stops():
+            begun.setdefault(root, []).append(stop)
+        return begun
+
     def one_sweep(self, stage: int) -> bool:
         """Whether one backward sweep gives both the weight gradient and all gradients for the stage below.
 
@@ -144,7 +154,7 @@ class Reach:
         stages send less than they use: their backward needs two sweeps, I and W.
         """
         carried = self.carried(stage)
-        present = {stop for root, stop in self._stops() if root == stage}
+        present = {*self._begun.get(stage, ())}
         if stage not in self.predicted:
             present |= set(self.arriving(stage))
         return not carried or (len(carried) == 1 and present == set(carried))

@@ -174,7 +174,7 @@ class StageBuilder:
         if not read:
             return tied
         lent, users = ({}, {}) if tied is None else (tied.parameters, tied.users)
-        readers = [reader for owner, reader, _ in self.readings.readers if owner == index]
+        readers = self.readings.readers_of.get(index, [])
         return Lender({**lent, **read}, {**users, **{user: [*users.get(user, ()), *read] for user in readers}})
 
     def _share_out(self, parts: StageParts, reducer: ReplicaReducer | Servers | None) -> None:

@@ -182,9 +182,27 @@ class Backend(ABC):
     ) -> None:
         """Write a checkpoint of all stages. `replicas`: this process's stage states, one mapping a replica."""
 
-    @abstractmethod
+    closed = False
+
+    def close(self) -> None:
+        """Nothing is done with it any more; a collective."""
+        self.give_up()
+
+    def give_up(self) -> None:
+        """Nothing is done with it any more in this process."""
+        self.closed = True
+
     def together(self) -> AbstractContextManager[None]:
-        """The context for work that all processes do together: an error on one of them ends all."""
+        """The context for work that all processes do together: an error on one of them ends all.
+
+        Raises UsageError once it has been closed.
+        """
+        if self.closed:
+            raise UsageError("this Trainer has been closed (close(), or the end of its with block): make a new one")
+        return self._together()
+
+    @abstractmethod
+    def _together(self) -> AbstractContextManager[None]: ...
 
     @abstractmethod
     def last_step(self, step: int, ahead: int, wanted: bool, request: str = "last step") -> int | None:
@@ -349,7 +367,7 @@ class OneProcess(Backend):
         first, *others = (states.values() for states in replicas)
         checkpoint.write(path, first, manifest, others)
 
-    together = staticmethod(nullcontext[None])  # there is no other process to end
+    _together = staticmethod(nullcontext[None])  # there is no other process to end
 
     def new_request(self) -> str:
         """Any: nothing is kept."""

@@ -36,7 +36,7 @@ from stretto.replicas import AllReduce, Order, ParameterServer, Sync
 from stretto.replicas.parameter_server.servers import Servers
 from stretto.replicas.reducer import ReplicaReducer
 from stretto.runtime.channel import ChannelEnd, Inbox, Outbox
-from stretto.runtime.channels import Channel, Mailbox, channels
+from stretto.runtime.channels import Boxes, Channel, Mailbox, channels
 from stretto.runtime.failure import PeerLostError, reaching
 from stretto.runtime.intra_stage import share_stages
 from stretto.runtime.job_member import Member
@@ -46,7 +46,7 @@ from stretto.runtime.remote_servers import RemoteServers, Sums
 from stretto.runtime.replica_group import GroupPeers, ReplicaGroup
 from stretto.runtime.serialize import as_tensor, as_text
 from stretto.runtime.worker import Worker
-from stretto.runtime.world import agree, compare, group_of, machines_of, told_by_first
+from stretto.runtime.world import agree, compare, machines_of, told_by_first
 from stretto.schedule import Rules
 from stretto.stage.interpreter import Interpreter
 from stretto.stage.intra_stage import StageSharing
@@ -76,15 +76,15 @@ class SeveralProcesses(Backend):
         self._replica_group: ReplicaGroup | None = None
         self._servers: LocalServers | RemoteServers | None = None
         self.world, self.status = member.world, member.status
-        self.group = member.group(timeout)
+        self._groups = member.group_set(self, timeout)
+        with member.together():
+            self.group = self._groups.whole()
         member.expect(timeout)
         self._timeout = timeout
         self.cpu = torch.device("cpu")
-        self._outboxes: dict[int, Outbox] = {}
-        self._inboxes: dict[int, Inbox] = {}
+        self._boxes, self._report_boxes = Boxes(), Boxes()  # by rank
+        self._groups.exchanges += [self._boxes, self._report_boxes]
         self._reports: deque[Tensor] = deque()  # of this process, unread
-        self._report_outbox: Outbox | None = None
-        self._report_inboxes: list[Inbox] = []
         self._home_of: Mapping[int, int] = {}  # stage -> its worker
         self._sharded = False  # whether each replica keeps only a share of the weights
         self._calibration: Calibration | None = None
@@ -129,10 +129,10 @@ class SeveralProcesses(Backend):
         places = itertools.product(range(self._placement.workers), range(self._mesh.inside))
         for worker, part in places if self._mesh.data > 1 else ():
             ranks = self._placement.replicas_of(worker, part)
-            group = group_of(ranks, self._timeout)
+            group = self._groups.group(ranks)
             if group is not None:
                 self._replica_group = ReplicaGroup(group, ranks, self.status)
-        self.sharing = share_stages(self._placement, self.rank, device, self._timeout)
+        self.sharing = share_stages(self._placement, self.rank, device, self._groups.group)
 
     @property
     def _worker(self) -> int:
@@ -189,6 +189,7 @@ class SeveralProcesses(Backend):
             return LocalServers(sync, 1)
         servers = RemoteServers(sync, self._replica_group, self.member.failures, self._timeout)
         self.member.services.add(servers)
+        self._groups.exchanges.insert(0, servers)  # what they wait for may need the others
         return servers
 
     def order(self) -> Order | None:
@@ -225,6 +226,7 @@ class SeveralProcesses(Backend):
             status=self.status,
             direct=self._direct(used, device),
         )
+        self._groups.exchanges.append(mailbox)
         loss_reducer = self._loss_reducer()
         return [
             Worker(
@@ -251,7 +253,7 @@ class SeveralProcesses(Backend):
                 for replica, part in itertools.product(range(self._mesh.data), range(self._mesh.inside)):
                     ranks = self._placement.workers_of(replica, part)
                     ends = ranks[self._home_of[channel.stage]], ranks[channel.worker]
-                    group = group_of(ends, self._timeout, backend)
+                    group = self._groups.group(ends, backend)
                     if group is not None:
                         connections[channel] = Direct(group, device)
         return connections
@@ -273,27 +275,35 @@ class SeveralProcesses(Backend):
             worker.recording = recording
         return [recording]
 
+    @contextmanager
+    def _meeting(self, worker: int | None = None) -> Iterator[None]:
+        # While it lasts this process waits for the others in a collective, above all for one.
+        others = [rank for rank in range(self.size) if rank != self.rank]
+        worker = others[self.rank % len(others)] if worker is None else worker
+        with self.status.waiting("its part in a collective", worker, others), reaching(worker):
+            yield
+
     def agree(self, description: Mapping[str, Any], device: torch.device) -> None:
         """Compare what all processes are about to train, then make the groups of replicas and of shared stages."""
-        with reaching((self.rank + 1) % self.size):
+        with self._meeting():
             agree(self.group, description)
             self._make_groups(device)
 
     def compare(self, description: Mapping[str, Any], what: str, remedy: str) -> None:
         """Every process reads what all others say."""
-        with reaching((self.rank + 1) % self.size):
+        with self._meeting():
             compare(self.group, description, what, remedy)
 
     def largest(self, values: Tensor) -> Tensor:
         """An all-reduce."""
         told = values.clone()
-        with reaching((self.rank + 1) % self.size):
+        with self._meeting():
             dist.all_reduce(told, dist.ReduceOp.MAX, group=self.group)
         return told
 
     def told_by_first(self, said: bytes) -> bytes:
         """A broadcast from rank 0."""
-        with reaching(0 if self.rank else 1):
+        with self._meeting(0 if self.rank else 1):
             return told_by_first(self.group, said)
 
     def calibrate(self, sync: Sync) -> None:
@@ -308,7 +318,7 @@ class SeveralProcesses(Backend):
                 message = basis(len(ranks), machines_of(ranks), reducing.calibration).to_json()
             except UsageError as error:
                 message = {"error": str(error)}
-        with reaching(0 if self.rank else 1):
+        with self._meeting(0 if self.rank else 1):
             message = json.loads(told_by_first(self.group, json.dumps(message).encode()))
         if "error" in message:
             raise UsageError(f"{sync}: {message['error']}")
@@ -370,7 +380,7 @@ class SeveralProcesses(Backend):
                 self._forward(stages, specification, x, count)
         sums = torch.tensor(tally.sums(), dtype=torch.float64)
         self._settle()  # the broadcast below does not wait for messages in other replicas and parts
-        with reaching(last if last != self.rank else (self.rank + 1) % self.size):
+        with self._meeting(last if last != self.rank else None):
             dist.broadcast(sums, group_src=last, group=self.group)
         return tally.result(sums.tolist())
 
@@ -507,18 +517,20 @@ class SeveralProcesses(Backend):
 
     def report(self, message: Tensor) -> None:
         """Through a channel of its own: rank 0 reads it later, between other messages."""
+        inboxes, outboxes = self._report_boxes.inboxes, self._report_boxes.outboxes
         if self.is_first:
             self._reports.append(message)
+            for rank in range(1, self.size) if not inboxes else ():
+                inboxes[rank] = Inbox(self._report_line(rank), self.cpu)
             return
-        if self._report_outbox is None:
-            self._report_outbox = Outbox(self._report_line(0), REPORTS)
-        self._report_outbox.send(message)
+        if not outboxes:
+            outboxes[0] = Outbox(self._report_line(0), REPORTS)
+        outboxes[0].send(message)
 
     def reports(self) -> list[Tensor]:
         """Wait for the oldest report of every other process."""
-        if not self._report_inboxes:
-            self._report_inboxes = [Inbox(self._report_line(rank), self.cpu) for rank in range(1, self.size)]
-        return [self._reports.popleft(), *(inbox.receive().value.clone() for inbox in self._report_inboxes)]
+        others = self._report_boxes.inboxes.values()
+        return [self._reports.popleft(), *(inbox.receive().value.clone() for inbox in others)]
 
     def _report_line(self, rank: int) -> ChannelEnd:
         return ChannelEnd(self.group, rank, REPORT_TAG, "a report for the trackers", self.status)
@@ -531,7 +543,19 @@ class SeveralProcesses(Backend):
             return []
         return [message, *(self._from(rank, self.cpu).receive().value for rank in range(1, self.world.size))]
 
-    def together(self) -> AbstractContextManager[None]:
+    def close(self) -> None:
+        """Say the last words by all groups, and leave them to another Trainer; a collective."""
+        if not self.member.failed:
+            with self.member.together():
+                self._groups.end()
+        self.give_up()
+
+    def give_up(self) -> None:
+        """Leave the groups to another Trainer, once all processes do."""
+        self._groups.user = None
+        super().give_up()
+
+    def _together(self) -> AbstractContextManager[None]:
         """An error in this context ends all processes; the process where it happened reports it."""
         return self._served_together() if isinstance(self._servers, RemoteServers) else self.member.together()
 
@@ -562,7 +586,7 @@ class SeveralProcesses(Backend):
 
     def barrier(self) -> None:
         """Wait until all processes have come here."""
-        with reaching((self.rank + 1) % self.size):
+        with self._meeting():
             dist.barrier(group=self.group)
 
     def _homes(self, stages: Sequence[nn.Module]) -> list[int]:
@@ -581,18 +605,17 @@ class SeveralProcesses(Backend):
 
     def _settle(self) -> None:
         # Wait until all messages are received: the rest would be lost if this trainer is given up.
-        for outbox in self._outboxes.values():
-            outbox.settle()
+        self._boxes.settle()
 
     def _to(self, rank: int) -> Outbox:
-        if rank not in self._outboxes:
-            self._outboxes[rank] = Outbox(self._line(rank), DEPTH)
-        return self._outboxes[rank]
+        if rank not in self._boxes.outboxes:
+            self._boxes.outboxes[rank] = Outbox(self._line(rank), DEPTH)
+        return self._boxes.outboxes[rank]
 
     def _from(self, rank: int, device: torch.device) -> Inbox:
-        if rank not in self._inboxes:
-            self._inboxes[rank] = Inbox(self._line(rank), device)
-        return self._inboxes[rank]
+        if rank not in self._boxes.inboxes:
+            self._boxes.inboxes[rank] = Inbox(self._line(rank), device)
+        return self._boxes.inboxes[rank]
 
     def _line(self, rank: int) -> ChannelEnd:
         return ChannelEnd(self.group, rank, 0, "a message", self.status, rare=True)

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from time import perf_counter_ns
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -494,6 +494,7 @@ class Trainer:
             raise
 
     def _refuse_halted(self) -> None:
+        self._backend.together()  # says so if it has been closed
         if self._sums:
             raise UsageError(
                 "weights are the plain sums of steps here: train, flush, save and load outside of the block of "
@@ -524,6 +525,32 @@ class Trainer:
             return total
         summed, count = torch.stack(list(losses)).sum(0).tolist()
         return summed / count if count else math.nan
+
+    def close(self) -> None:
+        """Finish what is in flight, as `flush` does, and leave threads and connections to the next Trainer.
+
+        On several processes this is a collective. `with stretto.Trainer(...) as trainer:` closes it at the end of the
+        block. What it has trained can still be read; whatever trains, evaluates or saves raises UsageError from then
+        on. A Trainer that nobody refers to any more, in any process, is used again in the same way, but later.
+        """
+        if self._backend.closed:
+            return
+        if self._broken is None:
+            self.flush()
+        self._broken = "it was closed"
+        self._backend.close()
+
+    def __enter__(self) -> Self:
+        """Itself."""
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """Close it. After an error it is given up: other processes may be elsewhere."""
+        if error is None:
+            self.close()
+        else:
+            self._broken = self._broken or "an error ended its with block"
+            self._backend.give_up()
 
     # -- using what was trained -------------------------------------------------------------------------------------
 
@@ -700,6 +727,7 @@ class Trainer:
         and `figures()`.
         """
         whole("observe: minibatches", minibatches, 1, 1_000_000)
+        self._backend.together()  # says so if it has been closed
         if any(map(is_sharded, self.stages)):
             raise UsageError(
                 f"sync={self.sync.name}: no process has whole weights to observe; observe on one process, where the "

@@ -12,11 +12,13 @@ torch's own rendezvous (2.13) keeps its state as a pickle that whoever reaches t
 import contextlib
 import hashlib
 import json
+import math
 import secrets
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import NoReturn
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined] # mypy does not see that it exports them
@@ -32,6 +34,9 @@ CONFIRM = 10.0  # seconds in which whoever is offered a place has to take it
 GREET = 10.0  # seconds in which a first node has to show itself
 LEAVE = 5.0  # seconds for the others to come to their end before the store has gone
 PAUSE = 0.1  # seconds between two looks
+ASSIGN = 60.0  # seconds for the launchers of a round to tell each other of their workers
+ASSIGNED = ("torchelastic/role_info", "torchelastic/assigned_ranks")  # where torch's agents do so
+LOST = "lost"  # the key under which a node says what a stranger has changed
 STRANGER = "stranger"  # the one key that is not signed: somebody has come with another secret, or with none
 REMEDY = f"give all nodes the same one, with --secret-file FILE or the variable {VARIABLE}"
 
@@ -47,6 +52,7 @@ class MeetingStore:
         self.store, self.address = store, address
         self._unsigned = PrefixStore("meeting", store)
         self.signed = Signed(self._unsigned, secret.key("meeting"))
+        self._written: dict[str, bytes] = {}  # by this node, and has to stay as it is
 
     def greet(self) -> None:
         """Check that a first node is there and has the same secret. Raises MeetingError or UsageError, on both."""
@@ -64,6 +70,35 @@ class MeetingStore:
         """Tell the first node that somebody has come who cannot take part."""
         self._unsigned.set(STRANGER, "")
 
+    def write(self, key: str, value: str) -> None:
+        """Write what nobody else may change."""
+        self.signed.set(key, value)
+        self._written[key] = value.encode()
+
+    def look(self) -> None:
+        """Raise MeetingError if somebody has changed or deleted what this node wrote, or has done so to another."""
+        for key, value in self._written.items():
+            if self.signed.peek(key) != value:
+                self.refuse(key)
+        self.look_for_lost()
+
+    def look_for_lost(self) -> None:
+        """Raise MeetingError if another node has ended because of what a stranger did."""
+        lost = self.signed.peek(LOST)
+        if lost is not None:
+            raise tampered(lost.decode(), self.address)
+
+    def look_between(self, met: float, keys: Sequence[str]) -> None:
+        """While torch's agent waits for what another launcher writes, in a round that began at `met`."""
+        self.look_for_lost()
+        if any(key.startswith(ASSIGNED) for key in keys) and time.monotonic() > met + ASSIGN:
+            self.refuse(keys[0])
+
+    def refuse(self, key: str) -> NoReturn:
+        """Raise MeetingError, here and in the others, since a key is not as it was written."""
+        self.signed.set(LOST, key)
+        raise tampered(key, self.address)
+
     def hear(self) -> None:
         """Raise UsageError if somebody has complained."""
         if self._unsigned.check([STRANGER]):
@@ -76,35 +111,36 @@ class MeetingStore:
         place = 0
         while self.signed.compare_set(f"answer/{call}/{place}", "", number) != number.encode():
             place += 1
+        self._written[f"answer/{call}/{place}"] = number.encode()
 
     def answers(self, call: str, known: list[str]) -> list[str]:
         """The numbers below a call, in order; `known` are the first of them."""
         numbers = [*known]
-        while self.signed.check([f"answer/{call}/{len(numbers)}"]):
-            numbers.append(self.signed.get(f"answer/{call}/{len(numbers)}").decode())
+        while (answer := self.signed.peek(f"answer/{call}/{len(numbers)}")) is not None:
+            numbers.append(answer.decode())
         return numbers
 
     def offer(self, call: str, roster: tuple[str, ...]) -> list[str]:
         """Offer places below a call; return who has not taken theirs in time. If that is nobody, the round begins."""
-        self.signed.set(f"offer/{call}", json.dumps(roster))
+        self.write(f"offer/{call}", json.dumps(roster))
         until, late = time.monotonic() + CONFIRM, [*roster[1:]]
         while late and time.monotonic() < until:
             self.hear()
+            self.look()
             late = [each for each in late if not self.signed.check([f"takes/{named(roster)}/{each}"])]
             time.sleep(PAUSE if late else 0)
         if not late:
-            self.signed.set(f"begins/{named(roster)}", "")
+            self.write(f"begins/{named(roster)}", "")
         return late
 
     def offered(self, call: str) -> tuple[str, ...]:
         """The roster that is offered below a call; none yet: ()."""
-        if not self.signed.check([f"offer/{call}"]):
-            return ()
-        return tuple(json.loads(self.signed.get(f"offer/{call}")))
+        offered = self.signed.peek(f"offer/{call}")
+        return () if offered is None else tuple(json.loads(offered))
 
     def take(self, roster: tuple[str, ...], number: str) -> bool:
         """Take the place that is offered; whether the round has begun."""
-        self.signed.set(f"takes/{named(roster)}/{number}", "")
+        self.write(f"takes/{named(roster)}/{number}", "")
         return self.signed.check([f"begins/{named(roster)}"])
 
 
@@ -129,7 +165,7 @@ class NodesRendezvous(RendezvousHandler):
         if listener is not None:
             address = Address(*listener.getsockname()[:2])
             self._meeting = MeetingStore(hosted(listener, timeout), address, self.secret)
-            self._meeting.signed.set("call", "")
+            self._meeting.write("call", "")
         if listener is not None and secret is None and nodes > 1:
             told = f"stretto: this job's secret, for its other nodes: {VARIABLE}={self.secret.text}"
             print(told, file=sys.stderr, flush=True)
@@ -148,6 +184,7 @@ class NodesRendezvous(RendezvousHandler):
             number = secrets.token_hex(16)
             self._roster, self._number = (self._gather if self._first else self._join)(meeting, number, until)
             self._round = of_round(meeting.store, self.secret, self.get_run_id())
+            self._round.between = partial(meeting.look_between, time.monotonic())
         rank = self._roster.index(self._number)
         return RendezvousInfo(self._round, rank, self._nodes, RendezvousStoreInfo(*meeting.address))
 
@@ -170,6 +207,8 @@ class NodesRendezvous(RendezvousHandler):
     def num_nodes_waiting(self) -> int:
         """1 once another launcher has left this round: all have to meet again."""
         with self._losing():
+            if self._meeting is not None:
+                self._meeting.look_for_lost()
             return int(self._round is not None and self._round.check(["left"]))
 
     def shutdown(self) -> bool:
@@ -200,7 +239,7 @@ class NodesRendezvous(RendezvousHandler):
     def _gather(self, meeting: MeetingStore, number: str, until: float) -> tuple[tuple[str, ...], str]:
         # Call, and offer places to those that have answered, until all are taken. The roster, and this node's number.
         call, came, others, gone = secrets.token_hex(16), list[str](), list[str](), set[str]()
-        meeting.signed.set("call", call)
+        meeting.write("call", call)
         while time.monotonic() < until:
             self._hear(meeting)
             came = meeting.answers(call, came)
@@ -219,19 +258,26 @@ class NodesRendezvous(RendezvousHandler):
 
     def _join(self, meeting: MeetingStore, number: str, until: float) -> tuple[tuple[str, ...], str]:
         # Answer calls, until a place has been offered and the round begins. The roster, and this node's number.
-        call, offered = self._call, False
+        call, offered, taken = self._call, False, math.inf
         while time.monotonic() < until:
             self._hear(meeting)
-            latest = meeting.signed.get("call").decode()
+            told = meeting.signed.peek("call")
+            if told is None:
+                meeting.refuse("call")
+            latest = told.decode()
             if latest not in ("", call):
                 call, offered = latest, False
                 meeting.answer(call, number)
             roster = meeting.offered(call) if call != self._call else ()
             if number in roster:
-                offered = True
+                taken, offered = time.monotonic() if not offered else taken, True
+                if time.monotonic() > taken + 2 * CONFIRM:
+                    meeting.refuse(f"begins/{named(roster)}")
                 if meeting.take(roster, number):
                     self._call = call
                     return roster, number
+            elif offered and not roster:
+                meeting.refuse(f"offer/{call}")
             elif offered:  # it was too slow to take it
                 number, offered = secrets.token_hex(16), False
                 meeting.answer(call, number)
@@ -245,6 +291,7 @@ class NodesRendezvous(RendezvousHandler):
         # Raise an error if it is known that the others will not come.
         if self._first:
             meeting.hear()
+        meeting.look()
         others = [each for each in self._roster if each != self._number]
         if self._round is not None and any(self._round.check([f"end/{each}"]) for each in others):
             raise MeetingError(
@@ -253,9 +300,14 @@ class NodesRendezvous(RendezvousHandler):
 
     @contextlib.contextmanager
     def _losing(self) -> Iterator[None]:
-        # An error of the store means that the first node has gone.
+        # An error of the store means that the first node has gone; a forged value ends the others, too.
         try:
             yield
+        except ForgedError as error:
+            if self._meeting is not None:
+                with contextlib.suppress(RuntimeError):
+                    self._meeting.signed.set(LOST, error.key)
+            raise
         except RuntimeError as error:
             where = self._addresses[0] if self._meeting is None else self._meeting.address
             raise MeetingError(f"the first node, at {where}, has ended or is not reached; see what it says") from error
@@ -267,6 +319,14 @@ def entered(address: Address, timeout: timedelta) -> TCPStore:
         return connect_to_store(address, timeout)
     except RuntimeError as error:
         raise no_job(address) from error
+
+
+def tampered(key: str, address: Address) -> MeetingError:
+    """The error for a key of the meeting store that is not as it was written."""
+    return MeetingError(
+        f"what this job wrote under {key!r} at {address} has been deleted or changed by somebody else, and its nodes "
+        "cannot meet: choose another port, and keep it from strangers"
+    )
 
 
 def no_job(address: Address) -> MeetingError:

@@ -11,7 +11,7 @@ import hmac
 import os
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -24,12 +24,15 @@ from stretto.errors import StrettoError, UsageError
 
 VARIABLE = "STRETTO_SECRET"
 SIZE = hashlib.sha256().digest_size  # bytes of a signature
+LOOK = 1.0  # seconds of waiting between two calls of `between`
 NONCE = 16  # bytes before it, so that no two writings are alike
 LEAST = 16  # characters of a secret: who hears signatures can try out shorter ones
 
 
 class ForgedError(StrettoError):
-    """A value in the job's store is not signed with its secret. It was not used."""
+    """A value in the job's store, under `key`, is not signed with its secret. It was not used."""
+
+    key = ""
 
 
 @dataclass(frozen=True)
@@ -88,6 +91,7 @@ class Signed(Store):
         self._store = cast(Any, store)  # whose annotations do not say that it takes bytes
         self._key = key
         self._clones: list[Signed] = []
+        self.between: Callable[[Sequence[str]], object] = lambda keys: None  # called while it waits for keys
         self.set_timeout(self._store.timeout)
 
     def set(self, key: str, value: str | bytes) -> None:
@@ -96,8 +100,27 @@ class Signed(Store):
 
     def get(self, key: str) -> bytes:
         """A value, once it is there."""
-        self._store.wait([key], self.timeout)
+        self._await([key], self.timeout)
         return self._open(key, self._store.get(key))
+
+    def peek(self, key: str) -> bytes | None:
+        """A value, None if it is not there now; waits for nothing, also where somebody deletes it meanwhile."""
+        nobodys = secrets.token_bytes(NONCE)
+        found = self._store.compare_set(key, nobodys, nobodys)
+        return None if found == nobodys else self._open(key, found)
+
+    def _await(self, keys: Sequence[str], timeout: timedelta) -> None:
+        until = time.monotonic() + timeout.total_seconds()
+        while True:
+            left = max(until - time.monotonic(), 0.0)
+            try:
+                self._store.wait([*keys], timedelta(seconds=max(min(LOOK, left), 0.001)))
+            except DistStoreError:
+                if left <= LOOK:
+                    raise
+                self.between(keys)
+            else:
+                return
 
     def compare_set(self, key: str, expected_value: str | bytes, desired_value: str | bytes) -> bytes:
         """Write a value if another stands there, b"" for none; return the one that stands there now."""
@@ -129,7 +152,7 @@ class Signed(Store):
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
         """Return once all values are there."""
-        self._store.wait([*keys], timeout or self.timeout)
+        self._await(keys, timeout or self.timeout)
         for key in keys:
             self.get(key)
 
@@ -167,10 +190,12 @@ class Signed(Store):
     def _open(self, name: str, sealed: bytes) -> bytes:
         nonce, signature, plain = sealed[:NONCE], sealed[NONCE : NONCE + SIZE], sealed[NONCE + SIZE :]
         if not hmac.compare_digest(signature, self._signature(name, nonce, plain)):
-            raise ForgedError(
+            forged = ForgedError(
                 f"the job's store holds a value under {name!r} that is not signed with the secret of this job: a "
                 "process with another secret, or a stranger, has written it. It was not used"
             )
+            forged.key = name
+            raise forged
         return plain
 
     def _signature(self, name: str, nonce: bytes, value: bytes) -> bytes:
