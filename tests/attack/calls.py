@@ -1,7 +1,6 @@
 """Wrong calls of the Python API: a call that works, with one or two arguments replaced. It works, or StrettoError."""
 
 import contextlib
-import inspect
 import os
 import random
 import tempfile
@@ -132,6 +131,7 @@ class Call:
     given: dict[str, Any]
     more: dict[str, Any] = field(default_factory=dict)
     positional: int = 0  # the first so many arguments go by position
+    spared: tuple[str, ...] = ()  # arguments that are never replaced
 
     def made(self, values: dict[str, Any]) -> Any:
         """What it returns."""
@@ -140,13 +140,52 @@ class Call:
         return self.function(*(values[name] for name in names), **rest)
 
 
-CALLS: list[Callable[[random.Random], Call]] = []
+class Draws:
+    """Kinds of calls, and what is put in their arguments' places."""
+
+    def __init__(self, wrong: dict[str, Callable[[], Any]]) -> None:
+        self.kinds: list[Callable[[random.Random], Call]] = []
+        self._wrong = wrong
+
+    def call(self, make: Callable[[random.Random], Call]) -> Callable[[random.Random], Call]:
+        """Add one kind of call."""
+        self.kinds.append(make)
+        return make
+
+    def attack(self, seed: int) -> Outcome:
+        """One call in a folder of its own, with one or two arguments replaced."""
+        draw = random.Random(seed)
+        here = Path.cwd()
+        with tempfile.TemporaryDirectory() as folder, PreservedState():
+            os.chdir(folder)
+            torch.manual_seed(seed)
+            try:
+                return self._tried(draw)
+            finally:
+                os.chdir(here)
+
+    def _tried(self, draw: random.Random) -> Outcome:
+        # Draws a call, spoils it and makes it.
+        chosen = draw.choice(self.kinds)(draw)
+        values = {**chosen.given, **{key: value for key, value in chosen.more.items() if draw.random() < 0.3}}
+        places = [name for name in {**chosen.given, **chosen.more} if name not in chosen.spared]
+        told = []
+        for place in draw.sample(places, min(len(places), draw.choice([1, 1, 1, 2]))):
+            name = draw.choice(list(self._wrong))
+            values[place] = self._wrong[name]()
+            told.append(f"{place}={name}")
+        line = f"{chosen.name}({', '.join(told)})"
+        try:
+            chosen.made(values)
+        except stretto.StrettoError as error:
+            return Outcome(line, passed="refused") if str(error) else Outcome(line, "an error without a message")
+        except Exception as error:  # noqa: BLE001 (what the attack looks for)
+            return Outcome(line, f"{type(error).__name__}: {error}\n{''.join(traceback.format_exception(error))}")
+        return Outcome(line, passed="succeeded")
 
 
-def call(make: Callable[[random.Random], Call]) -> Callable[[random.Random], Call]:
-    """Add one kind of call to the table."""
-    CALLS.append(make)
-    return make
+DRAWS = Draws(WRONG)
+call = DRAWS.call
 
 
 # -- what calls are made with ---------------------------------------------------------------------------------------
@@ -550,39 +589,6 @@ CLUSTERS = ["8-a100", "wide-area"]
 # -- one case -------------------------------------------------------------------------------------------------------
 
 
-def attack(seed: int) -> Outcome:
-    """One call in a folder of its own, with one or two arguments replaced."""
-    draw = random.Random(seed)
-    here = Path.cwd()
-    with tempfile.TemporaryDirectory() as folder, PreservedState():
-        os.chdir(folder)
-        torch.manual_seed(seed)
-        try:
-            return tried(draw)
-        finally:
-            os.chdir(here)
-
-
-def tried(draw: random.Random) -> Outcome:
-    """Draw a call, spoil it and make it."""
-    chosen = draw.choice(CALLS)(draw)
-    values = {**chosen.given, **{key: value for key, value in chosen.more.items() if draw.random() < 0.3}}
-    places = list({**chosen.given, **chosen.more})
-    told = []
-    for place in draw.sample(places, min(len(places), draw.choice([1, 1, 1, 2]))):
-        name = draw.choice(list(WRONG))
-        values[place] = WRONG[name]()
-        told.append(f"{place}={name}")
-    line = f"{chosen.name}({', '.join(told)})"
-    try:
-        chosen.made(values)
-    except stretto.StrettoError as error:
-        return Outcome(line, passed="refused") if str(error) else Outcome(line, "an error without a message")
-    except Exception as error:  # noqa: BLE001 (what the attack looks for)
-        return Outcome(line, f"{type(error).__name__}: {error}\n{''.join(traceback.format_exception(error))}")
-    return Outcome(line, passed="succeeded")
-
-
 class PreservedState:
     """Leaves torch's generator and default settings as they were."""
 
@@ -593,4 +599,6 @@ class PreservedState:
         torch.set_rng_state(self._generator)
 
 
-assert all(inspect.isfunction(each) for each in CALLS)
+def attack(seed: int) -> Outcome:
+    """One call in a folder of its own, with one or two arguments replaced."""
+    return DRAWS.attack(seed)
