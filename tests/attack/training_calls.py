@@ -1,4 +1,4 @@
-"""Wrong calls of what trains, and of what is given to it: `fit`, `compare`, `train`, optimizers, trackers, Lightning."""
+"""Wrong calls of what trains and of what it is given: `fit`, `compare`, `train`, optimizers, trackers, Lightning."""
 
 import random
 from pathlib import Path
@@ -9,15 +9,12 @@ from torch import nn
 
 import stretto
 from attack import calls
-from attack.calls import Call, Draws, batch, cross_entropy, sgd, stages, trainer
+from attack.calls import Call, Draws, batch, cross_entropy, raising, sgd, stages, trainer
 from attack.protocol import Outcome
 from stretto import checkpoint, heads, losses, methods, optim, replicas, trackers
+from stretto.methods.table import METHODS
 
 SHARE = 250
-
-
-def raising(*_: Any, **__: Any) -> Any:
-    raise IndexError("mine")
 
 
 WRONG = {
@@ -55,7 +52,7 @@ DRAWS = Draws(WRONG)
 call = DRAWS.call
 
 
-# -- fit ------------------------------------------------------------------------------------------------------------
+# -- fit --------------------------------------------------------------------------------------------------------------
 
 
 @call
@@ -73,15 +70,17 @@ def fit(draw: random.Random) -> Call:
         "early_stop": draw.choice([2, stretto.EarlyStop(1, "train_loss")]),
     }
     more |= {"evaluate_every": 2} if "steps" in given else {"batch_size": 4}
-    return Call(f"Trainer({made.method}, {made.mesh}).fit", made.fit, given, more, draw.choice([0, 1]))
+    name = f"Trainer({made.method}, {made.mesh}).fit"
+    return Call(name, made.fit, given, more, draw.choice([0, 1]), lets_out=("callbacks", "log"))
 
 
 @call
 def fitted_again(draw: random.Random) -> Call:
     made = trainer(draw)
-    made.fit(batch(), epochs=1, quiet=True, checkpoint="saved")
+    data = tuple(torch.cat([each] * 3) for each in batch())
+    made.fit(data, epochs=1, quiet=True, checkpoint="saved")
     again = trainer(draw)
-    given = {"train": batch(), "epochs": 2, "quiet": True, "checkpoint": "saved"}
+    given = {"train": data, "epochs": 2, "quiet": True, "checkpoint": "saved"}
     return Call(f"Trainer({again.method}).fit after {made.method}", again.fit, given, {"batch_size": 4}, 1)
 
 
@@ -111,7 +110,7 @@ def others(draw: random.Random) -> Call:
     )  # fmt: skip
 
 
-# -- whole runs -----------------------------------------------------------------------------------------------------
+# -- whole runs -------------------------------------------------------------------------------------------------------
 
 
 def network() -> nn.Sequential:
@@ -143,7 +142,7 @@ def compare(draw: random.Random) -> Call:
     return Call("compare", stretto.compare, given, more, 2)
 
 
-# -- registers and parts ---------------------------------------------------------------------------------------------
+# -- registers and parts ----------------------------------------------------------------------------------------------
 
 
 def mine(**options: Any) -> Any:
@@ -154,30 +153,25 @@ def narrow(site: heads.Site) -> nn.Module:
     return nn.Linear(3, 3)
 
 
-def chosen_method(**given: Any) -> Any:
-    build = given.pop("build")
+def chosen_method(build: Any, **given: Any) -> Any:
+    known = dict(METHODS)
     try:
         methods.register(**given)(build)
-        made = stretto.Trainer(stages(), cross_entropy, sgd, given["name"], device="cpu")
-        return made.step(*batch())
+        return stretto.Trainer(stages(), cross_entropy, sgd, given["name"], device="cpu").step(*batch())
     finally:
-        from stretto.methods.table import METHODS
+        METHODS.clear()
+        METHODS.update(known)
 
-        METHODS.pop(given["name"], None) if METHODS.get(str(given["name"])) is build else None
 
-
-def chosen_head(**given: Any) -> Any:
-    build = given.pop("build")
+def chosen_head(build: Any, **given: Any) -> Any:
+    known = dict(heads.HEADS)
     try:
         heads.register(**given)(build)
-        made = stretto.Trainer(
-            stages(), cross_entropy, sgd, f"greedy(head={given['name']})", device="cpu", example=batch()[0]
-        )
-        return made.step(*batch())
+        method = f"greedy(head={given['name']})"
+        return stretto.Trainer(stages(), cross_entropy, sgd, method, device="cpu", example=batch()[0]).step(*batch())
     finally:
-        known = [name for name, kind in heads.HEADS.items() if kind.build is build]
-        for name in known:
-            del heads.HEADS[name]
+        heads.HEADS.clear()
+        heads.HEADS.update(known)
 
 
 @call
@@ -196,24 +190,28 @@ def parts(draw: random.Random) -> Call:
     output, target = torch.randn(4, 3), batch()[1]
     site = {"stage": 0, "features": (torch.ones(4, 3),), "output": torch.ones(4, 3)}
     loss = losses.understand(nn.CrossEntropyLoss())
+    own = ("loss", "output", "target", "weight")
     return draw.choice(
         [
-            Call("advised", stretto.advised, {"chosen": "async", "optimizer": "adamw", "stages": 4}, {"whole": True}, 3),
+            Call("advised", stretto.advised,
+                 {"chosen": "async", "optimizer": "adamw", "stages": 4}, {"whole": True}, 3),
             Call("with_microbatches", methods.with_microbatches, {"chosen": stretto.method("gpipe"), "count": 2}),
             Call("stable_rate", stretto.stable_rate, {"delay": 2}, {"momentum": 0.5, "feedback": 0.1}, 1),
-            Call("mean", lambda loss: stretto.mean(loss)(output, target), {"loss": cross_entropy}),
-            Call("losses.call", losses.call, {"loss": loss, "output": output, "target": target}, {"counted": True}, 3),
+            Call("mean", lambda loss: stretto.mean(loss)(output, target), {"loss": cross_entropy}, {}, 0, (), own),
+            Call("losses.call", losses.call,
+                 {"loss": loss, "output": output, "target": target}, {"counted": True}, 3, (), own),
             Call("losses.understand", losses.understand, {"loss": cross_entropy}, {}, 1),
             Call("losses.mean_and_weight", losses.mean_and_weight,
-                 {"loss": loss, "output": output, "target": target, "examples": 4}),
+                 {"loss": loss, "output": output, "target": target, "examples": 4}, {}, 4, (), own),
             Call("CrossEntropy", lambda **k: losses.CrossEntropy(**k)(output, target), {},
-                 {"weight": torch.ones(3), "ignore_index": -100, "label_smoothing": 0.1, "tokens": False, "shift": False}),
+                 {"weight": torch.ones(3), "ignore_index": -100, "label_smoothing": 0.1, "tokens": False,
+                  "shift": False}, 0, (), own),
             Call("CrossEntropy.value", losses.CrossEntropy().value,
-                 {"output": output, "target": target, "counted": True}, {}, 2),
+                 {"output": output, "target": target, "counted": True}, {}, 2, ("counted",), own),
             Call("token_cross_entropy", losses.token_cross_entropy,
-                 {"output": torch.randn(2, 3, 4), "target": torch.ones(2, 3, dtype=torch.int64)}, {}, 2),
+                 {"output": torch.randn(2, 3, 4), "target": torch.ones(2, 3, dtype=torch.int64)}, {}, 2, (), own),
             Call("next_token_cross_entropy", losses.next_token_cross_entropy,
-                 {"output": torch.randn(2, 3, 4), "target": torch.ones(2, 3, dtype=torch.int64)}, {}, 2),
+                 {"output": torch.randn(2, 3, 4), "target": torch.ones(2, 3, dtype=torch.int64)}, {}, 2, (), own),
             Call("Site", heads.Site, site),
             Call("replicas.find", replicas.find, {"sync": "all-reduce"}, {}, 1),
             Call("Order", replicas.Order, {"replicas": {0: (0,)}, "staleness": {0: (0,)}}),
@@ -235,7 +233,7 @@ def schedules_on_disk(draw: random.Random) -> Call:
     )
 
 
-# -- optimizers -----------------------------------------------------------------------------------------------------
+# -- optimizers -------------------------------------------------------------------------------------------------------
 
 
 def stepped(kind: Any) -> Any:
@@ -287,14 +285,15 @@ def optimizers(draw: random.Random) -> Call:
                  {"optimizer": ours, "delay": 2.0, "until": 5, "step": ours.step}),
             Call("RotatedAdam", lambda **k: optim.RotatedAdam(**k).step(),
                  {"optimizer": adam, "interval": 5}, {"two_sided": True, "delay": 1.0}),
-            Call("SpikeCompensation", lambda **k: optim.SpikeCompensation(**k).step(), {"optimizer": ours, "delay": 1.0}),
+            Call("SpikeCompensation", lambda **k: optim.SpikeCompensation(**k).step(),
+                 {"optimizer": ours, "delay": 1.0}),
             Call("UpdateFeedback", lambda **k: optim.UpdateFeedback(**k).step(),
                  {"optimizer": ours, "c": 0.1, "step": ours.step}),
         ]
     )  # fmt: skip
 
 
-# -- trackers, checkpoints ---------------------------------------------------------------------------------------------
+# -- trackers, checkpoints --------------------------------------------------------------------------------------------
 
 
 def tracked(kind: Any) -> Any:
@@ -354,7 +353,7 @@ def checkpoints(draw: random.Random) -> Call:
     )  # fmt: skip
 
 
-# -- inside other trainers -----------------------------------------------------------------------------------------------
+# -- inside other trainers --------------------------------------------------------------------------------------------
 
 
 def in_lightning(**given: Any) -> None:
@@ -417,9 +416,7 @@ def transformers(draw: random.Random) -> Call:
     given = {"model": GPT2LMHeadModel(config), "train_dataset": rows, "method": "1f1b", "stages": 2}
     more = {"mesh": stretto.Mesh(), "sync": "all-reduce", "precision": None, "heads": None, "workers": None,
             "device": "cpu", "seed": 1, "timeout": 60}  # fmt: skip
-    made = Call("StrettoTrainer", in_transformers, given, more)
-    made.spared = ("model", "train_dataset")  # transformers' own
-    return made
+    return Call("StrettoTrainer", in_transformers, given, more, spared=("model", "train_dataset"))  # transformers' own
 
 
 def attack(seed: int) -> Outcome:

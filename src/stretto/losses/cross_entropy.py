@@ -14,6 +14,7 @@ from torch.nn import functional
 from stretto.errors import UsageError
 from stretto.losses.sums import Sum, as_count
 from stretto.nn.batch import IGNORED
+from stretto.options.checks import of_fields, refuse
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -32,6 +33,9 @@ class CrossEntropy:
     label_smoothing: float = 0.0
     tokens: bool | None = False
     shift: bool = False
+
+    def __post_init__(self) -> None:
+        of_fields("CrossEntropy: ", self)
 
     def __call__(self, output: Tensor, target: Tensor) -> Tensor:
         """The mean over the targets that count."""
@@ -71,6 +75,9 @@ class CrossEntropy:
         return (output[:, :-1], target[:, 1:]) if self.shift else (output, target)
 
     def _flat(self, output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        for name, given in (("output", output), ("target", target)):
+            if not isinstance(given, Tensor):
+                refuse(f"cross entropy: {name}", given, "a tensor")
         output, target = self.aligned(output, target)
         tokens = output.dim() == 3 and output.shape[:2] == target.shape if self.tokens is None else self.tokens
         return (output.flatten(0, 1), target.flatten()) if tokens else (output, target)

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from stretto.errors import UsageError
+from stretto.options.checks import function, sequence
 
 Named = list[tuple[str, nn.Parameter]]
 
@@ -21,6 +22,9 @@ class NamedOptimizer:
 
     function: Callable[[Named], torch.optim.Optimizer]
 
+    def __post_init__(self) -> None:
+        function("NamedOptimizer: function", self.function, "a function of (name, parameter) pairs")
+
     def __call__(self, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
         """Raise UsageError: only a parameter server steps parameters without names."""
         raise UsageError(
@@ -30,4 +34,5 @@ class NamedOptimizer:
 
     def named(self, names: Sequence[str]) -> Callable[[list[nn.Parameter]], torch.optim.Optimizer]:
         """The function of the parameters alone, whose names are these."""
+        sequence("NamedOptimizer.named: names", names, "a list of the parameters' names")
         return lambda parameters: self.function(list(zip(names, parameters, strict=True)))

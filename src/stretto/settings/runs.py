@@ -14,6 +14,7 @@ from cyclopts import Parameter
 from stretto.errors import UsageError, nearest
 from stretto.mesh import Mesh
 from stretto.optimizers import OPTIMIZERS, Optimizer
+from stretto.options.checks import is_whole, of_fields, shown
 from stretto.options.float16 import refuse_float16
 from stretto.options.import_object import refuse_functions
 from stretto.options.user_function import is_function
@@ -113,6 +114,9 @@ class Settings:
     sources: Annotated[dict[str, str], Parameter(parse=False)] = field(default_factory=dict)
     """Digests of the user's functions, with what they import beside them, and of the user's data: what a setting names
     may have been edited since."""
+
+    def __post_init__(self) -> None:
+        of_fields("", self)
 
     @property
     def functions(self) -> dict[str, str]:
@@ -436,8 +440,8 @@ def check_sweep(settings: CompareSettings) -> None:
 
 def at_least_one(name: str, value: int) -> None:
     """Raise UsageError for a count below one."""
-    if value < 1:
-        raise UsageError(f"{name}={value}: choose a whole number of at least 1")
+    if not is_whole(value) or value < 1:
+        raise UsageError(f"{name}={shown(value)}: choose a whole number of at least 1")
 
 
 def check_jobs(settings: CompareSettings, jobs: int | None) -> None:

@@ -16,7 +16,8 @@ from stretto.errors import UsageError, nearest
 from stretto.files.temporary_folders import scratch
 from stretto.mesh import Mesh
 from stretto.nn.threads import computing_with
-from stretto.options.checks import of_kind, shown
+from stretto.options.checks import flag, of_kind, shown
+from stretto.options.checks import path as check_path
 from stretto.options.given_objects import ObjectFactory, register, write_objects
 from stretto.processes import fork_server
 from stretto.report import Record, summarize
@@ -186,6 +187,7 @@ def compare(
     Raises UsageError, before the first run, for what cannot work.
     """
     chosen = common(model, data, loss, optimizer, metrics, mesh, settings, CompareSettings)
+    check_shown(out, quiet)
     of_kind("seeds", seeds, int, "a whole number, seeds=2")
     several = CompareSettings(
         methods=(methods,) if isinstance(methods, str) else tuple(map(str, methods)),
@@ -237,6 +239,8 @@ def train(
     """
     chosen = common(model, data, loss, optimizer, metrics, mesh, settings, TrainSettings)
     listed("lr", lr)
+    check_shown(out, quiet)
+    flag("resume", resume)
     resolved = resolve(
         TrainSettings(method=str(method), lr=lr, batch_size=batch_size, seed=seed, steps=steps, stages=stages,
                       workers=workers, **chosen)
@@ -288,14 +292,26 @@ def common(
         "optimizer": named("optimizer", optimizer),
         "metric": tuple(f"{name}={named(name, function)}" for name, function in (metrics or {}).items()),
         **axes,
-        **{name: AS_TEXT.get(name, lambda value: value)(value) for name, value in others.items()},
+        **{name: AS_SETTING.get(name, in_tuple)(value) for name, value in others.items()},
     }
 
 
-AS_TEXT: Mapping[str, Callable[[Any], Any]] = {
+def in_tuple(value: Any) -> Any:
+    """A list as a tuple, which settings hold; anything else as it is."""
+    return tuple(value) if isinstance(value, list) else value
+
+
+AS_SETTING: Mapping[str, Callable[[Any], Any]] = {
     "device": str,
     "log": lambda given: tuple(map(str, find_trackers(given))),
 }
+
+
+def check_shown(out: Any, quiet: Any) -> None:
+    """Refuse a folder that is no path, and what is neither True nor False."""
+    if out is not None:
+        check_path("out", out)
+    flag("quiet", quiet)
 
 
 def named(what: str, value: Any, makes: tuple[type, ...] = ()) -> str:

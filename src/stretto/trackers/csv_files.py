@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ class CSV(Tracker):
     """Files in `folder`, one folder for each run (and study)."""
 
     name: ClassVar[str] = "csv"
-    folder: str = "logs"
+    folder: str | os.PathLike[str] = "logs"
 
     def open(self, run: RunDescription) -> TrackerRun:
         """Write settings and schedule, and begin or go on with the table."""
@@ -77,7 +78,7 @@ class CSVRun(TrackerRun):
         self._rewrite([row for _, row in sorted(joined.items())])
 
 
-def folder_of(folder: str, run: RunDescription, tracker: str) -> Path:
+def folder_of(folder: str | os.PathLike[str], run: RunDescription, tracker: str) -> Path:
     """The folder of a run: the one that it had before, or else one named after its study and itself."""
     if tracker in run.ids:
         return Path(run.ids[tracker])

@@ -1,5 +1,6 @@
 """TensorBoard: event files in `logs/<run>`, shown by `tensorboard --logdir logs`."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ class TensorBoard(Tracker):
 
     name: ClassVar[str] = "tensorboard"
     package: ClassVar[str | None] = "tensorboard"
-    folder: str = "logs"
+    folder: str | os.PathLike[str] = "logs"
 
     def open(self, run: RunDescription) -> TrackerRun:
         """Begin a file of events; where a run goes on, what was written after its checkpoint is passed over."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from stretto.errors import UsageError
-from stretto.options.checks import whole
+from stretto.options.checks import of_fields, whole
 from stretto.options.choices import choice_text
 
 Row = tuple[int, Mapping[str, float]]
@@ -30,6 +30,9 @@ class RunDescription:
     group: str | None = None
     ids: Mapping[str, str] = field(default_factory=dict)
     since: int = 0
+
+    def __post_init__(self) -> None:
+        of_fields("RunDescription: ", self)
 
 
 class TrackerRun(ABC):
@@ -63,6 +66,7 @@ class Tracker(ABC):
     every: int = 50
 
     def __post_init__(self) -> None:
+        of_fields(f"{self.name}: ", self)
         whole(f"{self.name}: every", self.every, 1)
 
     def __str__(self) -> str:
