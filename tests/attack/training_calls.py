@@ -58,11 +58,10 @@ call = DRAWS.call
 @call
 def fit(draw: random.Random) -> Call:
     made = trainer(draw)
-    given = {"train": batch(), "epochs": 1, "quiet": True}
+    given = {"train": batch(), "validation": batch(), "epochs": 1, "quiet": True}
     if draw.random() < 0.4:
-        given = {"train": [batch(), batch()], "steps": 3, "quiet": True}
+        given = {"train": [batch(), batch()], "validation": batch(), "steps": 3, "quiet": True}
     more = {
-        "validation": batch(),
         "metrics": {"mine": lambda output, y: 0.5},
         "callbacks": [lambda trainer, entry: None],
         "log": draw.choice([lambda row: None, "csv"]),
@@ -76,12 +75,12 @@ def fit(draw: random.Random) -> Call:
 
 @call
 def fitted_again(draw: random.Random) -> Call:
-    made = trainer(draw)
-    data = tuple(torch.cat([each] * 3) for each in batch())
-    made.fit(data, epochs=1, quiet=True, checkpoint="saved")
+    before, given = draw.getstate(), {"train": (torch.ones(8, 3), torch.arange(8) % 3), "batch_size": 8}
+    trainer(draw).fit(**given, epochs=1, quiet=True, checkpoint="saved")
+    draw.setstate(before)
     again = trainer(draw)
-    given = {"train": data, "epochs": 2, "quiet": True, "checkpoint": "saved"}
-    return Call(f"Trainer({again.method}).fit after {made.method}", again.fit, given, {"batch_size": 4}, 1)
+    given |= {"epochs": 2, "quiet": True, "checkpoint": "saved"}
+    return Call(f"Trainer({again.method}).fit again", again.fit, given, {}, 1)
 
 
 @call
@@ -121,10 +120,13 @@ def whole_run(draw: random.Random) -> tuple[dict[str, Any], dict[str, Any]]:
     data = tuple((torch.randn(8, 3), torch.arange(8) % 3) for _ in range(2))
     given = {"model": draw.choice([network, network()]), "data": data, "steps": 2, "quiet": True}
     more = {
-        "loss": cross_entropy, "optimizer": draw.choice([sgd, "adamw", torch.optim.Adam]), "lr": 0.1, "batch_size": 4,
-        "metrics": {"mine": lambda output, y: 0.5}, "stages": 2, "workers": None, "mesh": stretto.Mesh(), "out": "run",
-        "threads": 1, "device": "cpu", "log": "csv", "weight_decay": 0.1, "data_seed": 1, "clip": 1.0,
-        "schedule": "constant", "eval_every": 1, "precision": "fp32", "sync": "all-reduce", "dataset_options": {},
+        "loss": cross_entropy, "optimizer": draw.choice(["auto", "adamw"]), "lr": 0.1, "batch_size": 4, "stages": 2,
+        "metrics": {"mine": lambda output, y: 0.5}, "workers": None, "mesh": stretto.Mesh(), "out": "run",
+        "threads": 1, "device": "cpu", "log": "csv", "weight_decay": 0.1, "clip": 1.0, "schedule": "cosine",
+        "precision": "bf16", "sync": "all-reduce", "momentum": 0.5, "examples": None, "evaluations": 2,
+        "lr_warmup": 0.5, "lr_scaling": "momentum", "reference_batch": None, "accounting": "paper",
+        "measure": ["noise"],
+        "data_parallel": 1, "tensor": 1, "space": (1, 1), "recompute": "full", "model_options": {}, "data_options": {},
     }  # fmt: skip
     return given, {key: more[key] for key in draw.sample(list(more), 8)}
 
@@ -274,7 +276,7 @@ def optimizers(draw: random.Random) -> Call:
             Call("muon", muon, params,
                  {"labels": optim.labels_of(nn.Linear(2, 2, bias=False)), "exclude": [], "momentum": 0.9,
                   "nesterov": True, "weight_decay": 0.1}),
-            Call("CombinedOptimizer", combined, {"optimizers": [ours]}),
+            Call("CombinedOptimizer", combined, {"optimizers": [torch.optim.AdamW(weights)]}),
             Call("Label", optim.Label, {"name": "a", "module": "Linear"}, {"role": "hidden", "dims": 2}),
             Call("labels_of", optim.labels_of, {"model": labelled}, {}, 1),
             Call("Masters", optim.Masters, {}, {"copies": {}}),
@@ -388,7 +390,7 @@ def in_lightning(**given: Any) -> None:
 
 @call
 def lightning(draw: random.Random) -> Call:
-    given = {"method": draw.choice(["1f1b", "pb", "backprop"]), "stages": 2}
+    given = {"method": draw.choice(["1f1b(microbatches=2)", "pb", "backprop"]), "stages": 2}
     more = {"network": "", "split": {"by": "parameters"}, "start_method": "popen", "mesh": stretto.Mesh(),
             "sync": "all-reduce", "heads": None, "timeout": 60, "seed": 1, "accelerator": None,
             "parallel_devices": None, "cluster_environment": None, "checkpoint_io": None,
@@ -413,7 +415,7 @@ def transformers(draw: random.Random) -> Call:
 
     config = GPT2Config(n_layer=2, n_head=1, n_embd=4, vocab_size=8, n_positions=8)
     rows = [{"input_ids": [1, 2, 3], "labels": [1, 2, 3]}] * 2
-    given = {"model": GPT2LMHeadModel(config), "train_dataset": rows, "method": "1f1b", "stages": 2}
+    given = {"model": GPT2LMHeadModel(config), "train_dataset": rows, "method": "pb", "stages": 2}
     more = {"mesh": stretto.Mesh(), "sync": "all-reduce", "precision": None, "heads": None, "workers": None,
             "device": "cpu", "seed": 1, "timeout": 60}  # fmt: skip
     return Call("StrettoTrainer", in_transformers, given, more, spared=("model", "train_dataset"))  # transformers' own

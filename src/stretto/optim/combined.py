@@ -23,6 +23,8 @@ class CombinedOptimizer(torch.optim.Optimizer):
     def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         wanted = f"a list of optimizers, each one of {', '.join(RULES)} of torch.optim"
         sequence("CombinedOptimizer: optimizers", optimizers, wanted)
+        if not len(optimizers):
+            refuse("CombinedOptimizer: optimizers", optimizers, wanted)
         groups: list[dict[str, Any]] = []
         for optimizer in optimizers:
             rule = type(optimizer).__name__

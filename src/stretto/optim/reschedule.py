@@ -24,7 +24,7 @@ class Rescheduled:
         of_kind("Rescheduled: optimizer", optimizer, torch.optim.Optimizer, "an optimizer of torch.optim")
         number("Rescheduled: delay", delay, 0)
         whole("Rescheduled: until", until, 1)
-        function("Rescheduled: step", step, "a function without arguments, such as optimizer.step")
+        function("Rescheduled: step", step, "a function without arguments, such as optimizer.step", 0)
         self.optimizer = optimizer
         self.delay = delay
         self.until = until

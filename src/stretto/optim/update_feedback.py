@@ -27,7 +27,7 @@ class UpdateFeedback:
     def __init__(self, optimizer: torch.optim.Optimizer, c: float, step: Callable[[], object]) -> None:
         of_kind("UpdateFeedback: optimizer", optimizer, torch.optim.Optimizer, "an optimizer of torch.optim")
         number("UpdateFeedback: c", c)
-        function("UpdateFeedback: step", step, "a function without arguments, such as optimizer.step")
+        function("UpdateFeedback: step", step, "a function without arguments, such as optimizer.step", 0)
         refuse_low_precision(optimizer, "feedback")
         self.optimizer = optimizer
         self.c = c
