@@ -22,16 +22,36 @@ MOST_STAGES = 10_000
 
 def shown(value: Any) -> str:
     """A value as a message shows it, on one line; a tensor or an array by its shape, type and device."""
+    if isinstance(value, tuple | list | dict) and holds_tensors(value):
+        if isinstance(value, dict):
+            return shortened("{" + ", ".join(f"{key!r}: {shown(each)}" for key, each in value.items()) + "}")
+        inner = ", ".join(map(shown, value))
+        return shortened(f"[{inner}]" if isinstance(value, list) else f"({inner})")
     kind, shape, dtype = type(value), getattr(value, "shape", None), getattr(value, "dtype", None)
     if isinstance(shape, tuple) and dtype is not None and not isinstance(value, type):
         device = getattr(value, "device", None)
         where = "" if device is None or str(device) == "cpu" else f" on {device}"
         return f"{kind.__name__} {list(shape)} of {dtype}{where}"
-    text = repr(value)
+    return shortened(repr(value))
+
+
+def shortened(text: str) -> str:
+    """A text on one line, and no longer than a message shows it."""
     if "\n" in text or len(text) > LONGEST:
         text = text.partition("\n")[0]
         return f"{text[: LONGEST - 4]} ..."
     return text
+
+
+def holds_tensors(value: Any) -> bool:
+    """Whether a tuple, list or dict has a tensor or an array in it, at any depth."""
+    inner = value.values() if isinstance(value, dict) else value
+    return any(
+        holds_tensors(each)
+        if isinstance(each, tuple | list | dict)
+        else hasattr(each, "shape") and hasattr(each, "dtype")
+        for each in inner
+    )
 
 
 def refuse(name: str, value: Any, wanted: str) -> NoReturn:

@@ -314,6 +314,7 @@ DEFAULTS = {
 }
 OWN = Defaults("sgd", 200, 20, (32,))  # a network of the user's
 MOST_THREADS = 1024  # more than a machine has cores
+MOST = 1e12  # of weight decay: more is mistyped
 MEASURES = ("sharpness", "noise", "cosine", "probes", "filters")
 
 
@@ -334,8 +335,8 @@ def check(settings: Settings) -> None:
         raise UsageError(f"momentum={settings.momentum}: choose a value from 0 up to, but not including, 1")
     if settings.clip is not None and not settings.clip > 0:
         raise UsageError(f"clip={settings.clip}: choose a positive number")
-    if not 0 <= settings.weight_decay < float("inf"):
-        raise UsageError(f"weight_decay={settings.weight_decay}: choose 0 or more")
+    if not 0 <= settings.weight_decay < MOST:
+        raise UsageError(f"weight_decay={settings.weight_decay}: choose 0 or more, below {MOST:g}")
     check_large_batches(settings)
     check_replicas(settings)
     if isinstance(settings, CompareSettings):

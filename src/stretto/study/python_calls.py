@@ -16,7 +16,7 @@ from stretto.errors import UsageError, nearest
 from stretto.files.temporary_folders import scratch
 from stretto.mesh import Mesh
 from stretto.nn.threads import computing_with
-from stretto.options.checks import flag, of_kind, shown
+from stretto.options.checks import flag, of_kind, sequence, shown
 from stretto.options.checks import path as check_path
 from stretto.options.given_objects import ObjectFactory, register, write_objects
 from stretto.processes import fork_server
@@ -188,9 +188,10 @@ def compare(
     """
     chosen = common(model, data, loss, optimizer, metrics, mesh, settings, CompareSettings)
     check_shown(out, quiet)
-    of_kind("seeds", seeds, int, "a whole number, seeds=2")
+    methods = (methods,) if isinstance(methods, str) else methods
+    sequence("methods", methods, "a list of methods, such as ['backprop', 'greedy']")
     several = CompareSettings(
-        methods=(methods,) if isinstance(methods, str) else tuple(map(str, methods)),
+        methods=tuple(map(str, methods)),
         lr=listed("lr", lr), batch_size=listed("batch_size", batch_size), seeds=seeds, steps=steps, stages=stages,
         workers=workers,
         **chosen,
