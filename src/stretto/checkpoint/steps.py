@@ -6,8 +6,8 @@ from pathlib import Path
 
 from stretto.checkpoint.folder import StrPath, hidden, verify
 from stretto.errors import UsageError
+from stretto.options.checks import is_whole, shown
 from stretto.options.checks import path as check_path
-from stretto.options.checks import whole
 
 STEP = re.compile(r"step-(\d+)|\.step-(\d+)\.former")
 
@@ -37,7 +37,8 @@ def prune(folder: StrPath, keep: int = 2) -> None:
     A checkpoint counts as complete if all its files have the right sizes: contents are not read. Do not call it while a
     checkpoint is being written. Raises UsageError for `keep` below 1.
     """
-    whole("keep", keep, 1)
+    if not is_whole(keep) or keep < 1:
+        raise UsageError(f"keep={shown(keep)}: at least one checkpoint must be kept")
     check_path("folder", folder)
     folder = Path(folder)
     for leftover in [*_leftovers(folder, "removed"), *_leftovers(folder, "partial")]:

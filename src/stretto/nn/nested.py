@@ -38,14 +38,14 @@ class HeldTensors(nn.Module):
 
     def __init__(self, value: Any) -> None:
         super().__init__()
-        self._shape = value
+        self._container = None if isinstance(value, Tensor) else value  # modules that hold plain tensors stay alike
         for index, tensor in enumerate(tensors_of(value)):
             self.register_buffer(f"tensor_{index}", tensor)
 
     def value(self) -> Any:
         """The value with the present tensors."""
         tensors = iter(list(self._buffers.values()))
-        return map_tensors(lambda _: next(tensors), self._shape)
+        return next(tensors) if self._container is None else map_tensors(lambda _: next(tensors), self._container)
 
 
 def attributes(value: Any) -> list[str]:
