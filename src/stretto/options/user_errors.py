@@ -1,9 +1,12 @@
 """Errors that a user's function raises: the line that they come from, and the function's name, for messages."""
 
 import functools
+import os
+import sys
 import sysconfig
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +30,46 @@ def error_place(error: BaseException) -> str:
     own = [(file, line) for file, line in foreign if not is_installed(file)]
     innermost = (own or foreign)[-1:]
     return "".join(f" ({file}:{line})" for file, line in innermost)
+
+
+class HardExit(SystemExit):
+    """A user's function has called os._exit, which would have ended the process without a word."""
+
+    def __str__(self) -> str:
+        return f"os._exit({self.code})"
+
+
+@contextmanager
+def exits_told() -> Iterator[None]:
+    """In this block, a user's function that ends the process raises UsageError, which names it, instead.
+
+    What Stretto and installed packages do is left alone, and so are processes that are forked meanwhile.
+    """
+    leave, process = os._exit, os.getpid()
+
+    def refusing(status: int) -> None:
+        file = Path(sys._getframe(1).f_code.co_filename)
+        if os.getpid() == process and not (file.is_relative_to(STRETTO) or is_installed(file)):
+            raise HardExit(status)
+        leave(status)
+
+    os._exit = refusing  # type: ignore[assignment]
+    try:
+        yield
+    except SystemExit as error:
+        frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+        codes = [(Path(frame.f_code.co_filename), frame.f_code) for frame in frames]
+        if codes[-1][0].is_relative_to(STRETTO):
+            raise
+        foreign = [(file, code) for file, code in codes if not file.is_relative_to(STRETTO)]
+        file, code = ([pair for pair in foreign if not is_installed(pair[0])] or foreign)[-1]
+        how = f"{error}" if isinstance(error, HardExit) else f"sys.exit({error.code!r})"
+        raise UsageError(
+            f"{file.name}:{code.co_qualname} called {how}{error_place(error)}, which would have ended the process: let "
+            "it return, or raise an error that says what is wrong"
+        ) from error
+    finally:
+        os._exit = leave
 
 
 def is_torch(file: Path) -> bool:
