@@ -159,21 +159,21 @@ class Draws:
         self.kinds.append(make)
         return make
 
-    def attack(self, seed: int) -> Outcome:
-        """One call in a folder of its own, with one or two arguments replaced."""
+    def attack(self, seed: int, kind: Callable[[random.Random], Call] | None = None) -> Outcome:
+        """One call, of any kind unless one is given, in a folder of its own, with one or two arguments replaced."""
         draw = random.Random(seed)
-        here = Path.cwd()
-        with tempfile.TemporaryDirectory() as folder, PreservedState():
-            os.chdir(folder)
-            torch.manual_seed(seed)
-            try:
-                return self._tried(draw)
-            finally:
-                os.chdir(here)
+        with folder_of_its_own(seed):
+            return self._tried(draw, draw.choice(self.kinds) if kind is None else kind)
 
-    def _tried(self, draw: random.Random) -> Outcome:
+    def unspoiled(self, seed: int, kind: Callable[[random.Random], Call]) -> None:
+        """Make a call of a kind as it is, with each of its further arguments."""
+        with folder_of_its_own(seed):
+            chosen = kind(random.Random(seed))
+            chosen.made({**chosen.given, **chosen.more})
+
+    def _tried(self, draw: random.Random, kind: Callable[[random.Random], Call]) -> Outcome:
         # Draws a call, spoils it and makes it.
-        chosen = draw.choice(self.kinds)(draw)
+        chosen = kind(draw)
         values = {**chosen.given, **{key: value for key, value in chosen.more.items() if draw.random() < 0.3}}
         places = [name for name in {**chosen.given, **chosen.more} if name not in chosen.spared]
         told = []
@@ -597,6 +597,19 @@ CLUSTERS = ["8-a100", "wide-area"]
 
 
 # -- one case -------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def folder_of_its_own(seed: int) -> Iterator[None]:
+    """A temporary folder to work in, and torch's generator, seeded, as it was afterwards."""
+    here = Path.cwd()
+    with tempfile.TemporaryDirectory() as folder, PreservedState():
+        os.chdir(folder)
+        torch.manual_seed(seed)
+        try:
+            yield
+        finally:
+            os.chdir(here)
 
 
 def is_function(value: Any) -> bool:

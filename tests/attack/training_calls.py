@@ -284,13 +284,13 @@ def optimizers(draw: random.Random) -> Call:
             Call("NamedOptimizer.named", lambda **k: optim.NamedOptimizer(k["f"]).named(k["names"])(weights),
                  {"f": lambda named: ours, "names": ["a"]}),
             Call("Rescheduled", lambda **k: optim.Rescheduled(**k).step(0),
-                 {"optimizer": ours, "delay": 2.0, "until": 5, "step": ours.step}),
+                 {"optimizer": ours, "delay": 2.0, "until": 5, "step": ours.step}, {}, 0, (), ("step",)),
             Call("RotatedAdam", lambda **k: optim.RotatedAdam(**k).step(),
                  {"optimizer": adam, "interval": 5}, {"two_sided": True, "delay": 1.0}),
             Call("SpikeCompensation", lambda **k: optim.SpikeCompensation(**k).step(),
                  {"optimizer": ours, "delay": 1.0}),
             Call("UpdateFeedback", lambda **k: optim.UpdateFeedback(**k).step(),
-                 {"optimizer": ours, "c": 0.1, "step": ours.step}),
+                 {"optimizer": ours, "c": 0.1, "step": ours.step}, {}, 0, (), ("step",)),
         ]
     )  # fmt: skip
 

@@ -59,7 +59,7 @@ def exits_told() -> Iterator[None]:
     except SystemExit as error:
         frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
         codes = [(Path(frame.f_code.co_filename), frame.f_code) for frame in frames]
-        if codes[-1][0].is_relative_to(STRETTO):
+        if not isinstance(error, HardExit) and codes[-1][0].is_relative_to(STRETTO):
             raise
         foreign = [(file, code) for file, code in codes if not file.is_relative_to(STRETTO)]
         file, code = ([pair for pair in foreign if not is_installed(pair[0])] or foreign)[-1]
