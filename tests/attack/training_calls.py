@@ -11,8 +11,10 @@ import stretto
 from attack import calls
 from attack.calls import Call, Draws, batch, cross_entropy, raising, sgd, stages, trainer
 from attack.protocol import Outcome
-from stretto import checkpoint, heads, losses, methods, optim, replicas, trackers
+from stretto import checkpoint, cost, heads, losses, methods, optim, replicas, schedule, trackers
+from stretto.methods import cure
 from stretto.methods.table import METHODS
+from stretto.schedule.library.one_f_one_b import one_f_one_b
 
 SHARE = 250
 
@@ -223,8 +225,6 @@ def parts(draw: random.Random) -> Call:
 
 @call
 def schedules_on_disk(draw: random.Random) -> Call:
-    from stretto import schedule
-
     laid, _ = stretto.method("1f1b").plan(3)
     Path("schedule.csv").write_text(schedule.to_csv(laid))
     return draw.choice(
@@ -419,6 +419,70 @@ def transformers(draw: random.Random) -> Call:
     more = {"mesh": stretto.Mesh(), "sync": "all-reduce", "precision": None, "heads": None, "workers": None,
             "device": "cpu", "seed": 1, "timeout": 60}  # fmt: skip
     return Call("StrettoTrainer", in_transformers, given, more, spared=("model", "train_dataset"))  # transformers' own
+
+
+# -- data that methods and clusters are made of -----------------------------------------------------------------------
+
+
+@call
+def definitions(draw: random.Random) -> Call:
+    method = {
+        "name": "mine",
+        "summary": "ours",
+        "schedule": lambda stages, workers: one_f_one_b(stages, workers, 2),
+        "synchronous": True,
+    }
+    more = {"reach": lambda n: schedule.Reach((None,) * (n - 1) + (n - 1,)),
+            "weights": "current", "combine": "sum", "head": "auto", "recompute": False, "workers": lambda n: n,
+            "options": {}, "cure": cure.Cure()}  # fmt: skip
+    planning = {"cut": "microbatches", "allows": lambda count, workers: True, "workers": (2, None), "split": False,
+                "held": lambda at: 1, "delay": lambda at: 0, "messages": "hidden", "order": "line"}  # fmt: skip
+    return draw.choice(
+        [
+            Call(
+                "Method", lambda **k: methods.Method(**k).plan(3), method, more, 0, (), ("schedule", "reach", "workers")
+            ),
+            Call("Planning", methods.Planning, {}, planning),
+            Call(
+                "Cure", cure.Cure, {}, {"spike": True, "reschedule": 5, "optimizer": "SGD", "feedback": lambda at: 1.0}
+            ),
+            Call("Prediction", cure.Prediction, {"form": "weight", "horizon": lambda at: at.delay}, {}, 2),
+            Call("Correction", cure.Correction, {"span": lambda at: at.delay}, {}, 1),
+        ]
+    )
+
+
+@call
+def clusters(draw: random.Random) -> Call:
+    device = {"memory": 1e9, "memory_bandwidth": 1e9, "peak": {"float32": 1e12}}
+    link = {"latency": 1e-5, "bandwidth": 1e9}
+    group = {"nodes": 1, "workers": 2, "device": "mine", "within": "wire"}
+    whole = {"name": "ours", "groups": (cost.Group(**group),), "devices": {"mine": cost.Device(**device)},
+             "links": {"wire": cost.Link(**link)}}  # fmt: skip
+    made = cost.Cluster(**whole)
+    return draw.choice(
+        [
+            Call("cost.Device", cost.Device, device, {"watts": 100, "mtbf_hours": 9.0, "price_per_hour": 1}),
+            Call("cost.Link", cost.Link, link, {"contention": 2, "send": 1e-6, "residual": 0.1}),
+            Call("cost.Group", cost.Group, group, {"speeds": (1.0, 0.5), "between": "wire"}),
+            Call("cost.Cluster", cost.Cluster, whole, {"between": "wire", "storage_bandwidth": 1e9}),
+            Call("cost.Rate", cost.Rate, {}, {"per_call": 1e-6, "per_flop": 1e-12, "contention": 1.5}),
+            Call("Cluster.device", made.device, {"worker": 0}, {}, 1),
+            Call("Cluster.link", made.link, {"a": 0, "b": 1}, {}, 2),
+        ]
+    )
+
+
+@call
+def finished(draw: random.Random) -> Call:
+    given, _ = whole_run(draw)
+    study = stretto.compare(**given, methods=["backprop"], seeds=1, jobs=1, lr=0.1, batch_size=4, out="study")
+    return draw.choice(
+        [
+            Call("FinishedStudy.frontier", study.frontier, {"metric_name": "train_loss", "cut_off": 9.0}, {}, 2),
+            Call("FinishedStudy.best", study.best, {}, {"metric_name": "train_loss"}),
+        ]
+    )
 
 
 def attack(seed: int) -> Outcome:

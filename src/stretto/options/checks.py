@@ -175,7 +175,7 @@ def hints_of(kind: Any) -> dict[str, Any]:
 
 
 def fits(value: Any, hint: Any) -> bool:
-    """Whether a value is of a kind that an annotation names. A whole number is a number, True and nan are neither."""
+    """Whether a value is of a kind that an annotation names. A whole number is a number, too, and True is neither."""
     container, inner = get_origin(hint), get_args(hint)
     if container in (Union, UnionType):
         return any(fits(value, member) for member in inner)
@@ -186,7 +186,7 @@ def fits(value: Any, hint: Any) -> bool:
     if hint is int:
         return is_whole(value)
     if hint is float:
-        return is_number(value) and isinstance(value, int | float)
+        return isinstance(value, int | float) and not isinstance(value, bool)
     if container is tuple and inner[1:] == (...,):
         return isinstance(value, tuple) and all(fits(member, inner[0]) for member in value)
     if isinstance(container, type) and issubclass(container, Mapping):

@@ -16,7 +16,7 @@ from stretto.errors import UsageError, nearest
 from stretto.files.temporary_folders import scratch
 from stretto.mesh import Mesh
 from stretto.nn.threads import computing_with
-from stretto.options.checks import flag, of_kind, sequence, shown
+from stretto.options.checks import flag, number, of_kind, sequence, shown
 from stretto.options.checks import path as check_path
 from stretto.options.given_objects import ObjectFactory, register, write_objects
 from stretto.processes import fork_server
@@ -63,6 +63,7 @@ class FinishedStudy:
         compute, the seconds and the step of its arrival instead of those of its end. Raises UsageError for a metric
         that there is not.
         """
+        number("cut_off", cut_off)
         arrivals = panel(self.outcome.records, metric(metric_name, self.outcome.records), cut_off).arrivals
         reached = [(arrival.record, arrival.to_json()) for arrival in arrivals if not arrival.dominated]
         keys = ("step", "serial_flops", "total_flops", "seconds")
