@@ -139,6 +139,7 @@ class Call:
     positional: int = 0  # the first so many arguments go by position
     spared: tuple[str, ...] = ()  # arguments that are never replaced
     lets_out: tuple[str, ...] = ()  # functions whose own errors are let out as they are, and tensors as torch's
+    documented: tuple[type[Exception], ...] = ()  # beside StrettoError
 
     def made(self, values: dict[str, Any]) -> Any:
         """What it returns."""
@@ -184,7 +185,7 @@ class Draws:
         line = f"{chosen.name}({', '.join(told)})"
         try:
             chosen.made(values)
-        except stretto.StrettoError as error:
+        except (stretto.StrettoError, *chosen.documented) as error:
             return Outcome(line, passed="refused") if str(error) else Outcome(line, "an error without a message")
         except Exception as error:  # noqa: BLE001 (what the attack looks for)
             own = [values[name] for name in chosen.lets_out if name in values]

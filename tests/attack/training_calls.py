@@ -194,28 +194,29 @@ def parts(draw: random.Random) -> Call:
     output, target = torch.randn(4, 3), batch()[1]
     site = {"stage": 0, "features": (torch.ones(4, 3),), "output": torch.ones(4, 3)}
     loss = losses.understand(nn.CrossEntropyLoss())
-    own = ("loss", "output", "target", "weight")
+    own = ("loss", "weight")
+    its = ("output", "target")  # a loss refuses as torch does
     return draw.choice(
         [
             Call("advised", stretto.advised,
                  {"chosen": "async", "optimizer": "adamw", "stages": 4}, {"whole": True}, 3),
             Call("with_microbatches", methods.with_microbatches, {"chosen": stretto.method("gpipe"), "count": 2}),
             Call("stable_rate", stretto.stable_rate, {"delay": 2}, {"momentum": 0.5, "feedback": 0.1}, 1),
-            Call("mean", lambda loss: stretto.mean(loss)(output, target), {"loss": cross_entropy}, {}, 0, (), own),
+            Call("mean", lambda loss: stretto.mean(loss)(output, target), {"loss": cross_entropy}, {}, 0, its, own),
             Call("losses.call", losses.call,
-                 {"loss": loss, "output": output, "target": target}, {"counted": True}, 3, (), own),
+                 {"loss": loss, "output": output, "target": target}, {"counted": True}, 3, its, own),
             Call("losses.understand", losses.understand, {"loss": cross_entropy}, {}, 1),
             Call("losses.mean_and_weight", losses.mean_and_weight,
-                 {"loss": loss, "output": output, "target": target, "examples": 4}, {}, 4, (), own),
+                 {"loss": loss, "output": output, "target": target, "examples": 4}, {}, 4, its, own),
             Call("CrossEntropy", lambda **k: losses.CrossEntropy(**k)(output, target), {},
                  {"weight": torch.ones(3), "ignore_index": -100, "label_smoothing": 0.1, "tokens": False,
-                  "shift": False}, 0, (), own),
+                  "shift": False}, 0, its, own),
             Call("CrossEntropy.value", losses.CrossEntropy().value,
-                 {"output": output, "target": target, "counted": True}, {}, 2, ("counted",), own),
+                 {"output": output, "target": target, "counted": True}, {}, 2, (*its, "counted"), own),
             Call("token_cross_entropy", losses.token_cross_entropy,
-                 {"output": torch.randn(2, 3, 4), "target": torch.ones(2, 3, dtype=torch.int64)}, {}, 2, (), own),
+                 {"output": torch.randn(2, 3, 4), "target": torch.ones(2, 3, dtype=torch.int64)}, {}, 2, its, own),
             Call("next_token_cross_entropy", losses.next_token_cross_entropy,
-                 {"output": torch.randn(2, 3, 4), "target": torch.ones(2, 3, dtype=torch.int64)}, {}, 2, (), own),
+                 {"output": torch.randn(2, 3, 4), "target": torch.ones(2, 3, dtype=torch.int64)}, {}, 2, its, own),
             Call("Site", heads.Site, site),
             Call("replicas.find", replicas.find, {"sync": "all-reduce"}, {}, 1),
             Call("Order", replicas.Order, {"replicas": {0: (0,)}, "staleness": {0: (0,)}}),
@@ -334,7 +335,7 @@ def checkpoints(draw: random.Random) -> Call:
     state = {"a": torch.ones(2), "b": [1, "c"]}
     checkpoint.write("there", [state], manifest)
     Path("steps").mkdir()
-    return draw.choice(
+    chosen = draw.choice(
         [
             Call("checkpoint.write", checkpoint.write, {"path": "new", "states": [state], "manifest": manifest}),
             Call("checkpoint.begin", checkpoint.begin, {"path": "new"}),
@@ -353,6 +354,8 @@ def checkpoints(draw: random.Random) -> Call:
                  {"losses": {}, "stages": (), "parts": 1, "replicas": 1}),
         ]
     )  # fmt: skip
+    chosen.documented = (OSError,)
+    return chosen
 
 
 # -- inside other trainers --------------------------------------------------------------------------------------------
@@ -426,12 +429,8 @@ def transformers(draw: random.Random) -> Call:
 
 @call
 def definitions(draw: random.Random) -> Call:
-    method = {
-        "name": "mine",
-        "summary": "ours",
-        "schedule": lambda stages, workers: one_f_one_b(stages, workers, 2),
-        "synchronous": True,
-    }
+    method = {"name": "mine", "summary": "ours", "synchronous": True,
+              "schedule": lambda stages, workers: one_f_one_b(stages, workers, 2)}  # fmt: skip
     more = {"reach": lambda n: schedule.Reach((None,) * (n - 1) + (n - 1,)),
             "weights": "current", "combine": "sum", "head": "auto", "recompute": False, "workers": lambda n: n,
             "options": {}, "cure": cure.Cure()}  # fmt: skip

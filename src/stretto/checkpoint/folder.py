@@ -250,6 +250,8 @@ def replica_folder(stage: Path, replica: int) -> Path:
 
 def hidden(path: Path, role: str) -> Path:
     """The hidden path beside a checkpoint for its role: partial, former or removed."""
+    if not path.name:
+        raise UsageError(f"{path} is the root of all folders: name a folder for the checkpoint")
     return path.with_name(f".{path.name}.{role}")
 
 

@@ -417,7 +417,8 @@ class Cluster:
         """The group and node of a worker. Raises UsageError if the cluster has no such worker."""
         if not is_whole(worker) or not 0 <= worker < self.num_workers:
             raise UsageError(
-                f"worker {shown(worker)} of cluster {self.name!r}, which has {self.num_workers}: use fewer, or add nodes"
+                f"worker {shown(worker)} of cluster {self.name!r}, which has {self.num_workers}: use fewer, or add "
+                "nodes"
             )
         return self.places[worker]
 

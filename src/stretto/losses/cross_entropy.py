@@ -14,7 +14,7 @@ from torch.nn import functional
 from stretto.errors import UsageError
 from stretto.losses.sums import Sum, as_count
 from stretto.nn.batch import IGNORED
-from stretto.options.checks import of_fields, refuse
+from stretto.options.checks import of_fields
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -75,9 +75,6 @@ class CrossEntropy:
         return (output[:, :-1], target[:, 1:]) if self.shift else (output, target)
 
     def _flat(self, output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        for name, given in (("output", output), ("target", target)):
-            if not isinstance(given, Tensor):
-                refuse(f"cross entropy: {name}", given, "a tensor")
         output, target = self.aligned(output, target)
         tokens = output.dim() == 3 and output.shape[:2] == target.shape if self.tokens is None else self.tokens
         return (output.flatten(0, 1), target.flatten()) if tokens else (output, target)

@@ -35,4 +35,10 @@ class NamedOptimizer:
     def named(self, names: Sequence[str]) -> Callable[[list[nn.Parameter]], torch.optim.Optimizer]:
         """The function of the parameters alone, whose names are these."""
         sequence("NamedOptimizer.named: names", names, "a list of the parameters' names")
-        return lambda parameters: self.function(list(zip(names, parameters, strict=True)))
+
+        def made(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+            if len(names) != len(parameters):
+                raise UsageError(f"NamedOptimizer.named: {len(names)} names for {len(parameters)} parameters")
+            return self.function(list(zip(names, parameters, strict=True)))
+
+        return made
