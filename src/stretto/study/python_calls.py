@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from stretto.data.user_data import add_to_digest
 from stretto.errors import UsageError, nearest
@@ -331,7 +332,11 @@ def named(what: str, value: Any, makes: tuple[type, ...] = ()) -> str:
 def digest_of_layers(model: Any) -> str:
     """A digest of a module, or of several: of their texts and of the values of their states."""
     modules = [model] if isinstance(model, nn.Module) else model
-    states = [[repr(module), *module.state_dict().items()] for module in modules if isinstance(module, nn.Module)]
+    states = [
+        [repr(module), *((name, "lazy" if is_lazy(value) else value) for name, value in module.state_dict().items())]
+        for module in modules
+        if isinstance(module, nn.Module)
+    ]
     digest = sha256()
     add_to_digest(digest, states)
     return digest.hexdigest()[:16]
