@@ -59,10 +59,12 @@ def exits_told() -> Iterator[None]:
     except SystemExit as error:
         frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
         codes = [(Path(frame.f_code.co_filename), frame.f_code) for frame in frames]
-        if not isinstance(error, HardExit) and codes[-1][0].is_relative_to(STRETTO):
-            raise
         foreign = [(file, code) for file, code in codes if not file.is_relative_to(STRETTO)]
-        file, code = ([pair for pair in foreign if not is_installed(pair[0])] or foreign)[-1]
+        own = [(file, code) for file, code in foreign if not is_installed(file)]
+        ours = not isinstance(error, HardExit) and codes[-1][0].is_relative_to(STRETTO)
+        if ours or (not own and error.code not in (0, None)):  # rich, say, whose reader has gone
+            raise
+        file, code = (own or foreign)[-1]
         how = f"{error}" if isinstance(error, HardExit) else f"sys.exit({error.code!r})"
         raise UsageError(
             f"{file.name}:{code.co_qualname} called {how}{error_place(error)}, which would have ended the process: let "

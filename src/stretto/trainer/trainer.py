@@ -637,7 +637,7 @@ class Trainer:
         """The largest of all processes' values, entry by entry, the same on each of them: a collective."""
         sequence("largest: values", values, "a list of numbers")
         for value in values:
-            number("largest: values", value)
+            of_kind("largest: values", value, (int, float), "a list of numbers")
         with self._backend.together():
             return [float(value) for value in self._backend.largest(torch.tensor(values, dtype=torch.float64))]
 
