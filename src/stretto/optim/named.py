@@ -23,7 +23,7 @@ class NamedOptimizer:
     function: Callable[[Named], torch.optim.Optimizer]
 
     def __post_init__(self) -> None:
-        function("NamedOptimizer: function", self.function, "a function of (name, parameter) pairs")
+        function("NamedOptimizer: function", self.function, "a function of a list of (name, parameter) pairs", 1)
 
     def __call__(self, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
         """Raise UsageError: only a parameter server steps parameters without names."""
