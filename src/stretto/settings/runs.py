@@ -314,7 +314,7 @@ DEFAULTS = {
 }
 OWN = Defaults("sgd", 200, 20, (32,))  # a network of the user's
 MOST_THREADS = 1024  # more than a machine has cores
-MOST = 1e12  # of weight decay: more is mistyped
+MOST = 1e12  # more is mistyped
 MEASURES = ("sharpness", "noise", "cosine", "probes", "filters")
 
 
@@ -443,6 +443,8 @@ def at_least_one(name: str, value: int) -> None:
     """Raise UsageError for a count below one."""
     if not is_whole(value) or value < 1:
         raise UsageError(f"{name}={shown(value)}: choose a whole number of at least 1")
+    if value > MOST:
+        raise UsageError(f"{name}={value}: choose a whole number of at most {MOST:,.0f}")
 
 
 def check_jobs(settings: CompareSettings, jobs: int | None) -> None:

@@ -70,7 +70,9 @@ class FitArguments:
             raise UsageError(f"fit: epochs={shown(self.epochs)} and steps={shown(self.steps)}: give one of the two")
         for name in ("batch_size", "epochs", "steps", "evaluate_every"):
             if getattr(self, name) is not None:
-                whole(f"fit: {name}", getattr(self, name), 1, MOST if name == "batch_size" else None)
+                whole(f"fit: {name}", getattr(self, name), 1)
+                if getattr(self, name) > MOST:
+                    refuse(f"fit: {name}", getattr(self, name), f"at most {MOST:,}")
         if self.evaluate_every is not None and self.steps is None:
             raise UsageError(
                 f"fit: evaluate_every={self.evaluate_every} goes with steps=, and epochs={self.epochs} is given: data "
