@@ -1,8 +1,8 @@
 """Hooks of the site (mkdocs.yml): pages that lie outside docs/, links to files, and a check of public names.
 
 A page may link to any file of the repository by the path that it has there, so that the link works on a forge, too.
-Here such a link is turned into one within the site: READMEs of experiments and benchmarks become pages, an example
-becomes a page that shows its code, and any other file is copied.
+Here such a link is turned into one within the site: READMEs of experiments and benchmarks, and any other Markdown file
+that is linked, become pages, an example becomes a page that shows its code, and any other file is copied.
 """
 
 import ast
@@ -49,13 +49,24 @@ def exported(path: Path) -> list[str]:
 
 
 def outside_pages() -> dict[str, Path]:
-    """The pages that lie outside docs/: path in the site to path in the repository."""
+    """The pages that lie outside docs/: path in the site to path in the repository.
+
+    A Markdown file that a page links to is one, too.
+    """
     readmes = [
         path
         for folder in ("experiments", "benchmarks", "studies", "examples")
         for path in ROOT.glob(f"{folder}/**/README.md")
     ]
     found = [*readmes, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *ROOT.glob("examples/**/*.py")]
+    waiting = [path for path in (*found, *DOCS.glob("**/*.md")) if path.suffix == ".md"]
+    while waiting:
+        page = waiting.pop()
+        linked = [(page.parent / target).resolve() for target in links(page.read_text())]
+        for path in (path / "README.md" if path.is_dir() else path for path in linked):
+            if path.suffix == ".md" and path.is_file() and not path.is_relative_to(DOCS) and path not in found:
+                found.append(path)
+                waiting.append(path)
     return {uri: path for path in sorted(found) if (uri := place(path)) is not None}
 
 
@@ -134,7 +145,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         for target in links(Path(source).read_text()):
             path = (Path(source).parent / target).resolve()
             copy = place(path)
-            if copy is not None and files.get_file_from_path(copy) is None and not copy.endswith(".md"):
+            if copy is not None and files.get_file_from_path(copy) is None:
                 files.append(File.generated(config, copy, abs_src_path=str(path)))
     return files
 

@@ -159,6 +159,6 @@ def optimizer_of(name: str) -> Optimizer:
 
 def stepping_of(optimizer: str | Stepping) -> Stepping:
     """How an optimizer of the table steps. Raises UsageError for an unknown one."""
-    stepping = Stepping(optimizer) if isinstance(optimizer, str) else optimizer
+    stepping = optimizer if isinstance(optimizer, Stepping) else Stepping(optimizer)
     optimizer_of(stepping.name)
     return stepping

@@ -1,7 +1,6 @@
 """Wrong calls of the Python API: a call that works, with one or two arguments replaced. It works, or StrettoError."""
 
 import contextlib
-import inspect
 import os
 import random
 import tempfile
@@ -28,6 +27,12 @@ DELAYED = ["pb", "pb-lwp-sc", "pipedream", "pipedream-2bw(microbatches=3)", "pac
 LOCAL = ["greedy", "overlapping", "overlapping(delay=1)", "chunked"]
 METHODS = [*SYNCHRONOUS, *DELAYED, *LOCAL]
 SYNCS = ["all-reduce", "fully-shard", "local-sgd(every=2)", "diloco(every=2)", "parameter-server(staleness=2)"]
+
+
+def raising(*_: Any, **__: Any) -> Any:
+    """A function of a user's that fails."""
+    raise IndexError("mine")
+
 
 # What is put in an argument's place. Each is made anew: a generator is used up, and a tensor may be changed.
 WRONG: dict[str, Callable[[], Any]] = {
@@ -132,6 +137,9 @@ class Call:
     given: dict[str, Any]
     more: dict[str, Any] = field(default_factory=dict)
     positional: int = 0  # the first so many arguments go by position
+    spared: tuple[str, ...] = ()  # arguments that are never replaced
+    lets_out: tuple[str, ...] = ()  # functions whose own errors are let out as they are, and tensors as torch's
+    documented: tuple[type[Exception], ...] = ()  # beside StrettoError
 
     def made(self, values: dict[str, Any]) -> Any:
         """What it returns."""
@@ -140,13 +148,55 @@ class Call:
         return self.function(*(values[name] for name in names), **rest)
 
 
-CALLS: list[Callable[[random.Random], Call]] = []
+class Draws:
+    """Kinds of calls, and what is put in their arguments' places."""
+
+    def __init__(self, wrong: dict[str, Callable[[], Any]]) -> None:
+        self.kinds: list[Callable[[random.Random], Call]] = []
+        self._wrong = wrong
+
+    def call(self, make: Callable[[random.Random], Call]) -> Callable[[random.Random], Call]:
+        """Add one kind of call."""
+        self.kinds.append(make)
+        return make
+
+    def attack(self, seed: int, kind: Callable[[random.Random], Call] | None = None) -> Outcome:
+        """One call, of any kind unless one is given, in a folder of its own, with one or two arguments replaced."""
+        draw = random.Random(seed)
+        with folder_of_its_own(seed):
+            return self._tried(draw, draw.choice(self.kinds) if kind is None else kind)
+
+    def unspoiled(self, seed: int, kind: Callable[[random.Random], Call]) -> None:
+        """Make a call of a kind as it is, with each of its further arguments."""
+        with folder_of_its_own(seed):
+            chosen = kind(random.Random(seed))
+            chosen.made({**chosen.given, **chosen.more})
+
+    def _tried(self, draw: random.Random, kind: Callable[[random.Random], Call]) -> Outcome:
+        # Draws a call, spoils it and makes it.
+        chosen = kind(draw)
+        values = {**chosen.given, **{key: value for key, value in chosen.more.items() if draw.random() < 0.3}}
+        places = [name for name in {**chosen.given, **chosen.more} if name not in chosen.spared]
+        told = []
+        for place in draw.sample(places, min(len(places), draw.choice([1, 1, 1, 2]))):
+            name = draw.choice(list(self._wrong))
+            values[place] = self._wrong[name]()
+            told.append(f"{place}={name}")
+        line = f"{chosen.name}({', '.join(told)})"
+        try:
+            chosen.made(values)
+        except (stretto.StrettoError, *chosen.documented) as error:
+            return Outcome(line, passed="refused") if str(error) else Outcome(line, "an error without a message")
+        except Exception as error:  # noqa: BLE001 (what the attack looks for)
+            own = [values[name] for name in chosen.lets_out if name in values]
+            if any(isinstance(value, torch.Tensor) or is_function(value) for value in own):
+                return Outcome(line, passed="the function's own error")
+            return Outcome(line, f"{type(error).__name__}: {error}\n{''.join(traceback.format_exception(error))}")
+        return Outcome(line, passed="succeeded")
 
 
-def call(make: Callable[[random.Random], Call]) -> Callable[[random.Random], Call]:
-    """Add one kind of call to the table."""
-    CALLS.append(make)
-    return make
+DRAWS = Draws(WRONG)
+call = DRAWS.call
 
 
 # -- what calls are made with ---------------------------------------------------------------------------------------
@@ -550,37 +600,22 @@ CLUSTERS = ["8-a100", "wide-area"]
 # -- one case -------------------------------------------------------------------------------------------------------
 
 
-def attack(seed: int) -> Outcome:
-    """One call in a folder of its own, with one or two arguments replaced."""
-    draw = random.Random(seed)
+@contextlib.contextmanager
+def folder_of_its_own(seed: int) -> Iterator[None]:
+    """A temporary folder to work in, and torch's generator, seeded, as it was afterwards."""
     here = Path.cwd()
     with tempfile.TemporaryDirectory() as folder, PreservedState():
         os.chdir(folder)
         torch.manual_seed(seed)
         try:
-            return tried(draw)
+            yield
         finally:
             os.chdir(here)
 
 
-def tried(draw: random.Random) -> Outcome:
-    """Draw a call, spoil it and make it."""
-    chosen = draw.choice(CALLS)(draw)
-    values = {**chosen.given, **{key: value for key, value in chosen.more.items() if draw.random() < 0.3}}
-    places = list({**chosen.given, **chosen.more})
-    told = []
-    for place in draw.sample(places, min(len(places), draw.choice([1, 1, 1, 2]))):
-        name = draw.choice(list(WRONG))
-        values[place] = WRONG[name]()
-        told.append(f"{place}={name}")
-    line = f"{chosen.name}({', '.join(told)})"
-    try:
-        chosen.made(values)
-    except stretto.StrettoError as error:
-        return Outcome(line, passed="refused") if str(error) else Outcome(line, "an error without a message")
-    except Exception as error:  # noqa: BLE001 (what the attack looks for)
-        return Outcome(line, f"{type(error).__name__}: {error}\n{''.join(traceback.format_exception(error))}")
-    return Outcome(line, passed="succeeded")
+def is_function(value: Any) -> bool:
+    """Whether a value is a function, or a list of one."""
+    return callable(value) or (isinstance(value, list) and len(value) == 1 and callable(value[0]))
 
 
 class PreservedState:
@@ -593,4 +628,6 @@ class PreservedState:
         torch.set_rng_state(self._generator)
 
 
-assert all(inspect.isfunction(each) for each in CALLS)
+def attack(seed: int) -> Outcome:
+    """One call in a folder of its own, with one or two arguments replaced."""
+    return DRAWS.attack(seed)

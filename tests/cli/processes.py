@@ -10,10 +10,10 @@ from pathlib import Path
 from runtime.nursery import Forked
 
 
-def start(words, folder, *, launcher=("-m", "stretto")):
+def start(words, folder, *, launcher=("-m", "stretto"), server=True):
     (folder / "scratch").mkdir(exist_ok=True)
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": short(folder / "scratch")}
-    return Forked([sys.executable, *launcher, *words], environment, folder, session=True)
+    return Forked([sys.executable, *launcher, *words], environment, folder, session=True, server=server)
 
 
 def short(folder):

@@ -13,6 +13,9 @@ GRID = 200  # angles for each turn that the sought curve makes
 SMALLEST = -8  # decimal exponent of the smallest angle
 
 
+MOST = 10_000  # updates of delay: a schedule has no more stages
+
+
 def stable_rate(delay: int, momentum: float = 0.0, feedback: float = 0.0) -> float:
     """The rate, times the curvature, up to which a weight settles whose gradient is `delay` updates old.
 
@@ -29,8 +32,8 @@ def stable_rate(delay: int, momentum: float = 0.0, feedback: float = 0.0) -> flo
 
     Raises UsageError for values out of range.
     """
-    if not is_whole(delay) or delay < 0:
-        raise UsageError(f"stable_rate(delay={shown(delay)}): a whole number of updates, 0 or more")
+    if not is_whole(delay) or not 0 <= delay <= MOST:
+        raise UsageError(f"stable_rate(delay={shown(delay)}): a whole number of updates, 0 to {MOST}")
     if not is_number(momentum) or not 0 <= momentum < 1:
         raise UsageError(f"stable_rate(momentum={shown(momentum)}): a number of at least 0 and less than 1")
     if not is_number(feedback) or not 0 <= feedback < math.inf:

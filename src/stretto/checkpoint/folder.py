@@ -17,6 +17,8 @@ from stretto.checkpoint.manifest import Manifest, parse, render
 from stretto.checkpoint.state_hashes import TREE, Contents, contents_of
 from stretto.checkpoint.tree import empty_tensors, flatten, unflatten
 from stretto.errors import UsageError
+from stretto.options.checks import flag, mapping, of_kind, whole
+from stretto.options.checks import path as check_path
 
 MANIFEST = "manifest.json"
 STATE = "state.json"
@@ -34,6 +36,8 @@ def write(
 
     `others` are the states of the same stages in replicas 1, 2, ... Raises as `begin` and `write_stage` do.
     """
+    of_kind("states", states, Iterable, "a list of the stages' states")
+    of_kind("manifest", manifest, Manifest, "a stretto.checkpoint.Manifest")
     partial = begin(path)
     try:
         digests = []
@@ -90,6 +94,8 @@ def write_stage(
     """
     from stretto.checkpoint.tensors import save_tensors
 
+    of_kind("partial", partial, Path, "the folder that begin returned")
+    whole("replica", replica)
     tree, tensors = _flattened(index, state)
     if first is not None:
         hashes = contents_of(tree, tensors)
@@ -109,6 +115,8 @@ def write_stage(
 
 
 def _flattened(index: int, state: Mapping[str, Any]) -> tuple[str, dict[str, Tensor]]:
+    whole("index", index)
+    mapping("state", state, "a dict of tensors, numbers, text, lists and dicts")
     try:
         tree, tensors = flatten(state)
     except UsageError as error:
@@ -177,6 +185,8 @@ def read_stage(path: StrPath, index: int, replica: int = 0) -> dict[str, Any]:
     from stretto.checkpoint.tensors import load_tensors, names_in
 
     manifest = read_manifest(path)
+    whole("index", index)
+    whole("replica", replica)
     if not 0 <= index < len(manifest.stages):
         raise UsageError(f"{path} holds {len(manifest.stages)} stages: it has no stage {index}")
     if not 0 <= replica < manifest.replicas:
@@ -219,6 +229,7 @@ def verify(path: StrPath, *, sizes_only: bool = False) -> None:
 
     With `sizes_only` the contents of files are not read.
     """
+    flag("sizes_only", sizes_only)
     manifest, folder = read_manifest(path), _find(path)
     for index, digest in enumerate(manifest.stages):
         check(stage_folder(folder, index), digest, sizes_only=sizes_only)
@@ -239,10 +250,13 @@ def replica_folder(stage: Path, replica: int) -> Path:
 
 def hidden(path: Path, role: str) -> Path:
     """The hidden path beside a checkpoint for its role: partial, former or removed."""
+    if not path.name:
+        raise UsageError(f"{path} is the root of all folders: name a folder for the checkpoint")
     return path.with_name(f".{path.name}.{role}")
 
 
 def _find(path: StrPath) -> Path:
+    check_path("path", path, "the path of a checkpoint, such as 'runs/one'")
     path = Path(path)
     if not _real(path).name:
         raise UsageError(f"{path} is the root of all folders and no checkpoint: name the folder that save wrote")
@@ -273,6 +287,7 @@ def _refuse_to_replace(path: Path) -> None:
 
 
 def _real(path: StrPath) -> Path:
+    check_path("path", path, "the path of a checkpoint, such as 'runs/one'")
     return Path(os.path.realpath(path))  # the target of a link is replaced, not the link
 
 

@@ -6,6 +6,8 @@ from pathlib import Path
 
 from stretto.checkpoint.folder import StrPath, hidden, verify
 from stretto.errors import UsageError
+from stretto.options.checks import is_whole, shown
+from stretto.options.checks import path as check_path
 
 STEP = re.compile(r"step-(\d+)|\.step-(\d+)\.former")
 
@@ -16,6 +18,7 @@ def newest(folder: StrPath) -> tuple[Path | None, list[str]]:
     Also a message for each checkpoint that was never finished. Reads checkpoints from the highest number down to the
     result.
     """
+    check_path("folder", folder)
     folder = Path(folder)
     complaints = [f"{path} was never finished" for path in _leftovers(folder, "partial")]
     for path in _steps(folder):
@@ -34,8 +37,9 @@ def prune(folder: StrPath, keep: int = 2) -> None:
     A checkpoint counts as complete if all its files have the right sizes: contents are not read. Do not call it while a
     checkpoint is being written. Raises UsageError for `keep` below 1.
     """
-    if keep < 1:
-        raise UsageError(f"keep={keep}: at least one checkpoint must be kept")
+    if not is_whole(keep) or keep < 1:
+        raise UsageError(f"keep={shown(keep)}: at least one checkpoint must be kept")
+    check_path("folder", folder)
     folder = Path(folder)
     for leftover in [*_leftovers(folder, "removed"), *_leftovers(folder, "partial")]:
         shutil.rmtree(leftover)

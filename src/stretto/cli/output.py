@@ -1,12 +1,13 @@
 """What every verb shares: where results are written, and what is printed."""
 
 import json
+import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 from stretto.errors import UsageError
 from stretto.files.destinations import writing
@@ -53,7 +54,40 @@ def console(*, stderr: bool = False) -> "Console":
 
 def print_json(content: Any) -> None:
     """Print one JSON object on stdout. Raises ValueError for nan and infinity, which JSON lacks."""
-    print(json.dumps(content, indent=1, allow_nan=False))
+    stdout = getattr(sys.stdout, "document", sys.stdout)
+    print(json.dumps(content, indent=1, allow_nan=False), file=stdout, flush=True)
+
+
+class Aside:
+    """What stands for stdout under --json: it writes to stderr. `document` is the real one."""
+
+    def __init__(self, document: TextIO) -> None:
+        self.document = document
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(sys.stderr, name)
+
+
+@contextmanager
+def prints_aside(wanted: bool) -> Iterator[None]:
+    """If `wanted`, all but `print_json` prints on stderr in this block: users' functions, C code, started processes."""
+    stdout = sys.stdout
+    if not wanted or stdout is None or sys.stderr is None:
+        yield
+        return
+    stdout.flush()
+    own = stdout is sys.__stdout__
+    document = os.fdopen(os.dup(stdout.fileno()), "w", encoding="utf-8") if own else stdout
+    sys.stdout = Aside(document)
+    if own:
+        os.dup2(sys.stderr.fileno(), stdout.fileno())
+    try:
+        yield
+    finally:
+        sys.stdout = stdout
+        if own:
+            os.dup2(document.fileno(), stdout.fileno())
+            document.close()
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> str:

@@ -22,7 +22,7 @@ from stretto.cli.calibrate import calibrate
 from stretto.cli.compare import compare
 from stretto.cli.doctor import doctor
 from stretto.cli.inspect import inspect
-from stretto.cli.output import Output
+from stretto.cli.output import Output, prints_aside
 from stretto.cli.plan import plan
 from stretto.cli.report import report
 from stretto.cli.show import show
@@ -32,6 +32,7 @@ from stretto.cli.train import train
 from stretto.errors import StrettoError, UsageError
 from stretto.files.destinations import check_file, check_folder
 from stretto.options.extras import require
+from stretto.options.user_errors import exits_told
 from stretto.settings.runs import CompareSettings
 
 FILES = ("out", "svg", "csv", "trace")  # options that name a file to write; the out of Output names a folder
@@ -112,12 +113,21 @@ def call(words: list[str]) -> Any:
     if command is train:
         bound.arguments["command"] = shlex.join(["stretto", *words])
     try:
-        return command(*bound.args, **bound.kwargs)
+        with prints_aside(asks_for_json(bound.arguments)), exits_told():
+            return command(*bound.args, **bound.kwargs)
     except UsageError as error:
         file = bound.arguments.get("config")
         if file is None:
             raise
         raise UsageError(f"{error} (with the settings in {file})") from error
+
+
+def asks_for_json(arguments: Mapping[str, Any]) -> bool:
+    """Whether --json is given to a verb."""
+    return any(
+        asks_for_json(vars(value)) if is_dataclass(value) else name == "json" and value is True
+        for name, value in arguments.items()
+    )
 
 
 def check_outputs(arguments: Mapping[str, Any]) -> None:

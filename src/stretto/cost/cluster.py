@@ -15,6 +15,7 @@ from stretto.cost.attained import Attained
 from stretto.cost.collective import Collective, slower
 from stretto.cost.rings import Steps, joined_rings, joined_tree, slower_rings
 from stretto.errors import UsageError, nearest
+from stretto.options.checks import is_whole, of_fields, shown
 
 
 def check_positive(key: str, value: float | None, remedy: str) -> None:
@@ -49,6 +50,7 @@ class Rate:
     residual: float | None = None
 
     def __post_init__(self) -> None:
+        of_fields("Rate: ", self)
         for key in ("per_call", "per_flop", "per_byte", "residual"):
             check_not_negative(key, getattr(self, key), "measure it again with stretto calibrate")
         if not 1 <= self.contention < math.inf:
@@ -105,6 +107,7 @@ class Device:
     rates: Mapping[str, Mapping[str, Rate]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        of_fields("Device: ", self)
         on_chip = ("on_chip_memory", "on_chip_bandwidth")
         for key in ("memory", "memory_bandwidth", "reduction_bandwidth", "speed", *on_chip):
             check_positive(key, getattr(self, key), MEASURE)
@@ -218,6 +221,7 @@ class Link:
     tree: Steps | None = None
 
     def __post_init__(self) -> None:
+        of_fields("Link: ", self)
         if (self.late_share is None) != (self.late_seconds is None):
             raise UsageError(
                 f"late_share = {self.late_share}, late_seconds = {self.late_seconds}: give both, the share of messages "
@@ -321,6 +325,7 @@ class Group:
     between: str | None = None
 
     def __post_init__(self) -> None:
+        of_fields("Group: ", self)
         for key in ("nodes", "workers"):
             if getattr(self, key) < 1:
                 raise UsageError(f"{key} = {getattr(self, key)}: it must be 1 or more; leave the group out instead")
@@ -375,6 +380,7 @@ class Cluster:
     doubts: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        of_fields("Cluster: ", self)
         check_positive("storage_bandwidth", self.storage_bandwidth, "leave it out if it is not known")
         check_not_negative("restart_seconds", self.restart_seconds, "leave it out if it is not known")
         if not self.groups:
@@ -414,9 +420,10 @@ class Cluster:
 
     def place(self, worker: int) -> WorkerPlace:
         """The group and node of a worker. Raises UsageError if the cluster has no such worker."""
-        if not 0 <= worker < self.num_workers:
+        if not is_whole(worker) or not 0 <= worker < self.num_workers:
             raise UsageError(
-                f"worker {worker} of cluster {self.name!r}, which has {self.num_workers}: use fewer, or add nodes"
+                f"worker {shown(worker)} of cluster {self.name!r}, which has {self.num_workers}: use fewer, or add "
+                "nodes"
             )
         return self.places[worker]
 

@@ -1,7 +1,9 @@
 """The table of heads by name, and `build`, which makes one."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial, wraps
 from typing import TypeVar
 
 from torch import Tensor, nn
@@ -14,15 +16,17 @@ from stretto.heads.head import REMEDY, First, HeadKind, Network, Site
 from stretto.heads.infopro import infopro
 from stretto.heads.last_blocks import blocks
 from stretto.heads.reading import HeadReadings
-from stretto.options.checks import of_kind, refuse, shown, whole
+from stretto.options.checks import function, of_kind, refuse, shown, whole
 from stretto.options.import_object import import_object
 from stretto.options.named import resolve
 from stretto.options.named import whole as at_least_one
 from stretto.options.parse import parse
-from stretto.options.user_errors import error_place
+from stretto.options.user_errors import called, error_place
 from stretto.schedule import Reach
 
 Build = TypeVar("Build", bound=Callable[..., nn.Module])
+NAME = re.compile(r"[A-Za-z0-9][\w-]*")
+FITTING = "a function of the numbers of dimensions of the stage's and the model's output that returns True or False"
 UNFIT = "none of the built-in heads fits"
 ANYTHING = "the stage's output -> the model's output"
 TOKENS = "[N, T, d] -> [N, T, V]"
@@ -56,13 +60,19 @@ def register(
     whether the head fits them; takes: the same in words. Register in every process; `head=path/to/file.py:function`
     uses a function without registering it. Raises UsageError for a name that another function has.
     """
+    if not isinstance(name, str) or NAME.fullmatch(name) is None:
+        refuse("heads.register: name", name, "letters, digits and hyphens, such as 'my-head'")
+    of_kind("heads.register: takes", takes, str, "words, such as '[N, d] -> [N, K]'")
+    function("heads.register: dims", dims, FITTING, 2)
 
     def registered(build: Build) -> Build:
+        function(f"heads.register({name!r})", build, "a function of a stretto.heads.Site that returns a module", 1)
         taken = HEADS.get(name)
         same = taken is not None and identity(taken.build) == identity(build)
         if name == "auto" or (taken is not None and not same):
             raise UsageError(f"there is a head {name!r} already: choose another name")
-        HEADS[name] = HeadKind(dims, build, takes)
+        fitting = partial(called, "heads.register: dims", dims, wanted=FITTING)
+        HEADS[name] = HeadKind(fitting, explained(name, build), takes)
         return build
 
     return registered
@@ -70,7 +80,7 @@ def register(
 
 def identity(build: Callable[..., nn.Module]) -> tuple[str, str]:
     """A function's module and name: still the same after its file or notebook cell has run again."""
-    return build.__module__, build.__qualname__
+    return str(build.__module__), getattr(build, "__qualname__", type(build).__qualname__)
 
 
 def imported_head(text: str) -> HeadKind:
@@ -78,10 +88,29 @@ def imported_head(text: str) -> HeadKind:
 
     Raises UsageError if there is no such function.
     """
-    function = import_object(text, "head")
-    if not callable(function):
-        raise UsageError(f"head {text!r} is {shown(function)}: give a function of a stretto.heads.Site")
-    return HeadKind(lambda stage, model: True, function, ANYTHING)
+    build = import_object(text, "head")
+    if not callable(build):
+        raise UsageError(f"head {text!r} is {shown(build)}: give a function of a stretto.heads.Site")
+    return HeadKind(lambda stage, model: True, explained(text, build), ANYTHING)
+
+
+def explained(name: str, build: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
+    """A user's function that builds a head. Its errors become UsageError, which names it."""
+
+    @wraps(build)
+    def built(at: Site, **options: object) -> nn.Module:
+        try:
+            return build(at, **options)
+        except UsageError:
+            raise
+        except Exception as error:
+            raise UsageError(
+                f"head {name} raised {type(error).__name__}: {error}{error_place(error)}. It is called with a "
+                "stretto.heads.Site: at.shape is the stage's output for a batch, at.output the model's, at.classes the "
+                "length of the latter's last dimension"
+            ) from error
+
+    return built
 
 
 def is_of_network(name: str) -> bool:
@@ -189,16 +218,7 @@ def build_at(name: str, at: Site, kinds: Mapping[str, HeadKind]) -> nn.Module:
         why = f"write one of them behind the method, as in 'greedy(head=...)': {names}" if fitting else UNFIT
         raise UsageError(f"cannot choose a head: {at.shapes}; {why}. {REMEDY}")
     given = resolve(f"head {bare!r}", chosen.build, options)
-    try:
-        head = chosen.build(at, **given)
-    except Exception as error:
-        if imported is None or isinstance(error, UsageError):
-            raise
-        raise UsageError(
-            f"head {bare} raised {type(error).__name__}: {error}{error_place(error)}. It is called with a "
-            "stretto.heads.Site: at.shape is the stage's output for a batch, at.output the model's, at.classes the "
-            "length of the latter's last dimension"
-        ) from error
+    head = chosen.build(at, **given)
     if not isinstance(head, nn.Module):
         raise UsageError(f"head {bare!r} returned {shown(head)}: return an nn.Module")
     return head if len(features) == 1 or chosen.several else First(head)

@@ -14,7 +14,7 @@ import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 
-from stretto.errors import UsageError
+from stretto.errors import UsageError, nearest
 from stretto.lightning.batch_parts import StepExamples, members
 from stretto.lightning.logged_values import LogRecorder, StepRecord, detached, metrics_protected
 from stretto.lightning.network import Arguments, bind
@@ -36,7 +36,10 @@ class ModuleSteps:
 
     def __init__(self, module: LightningModule, name: str, seed: int, device: torch.device) -> None:
         self.module = module
-        self.target: nn.Module = module.get_submodule(name) if name else module
+        known = dict(module.named_modules())  # that of "" is the module itself
+        if name not in known:
+            raise UsageError(f"StrettoStrategy: network={name!r}: {nearest(name, filter(None, known))}")
+        self.target: nn.Module = known[name]
         self._called = f"self.{name}(...)" if name else "self(...)"
         self._seed, self._device = seed, device
         self._logs = LogRecorder(module)

@@ -9,6 +9,7 @@ from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signatu
 
 from stretto.errors import UsageError
 from stretto.mesh import Mesh
+from stretto.options.checks import of_kind, positive, whole
 from stretto.replicas import find as find_sync
 
 MODULE_HOOKS = {
@@ -45,9 +46,12 @@ def refuse_arguments(options: dict[str, Any]) -> None:
     }
     for name in taken.keys() & options.keys():
         raise UsageError(f"StrettoStrategy({name}=...): it comes from {taken[name]}")
-    mesh = options.get("mesh") or Mesh()
-    if isinstance(mesh, Mesh) and mesh.inside > 1:
+    mesh = Mesh() if options.get("mesh") is None else options["mesh"]
+    of_kind("StrettoStrategy: mesh", mesh, Mesh, "stretto.Mesh(data=2)")
+    if mesh.inside > 1:
         raise UsageError(f"StrettoStrategy({mesh}): processes share no stage here; use mesh=Mesh(data=N) alone")
+    whole("StrettoStrategy: seed", options.get("seed", 0))
+    positive("StrettoStrategy: timeout", options.get("timeout", 600))
     sync = find_sync(options.get("sync", "all-reduce"))
     if sync.serving is not None or sync.sharding is not None or sync.shares_optimizer:
         raise UsageError(

@@ -35,7 +35,7 @@ from stretto.mesh import Mesh
 from stretto.methods import Method
 from stretto.methods.table import check_written
 from stretto.nn.devices import accelerator
-from stretto.options.checks import one_of
+from stretto.options.checks import mapping, of_kind, one_of, refuse
 from stretto.runtime.group_sockets import made_here
 from stretto.runtime.job_member import START, fail
 from stretto.runtime.world import choose_interface
@@ -78,8 +78,24 @@ class StrettoStrategy(ParallelStrategy):
         precision_plugin: Precision | None = None,
         **options: Any,
     ) -> None:
+        for name, value, kind in (
+            ("accelerator", accelerator, Accelerator),
+            ("cluster_environment", cluster_environment, ClusterEnvironment),
+            ("checkpoint_io", checkpoint_io, CheckpointIO),
+            ("precision_plugin", precision_plugin, Precision),
+        ):
+            if value is not None:
+                of_kind(f"StrettoStrategy: {name}", value, kind, f"one of Lightning's, a {kind.__name__}")
+        devices = [] if parallel_devices is None else parallel_devices
+        if not isinstance(devices, list) or not all(isinstance(device, torch.device) for device in devices):
+            refuse("StrettoStrategy: parallel_devices", devices, "a list of torch.device")
         super().__init__(accelerator, parallel_devices, cluster_environment, checkpoint_io, precision_plugin)
         refuse_arguments(options)
+        of_kind("StrettoStrategy: network", network, str, "the name of a submodule, 'net' for self.net(...)")
+        if split is not None:
+            mapping("StrettoStrategy: split", split, "a dict of arguments of stretto.split")
+            for key in split:
+                one_of("StrettoStrategy: split", key, ("path", "by", "tied"))
         one_of("StrettoStrategy: start_method", start_method, LAUNCHED)
         check_written(method)  # refuses a wrong one now; what it stands for may not be pickled, for "spawn"
         self._method, self._stages, self._network = method, stages, network

@@ -14,6 +14,7 @@ from torch.nn import functional
 from stretto.errors import UsageError
 from stretto.losses.sums import Sum, as_count
 from stretto.nn.batch import IGNORED
+from stretto.options.checks import of_fields
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -32,6 +33,9 @@ class CrossEntropy:
     label_smoothing: float = 0.0
     tokens: bool | None = False
     shift: bool = False
+
+    def __post_init__(self) -> None:
+        of_fields("CrossEntropy: ", self)
 
     def __call__(self, output: Tensor, target: Tensor) -> Tensor:
         """The mean over the targets that count."""

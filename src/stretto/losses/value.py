@@ -17,6 +17,7 @@ from torch.nn import functional
 from stretto.errors import UsageError
 from stretto.losses.cross_entropy import CrossEntropy, recognise
 from stretto.losses.sums import Sum, as_count
+from stretto.options.checks import flag, function
 
 Loss = Callable[[Any, Any], Any]  # (output, target) -> mean over the examples, or (sum, count)
 ELEMENTWISE = (functional.mse_loss, functional.l1_loss, functional.smooth_l1_loss, functional.huber_loss)
@@ -95,6 +96,7 @@ def call(loss: Loss, output: Any, target: Any, *, counted: bool = True) -> Tenso
 
     Raises UsageError if the loss returns neither one number as a tensor, nor (sum, count).
     """
+    flag("counted", counted)
     return value_function(loss)(output, target, counted=counted)
 
 
@@ -102,6 +104,7 @@ def value_function(loss: Loss) -> Callable[..., Tensor | Sum]:
     """`call` with this loss: what a stage calls with (output, target, counted=...) for each micro-batch."""
     if isinstance(loss, CrossEntropy):
         return loss.value
+    function("loss", loss, "a function (output, target) -> mean loss over the examples, or (sum, count)")
     return partial(checked_value, unbroadcast(loss) if is_elementwise(loss) else loss)
 
 

@@ -32,6 +32,7 @@ from stretto.nn import tied_weights
 from stretto.nn.batch import num_examples
 from stretto.nn.layer_recompute import Recomputing, marked
 from stretto.nn.memory_limit import bytes_of
+from stretto.nn.nested import HeldTensors, map_tensors, tensors_of
 from stretto.nn.preserve import device_of, undisturbed
 from stretto.optim.parameter_labels import MATRIX, stage_labels
 from stretto.optimizers import NO_MATRICES, MatrixWork
@@ -160,8 +161,10 @@ def check(layers: Any, example: Any, names: Any, loss: Any, target: Any, fake: A
         raise UsageError("a loss has costs for a target: give both, loss= and target=, or neither")
     if loss is not None:
         function("loss", loss, "a function (output, target) -> mean loss")
-        of_kind("target", target, Tensor, "a tensor")
-        num_examples(target, "target")
+        if not tensors_of(target):
+            refuse("target", target, "a tensor, or a tuple or dict of tensors as the loss takes it")
+        for tensor in tensors_of(target):
+            num_examples(tensor, "target")
     flag("fake", fake)
 
 
@@ -173,16 +176,14 @@ def tied(shared: tied_weights.Tied) -> TiedLayers:
 class Loss(nn.Module):
     """A loss as the last layer."""
 
-    target: Tensor
-
-    def __init__(self, loss: Callable[[Any, Any], Any], target: Tensor) -> None:
+    def __init__(self, loss: Callable[[Any, Any], Any], target: Any) -> None:
         super().__init__()
         self.loss = loss
-        self.register_buffer("target", target)
+        self.target = HeldTensors(target)
 
     def forward(self, output: Tensor) -> Tensor:
         """The mean loss of an output, or the sum of one that gives (sum, count)."""
-        value = self.loss(output, self.target)
+        value = self.loss(output, self.target.value())
         number: Tensor = value[0] if isinstance(value, tuple) else value  # a sum costs what a mean costs
         return number
 
@@ -283,9 +284,9 @@ def row(name: str, module: nn.Module, pair: Pair, works: PassWorks) -> LayerCost
     )
 
 
-def repeated(tensor: Tensor, times: int) -> Tensor:
-    """So many times the examples."""
-    return torch.cat([tensor] * times) if times > 1 else tensor
+def repeated(value: Any, times: int) -> Any:
+    """So many times the examples of a tensor, or of each in a tuple or dict."""
+    return map_tensors(lambda tensor: torch.cat([tensor] * times), value) if times > 1 else value
 
 
 def dtype_of(layers: Sequence[nn.Module]) -> str:

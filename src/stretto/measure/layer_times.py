@@ -15,6 +15,7 @@ from stretto.errors import UsageError
 from stretto.measure.layer_flops import Loss
 from stretto.measure.nonnegative_fit import fit
 from stretto.nn import deferred
+from stretto.nn.nested import map_tensors
 from stretto.nn.preserve import device_of, output_tensors, undisturbed
 from stretto.nn.stopwatch import as_leaves, timed
 from stretto.optim.parameter_labels import labelled_by
@@ -82,7 +83,10 @@ def with_times(
             layer.module.train()
         for turn in range(1 + repeats):
             for number, inputs in enumerate(batches):
-                ends = [] if loss is None else [Timed(Loss(loss, targets[number].to(device)), [], None)]
+                ends = []
+                if loss is not None:
+                    target = map_tensors(lambda tensor: tensor.to(device), targets[number])
+                    ends = [Timed(Loss(loss, target), [], None)]
                 sweep([*copies, *ends], tuple(x.to(device) for x in inputs), samples if turn else defaultdict(list))
         together = [] if optimizer is None else whole_steps(copies, optimizer, repeats)
     start, step = starting(samples), 0.0 if optimizer is None else stepping(optimizer, samples)

@@ -189,6 +189,7 @@ def advised(chosen: str | Method, optimizer: str, stages: int, *, whole: bool = 
         return method(chosen)
     checks.of_kind("optimizer", optimizer, str, "the name of an optimizer, such as 'adamw'")
     checks.whole("stages", stages, 1, checks.MOST_STAGES)
+    checks.flag("whole", whole)
     word, options = parse(chosen)
     advice = Advice(chosen, optimizer.lower(), stages, whole)
     name, own = parse(finding_for(word, advice.optimizer, stages, whole=whole).method)

@@ -4,6 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from stretto.options.checks import of_fields
+
 ANY_MOMENTUM = 0.9  # where it matters only that there is one
 
 
@@ -30,12 +32,18 @@ class Prediction:
     form: Literal["velocity", "weight", "step"]
     horizon: Callable[[Place], float]
 
+    def __post_init__(self) -> None:
+        of_fields("Prediction: ", self)
+
 
 @dataclass(frozen=True)
 class Correction:
     """Look `span(place)` updates back, along the running average of the changes of the weights (PipeMare's T2)."""
 
     span: Callable[[Place], float]
+
+    def __post_init__(self) -> None:
+        of_fields("Correction: ", self)
 
 
 @dataclass(frozen=True)
@@ -102,6 +110,9 @@ class Cure:
     optimizer: str | None = None
     feedback: Callable[[Place], float] | None = None
     rotate: Rotation | None = None
+
+    def __post_init__(self) -> None:
+        of_fields("Cure: ", self)
 
     def at(self, place: Place) -> StepCure:
         """What it changes in the step of the stage there."""

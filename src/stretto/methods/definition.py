@@ -9,7 +9,7 @@ from stretto.methods.cure import ANY_MOMENTUM, Cure, Place, StepCure, WeightCopi
 from stretto.methods.gradient_prediction import GradientPrediction
 from stretto.methods.phases import Phases
 from stretto.methods.planning import Planning
-from stretto.options.checks import MOST_STAGES, flag, is_whole, of_kind, one_of, sequence, shown, whole
+from stretto.options.checks import MOST_STAGES, flag, is_whole, of_fields, of_kind, one_of, sequence, shown, whole
 from stretto.schedule import Delays, Reach, Rules, Schedule, check
 from stretto.schedule.library.one_f_one_b import one_f_one_b
 from stretto.schedule.norm_reduction import with_reduce
@@ -75,6 +75,9 @@ class Method:
     planning: Planning | None = None
     options: Mapping[str, object] = field(default_factory=dict)
     advice: Advice | None = None
+
+    def __post_init__(self) -> None:
+        of_fields("Method: ", self)
 
     def __str__(self) -> str:
         if not self.options:

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from stretto.options.checks import of_fields
+
 Messages = Literal["exposed", "streamed", "hidden"]
 Order = Literal["line", "loop", "breadth first", "v"]
 Factors = tuple[int, int, int]  # of the seconds of F, I and W
@@ -76,6 +78,9 @@ class Planning:
     any_per_worker: bool = False
     order: Order = "line"
     waits: Waits | None = None
+
+    def __post_init__(self) -> None:
+        of_fields("Planning: ", self)
 
     @property
     def fills_bubble(self) -> bool:

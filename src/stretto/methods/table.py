@@ -31,8 +31,8 @@ from stretto.methods.synchronous_pipelines import (
     zb_v,
 )
 from stretto.methods.synthetic_gradients import synthetic_gradients
-from stretto.methods.user_method import own_method
-from stretto.options.checks import shown
+from stretto.methods.user_method import checked, own_method
+from stretto.options.checks import function, of_kind, refuse, shown, whole
 from stretto.options.parse import parse
 from stretto.schedule import Schedule
 
@@ -129,10 +129,16 @@ def register(name: str) -> Callable[[Build], Build]:
         raise UsageError(f"method name {shown(name)}: give letters, digits and hyphens, such as 'my-method'")
 
     def registered(build: Build) -> Build:
+        wanted = "a function with keyword options that returns a stretto.Method"
+        function(f"methods.register({name!r})", build, wanted, 0)
+        try:
+            inspect.signature(build)
+        except ValueError:  # written in C
+            refuse(f"methods.register({name!r})", build, wanted)
         taken = METHODS.get(name) or FROM_FILES.get(name)
         if taken is not None and identity(taken) != identity(build):
             raise UsageError(f"there is a method {name!r} already, {'.'.join(identity(taken))}: choose another name")
-        METHODS[name] = build
+        METHODS[name] = checked(name, build)
         return build
 
     return registered
@@ -140,7 +146,7 @@ def register(name: str) -> Callable[[Build], Build]:
 
 def identity(build: Callable[..., Method]) -> tuple[str, str]:
     """A function's module and name, which stay the same when its file, or a notebook's cell, is run again."""
-    return build.__module__, build.__qualname__
+    return str(build.__module__), getattr(build, "__qualname__", type(build).__qualname__)
 
 
 def builder(name: str) -> Callable[..., Method]:
@@ -200,6 +206,8 @@ def with_microbatches(chosen: Method, count: int) -> Method:
     Any other method is returned unchanged: its turns have their own number of micro-batches, and more micro-batches are
     more turns.
     """
+    of_kind("method", chosen, Method, "what stretto.method(name, ...) returns")
+    whole("microbatches", count, 1)
     known = chosen.name in METHODS or ":" in chosen.name
     free = known and "microbatches" in inspect.signature(builder(chosen.name)).parameters
     if not chosen.synchronous or not free or chosen.options.get("microbatches") is not None:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from stretto.errors import UsageError
+from stretto.options.checks import refuse
 
 
 class Masters:
@@ -19,7 +20,10 @@ class Masters:
     """
 
     def __init__(self, copies: Mapping[Tensor, nn.Parameter] | None = None) -> None:
-        self.copies = dict(copies or {})
+        copies = {} if copies is None else copies
+        if not isinstance(copies, Mapping) or not all(isinstance(each, Tensor) for each in (*copies, *copies.values())):
+            refuse("Masters: copies", copies, "a dict from parameters to their float32 copies")
+        self.copies = dict(copies)
 
     def of(self, parameter: Tensor) -> Tensor:
         """The master of a parameter: its float32 copy, or the parameter itself."""

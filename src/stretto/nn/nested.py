@@ -33,6 +33,21 @@ def map_tensors(function: Callable[..., Any], value: Any, *others: Any) -> Any:
     return copied
 
 
+class HeldTensors(nn.Module):
+    """The tensors of a value as a module's buffers, which move with it and may be replaced by others."""
+
+    def __init__(self, value: Any) -> None:
+        super().__init__()
+        self._container = None if isinstance(value, Tensor) else value  # modules that hold plain tensors stay alike
+        for index, tensor in enumerate(tensors_of(value)):
+            self.register_buffer(f"tensor_{index}", tensor)
+
+    def value(self) -> Any:
+        """The value with the present tensors."""
+        tensors = iter(list(self._buffers.values()))
+        return next(tensors) if self._container is None else map_tensors(lambda _: next(tensors), self._container)
+
+
 def attributes(value: Any) -> list[str]:
     """The names of the attributes in which an object holds values, as dataclasses do; none of other objects."""
     if isinstance(value, type | nn.Module) or callable(value):

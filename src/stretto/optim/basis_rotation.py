@@ -29,6 +29,7 @@ from stretto.optim.spike import SpikeCompensation
 from stretto.optim.spike_coefficients import late_average
 from stretto.optim.update_feedback import refuse_low_precision, stepped
 from stretto.optimizers import rotated_sides
+from stretto.options.checks import flag, number, of_kind, whole
 
 SHIFT = 1e-4  # of the mean eigenvalue
 
@@ -46,6 +47,10 @@ class RotatedAdam:
     def __init__(
         self, optimizer: torch.optim.Optimizer, interval: int, *, two_sided: bool = True, delay: float = 0.0
     ) -> None:
+        of_kind("RotatedAdam: optimizer", optimizer, torch.optim.Optimizer, "torch.optim.Adam or AdamW")
+        whole("RotatedAdam: interval", interval, 1)
+        flag("RotatedAdam: two_sided", two_sided)
+        number("RotatedAdam: delay", delay, 0)
         refuse_others(optimizer)
         refuse_low_precision(optimizer, "rotate")
         self.optimizer = optimizer

@@ -1,12 +1,13 @@
 """Several optimizers as one: each parameter group is stepped by the rule of its own."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from stretto.optim.layerwise import with_gradients
 from stretto.optim.sharded_muon import ShardedMuon
+from stretto.options.checks import refuse, sequence
 
 RULES: dict[str, type[torch.optim.Optimizer]] = {"Muon": ShardedMuon, "AdamW": torch.optim.AdamW}
 
@@ -19,11 +20,16 @@ class CombinedOptimizer(torch.optim.Optimizer):
     takes over the given optimizers, which are not to be stepped any more.
     """
 
-    def __init__(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
+    def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        wanted = f"a list of optimizers, each one of {', '.join(RULES)} of torch.optim"
+        sequence("CombinedOptimizer: optimizers", optimizers, wanted)
+        if not len(optimizers):
+            refuse("CombinedOptimizer: optimizers", optimizers, wanted)
         groups: list[dict[str, Any]] = []
         for optimizer in optimizers:
             rule = type(optimizer).__name__
-            assert rule in RULES, f"no rule for {rule}"
+            if not isinstance(optimizer, torch.optim.Optimizer) or rule not in RULES:
+                refuse("CombinedOptimizer: optimizers", optimizers, wanted)
             groups += [{**group, "rule": rule} for group in optimizer.param_groups]
         super().__init__(groups, {})
 

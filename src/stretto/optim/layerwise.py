@@ -71,7 +71,7 @@ def explaining_params(params: object) -> Iterator[None]:
     """In this block an error of torch.optim.Optimizer about its parameters becomes UsageError."""
     try:
         yield
-    except (TypeError, ValueError, AttributeError) as error:
+    except (TypeError, ValueError, AttributeError, KeyError) as error:
         remedy = "give parameters, such as model.parameters(), or dicts of them, {'params': ..., 'lr': 0.1}"
         raise UsageError(f"params={shown(params)}: {error}; {remedy}") from error
 

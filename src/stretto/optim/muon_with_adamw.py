@@ -10,7 +10,7 @@ from stretto.errors import UsageError, nearest
 from stretto.optim.combined import CombinedOptimizer
 from stretto.optim.layerwise import check_betas, check_range, check_real, explaining_params
 from stretto.optim.parameter_labels import MATRIX, Label
-from stretto.options.checks import flag, one_of, shown
+from stretto.options.checks import flag, one_of, sequence, shown
 
 REMEDY = "give labels=stretto.optim.parameter_labels_of(model), or exclude=[...], the embeddings and the output layer"
 
@@ -118,6 +118,7 @@ def chosen(
 
 def check_labels(named: Sequence[tuple[str, Tensor]], labels: Sequence[Label]) -> None:
     """Raise UsageError for what is no list of one label a parameter."""
+    sequence("muon: labels", labels, f"a list of a stretto.optim.Label for each parameter: {REMEDY}")
     for index, label in enumerate(labels):
         if not isinstance(label, Label):
             raise UsageError(f"muon: labels[{index}]={shown(label)} is no stretto.optim.Label: {REMEDY}")

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from stretto.errors import UsageError
+from stretto.options.checks import function, sequence
 
 Named = list[tuple[str, nn.Parameter]]
 
@@ -21,6 +22,9 @@ class NamedOptimizer:
 
     function: Callable[[Named], torch.optim.Optimizer]
 
+    def __post_init__(self) -> None:
+        function("NamedOptimizer: function", self.function, "a function of a list of (name, parameter) pairs", 1)
+
     def __call__(self, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
         """Raise UsageError: only a parameter server steps parameters without names."""
         raise UsageError(
@@ -30,4 +34,11 @@ class NamedOptimizer:
 
     def named(self, names: Sequence[str]) -> Callable[[list[nn.Parameter]], torch.optim.Optimizer]:
         """The function of the parameters alone, whose names are these."""
-        return lambda parameters: self.function(list(zip(names, parameters, strict=True)))
+        sequence("NamedOptimizer.named: names", names, "a list of the parameters' names")
+
+        def made(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+            if len(names) != len(parameters):
+                raise UsageError(f"NamedOptimizer.named: {len(names)} names for {len(parameters)} parameters")
+            return self.function(list(zip(names, parameters, strict=True)))
+
+        return made

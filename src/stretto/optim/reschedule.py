@@ -4,6 +4,8 @@ from collections.abc import Callable
 
 import torch
 
+from stretto.options.checks import function, number, of_kind, whole
+
 Step = Callable[[], object]
 
 
@@ -19,6 +21,10 @@ class Rescheduled:
     """An optimizer's step at its learning rate divided by `divisor`, for a stage with this `delay` in updates."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, delay: float, until: int, step: Step) -> None:
+        of_kind("Rescheduled: optimizer", optimizer, torch.optim.Optimizer, "an optimizer of torch.optim")
+        number("Rescheduled: delay", delay, 0)
+        whole("Rescheduled: until", until, 1)
+        function("Rescheduled: step", step, "a function without arguments, such as optimizer.step", 0)
         self.optimizer = optimizer
         self.delay = delay
         self.until = until

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from stretto.errors import UsageError
+from stretto.options.checks import function, number, of_kind
 
 LAST = "last_step"  # the key of u_prev in a parameter's state, which checkpoints and loading keep with all the others
 
@@ -24,6 +25,9 @@ class UpdateFeedback:
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, c: float, step: Callable[[], object]) -> None:
+        of_kind("UpdateFeedback: optimizer", optimizer, torch.optim.Optimizer, "an optimizer of torch.optim")
+        number("UpdateFeedback: c", c)
+        function("UpdateFeedback: step", step, "a function without arguments, such as optimizer.step", 0)
         refuse_low_precision(optimizer, "feedback")
         self.optimizer = optimizer
         self.c = c

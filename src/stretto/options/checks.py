@@ -3,11 +3,15 @@
 Each raises UsageError with the argument's name, its value and what to give instead.
 """
 
+import inspect
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields
+from functools import cache
 from numbers import Real
-from typing import Any, NoReturn, TypeGuard
+from types import NoneType, UnionType
+from typing import Any, Literal, NoReturn, TypeGuard, Union, get_args, get_origin, get_type_hints
 
 from stretto.errors import UsageError, nearest
 
@@ -18,16 +22,36 @@ MOST_STAGES = 10_000
 
 def shown(value: Any) -> str:
     """A value as a message shows it, on one line; a tensor or an array by its shape, type and device."""
+    if isinstance(value, tuple | list | dict) and holds_tensors(value):
+        if isinstance(value, dict):
+            return shortened("{" + ", ".join(f"{key!r}: {shown(each)}" for key, each in value.items()) + "}")
+        inner = ", ".join(map(shown, value))
+        return shortened(f"[{inner}]" if isinstance(value, list) else f"({inner})")
     kind, shape, dtype = type(value), getattr(value, "shape", None), getattr(value, "dtype", None)
     if isinstance(shape, tuple) and dtype is not None and not isinstance(value, type):
         device = getattr(value, "device", None)
         where = "" if device is None or str(device) == "cpu" else f" on {device}"
         return f"{kind.__name__} {list(shape)} of {dtype}{where}"
-    text = repr(value)
+    return shortened(repr(value))
+
+
+def shortened(text: str) -> str:
+    """A text on one line, and no longer than a message shows it."""
     if "\n" in text or len(text) > LONGEST:
         text = text.partition("\n")[0]
         return f"{text[: LONGEST - 4]} ..."
     return text
+
+
+def holds_tensors(value: Any) -> bool:
+    """Whether a tuple, list or dict has a tensor or an array in it, at any depth."""
+    inner = value.values() if isinstance(value, dict) else value
+    return any(
+        holds_tensors(each)
+        if isinstance(each, tuple | list | dict)
+        else hasattr(each, "shape") and hasattr(each, "dtype")
+        for each in inner
+    )
 
 
 def refuse(name: str, value: Any, wanted: str) -> NoReturn:
@@ -95,10 +119,19 @@ def flag(name: str, value: Any) -> None:
     of_kind(name, value, bool, "True or False")
 
 
-def function(name: str, value: Any, wanted: str) -> None:
-    """Refuse what cannot be called; `wanted` says what function is meant."""
+def function(name: str, value: Any, wanted: str, arguments: int | None = None) -> None:
+    """Refuse what cannot be called, with so many `arguments` if that is given; `wanted` says what function is meant."""
     if not callable(value):
         refuse(name, value, wanted)
+    if arguments is not None:
+        try:
+            parameters = inspect.signature(value)
+        except ValueError:
+            return  # written in C, without a signature: its own error is told
+        try:
+            parameters.bind(*range(arguments))
+        except TypeError:
+            refuse(name, value, wanted)
 
 
 def path(name: str, value: Any, wanted: str = "a path, such as 'runs/one'") -> None:
@@ -119,3 +152,66 @@ def mapping(name: str, value: Any, wanted: str) -> None:
     """Refuse what is no dict with names for keys."""
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
         refuse(name, value, wanted)
+
+
+def of_fields(owner: str, given: Any, *names: str) -> None:
+    """Refuse values of a dataclass that its annotations exclude, of all fields or of those named.
+
+    `owner` begins the message: "EarlyStop: ", or "" for a setting.
+    """
+    kind: Any = type(given)
+    hints = hints_of(kind)
+    for name in names or hints:
+        value = getattr(given, name)
+        if not fits(value, hints[name]):
+            refuse(owner + name, value, in_words(hints[name]))
+
+
+@cache
+def hints_of(kind: Any) -> dict[str, Any]:
+    """The annotations of a dataclass's fields."""
+    hints = get_type_hints(kind)
+    return {field.name: hints[field.name] for field in fields(kind)}
+
+
+def fits(value: Any, hint: Any) -> bool:
+    """Whether a value is of a kind that an annotation names. A whole number is a number, too, and True is neither."""
+    container, inner = get_origin(hint), get_args(hint)
+    if container in (Union, UnionType):
+        return any(fits(value, member) for member in inner)
+    if container is Literal:
+        return is_among(value, inner)
+    if hint is Any:
+        return True
+    if hint is int:
+        return is_whole(value)
+    if hint is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if container is tuple and inner[1:] == (...,):
+        return isinstance(value, tuple) and all(fits(member, inner[0]) for member in value)
+    if isinstance(container, type) and issubclass(container, Mapping):
+        return isinstance(value, container) and all(
+            fits(key, inner[0]) and fits(member, inner[1]) for key, member in value.items()
+        )
+    return isinstance(value, container or hint)
+
+
+WORDS: Mapping[Any, str] = {
+    int: "a whole number", float: "a number", str: "text", bool: "True or False", NoneType: "None",
+    Callable: "a function", os.PathLike: "a path",
+}  # fmt: skip
+
+
+def in_words(hint: Any) -> str:
+    """What an annotation asks for, as a message says it."""
+    container, inner = get_origin(hint), get_args(hint)
+    if container in (Union, UnionType):
+        return " or ".join(in_words(member) for member in inner)
+    if container is Literal:
+        return " or ".join(map(repr, inner))
+    if container is tuple:
+        return f"a tuple, each member {in_words(inner[0])}"
+    if isinstance(container, type) and issubclass(container, Mapping):
+        return f"a dict from {in_words(inner[0])} to {in_words(inner[1])}"
+    kind = container or hint
+    return WORDS.get(kind) or f"a {kind.__module__.partition('.')[0]}.{kind.__qualname__}"

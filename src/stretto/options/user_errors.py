@@ -3,7 +3,8 @@
 import functools
 import sysconfig
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,29 @@ def error_place(error: BaseException) -> str:
     own = [(file, line) for file, line in foreign if not is_installed(file)]
     innermost = (own or foreign)[-1:]
     return "".join(f" ({file}:{line})" for file, line in innermost)
+
+
+@contextmanager
+def exits_told() -> Iterator[None]:
+    """In this block, a user's function that calls sys.exit raises UsageError, which names it, instead.
+
+    What Stretto and installed packages do is left alone.
+    """
+    try:
+        yield
+    except SystemExit as error:
+        frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+        codes = [(Path(frame.f_code.co_filename), frame.f_code) for frame in frames]
+        foreign = [(file, code) for file, code in codes if not file.is_relative_to(STRETTO)]
+        own = [(file, code) for file, code in foreign if not is_installed(file)]
+        ours = codes[-1][0].is_relative_to(STRETTO)
+        if ours or (not own and error.code not in (0, None)):  # rich, say, whose reader has gone
+            raise
+        file, code = (own or foreign)[-1]
+        raise UsageError(
+            f"{file.name}:{code.co_qualname} called sys.exit({error.code!r}){error_place(error)}, which would have "
+            "ended the process: let it return, or raise an error that says what is wrong"
+        ) from error
 
 
 def is_torch(file: Path) -> bool:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stretto.errors import UsageError, nearest
+from stretto.options.checks import shown
 from stretto.report.record import Point, Record
 
 
@@ -80,6 +81,6 @@ def own_metrics(records: Sequence[Record]) -> tuple[Metric, ...]:
 def metric(name: str, records: Sequence[Record] = ()) -> Metric:
     """The metric with this name, also the user's own of these records. Raises UsageError for an unknown one."""
     known = {metric.name: metric for metric in metrics_of(records)}
-    if name not in known:
-        raise UsageError(f"no metric is called {name!r}: {nearest(name, known)}")
+    if not isinstance(name, str) or name not in known:
+        raise UsageError(f"no metric is called {shown(name)}: {nearest(str(name), known)}")
     return known[name]

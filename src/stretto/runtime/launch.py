@@ -21,6 +21,7 @@ from torch.distributed.elastic.multiprocessing import ProcessFailure
 from stretto import interrupts
 from stretto.errors import StrettoError, UsageError
 from stretto.files.temporary_folders import scratch
+from stretto.options.user_errors import exits_told
 from stretto.processes import fork_server
 from stretto.runtime import job_member, launch_agent
 from stretto.runtime.rendezvous.addresses import host_and_port
@@ -108,7 +109,8 @@ def begin(environment: Mapping[str, str], work: Callable[..., None], *arguments:
     os.environ.update({**environment, **own})
     try:
         try:
-            work(*arguments)
+            with exits_told():
+                work(*arguments)
         except BaseException as error:
             job_member.fail(error)
             raise

@@ -1,6 +1,7 @@
 """Writes a schedule as the file that torch.distributed.pipelining reads."""
 
 from stretto.errors import UsageError
+from stretto.options.checks import of_kind
 from stretto.schedule.schedule import Schedule
 
 
@@ -12,6 +13,7 @@ def to_csv(schedule: Schedule) -> str:
     synchronous schedule can be written: for others UsageError names the first action that does not fit. Heads and
     how far their gradients travel are not in the file either: torch runs it as backprop.
     """
+    of_kind("schedule", schedule, Schedule, "a stretto.schedule.Schedule")
     for worker, actions in enumerate(schedule.body):
         for position, action in enumerate(actions):
             if action.kind == "C":

@@ -16,6 +16,7 @@ from stretto.errors import UsageError, nearest
 from stretto.files.path_names import words_in_path
 from stretto.mesh import Mesh
 from stretto.optimizers import OPTIMIZERS, Optimizer
+from stretto.options.checks import is_whole, of_fields, shown
 from stretto.options.float16 import refuse_float16
 from stretto.options.import_object import refuse_functions
 from stretto.options.kinds import check_values
@@ -116,6 +117,9 @@ class Settings:
     sources: Annotated[dict[str, str], Parameter(parse=False)] = field(default_factory=dict)
     """Digests of the user's functions, with what they import beside them, and of the user's data: what a setting names
     may have been edited since."""
+
+    def __post_init__(self) -> None:
+        of_fields("", self)
 
     @property
     def functions(self) -> dict[str, str]:
@@ -323,6 +327,7 @@ RESOLVED = ("data", "stages", "evaluations", "batch_size")  # what no folder lea
 NOT_RESOLVED = "it is no resolved configuration"
 MOST_THREADS = 1024  # more than a machine has cores
 MOST_RUNS = 100_000  # of a study; more are taken for a mistyped number
+MOST = 1e12  # more is mistyped
 MEASURES = ("sharpness", "noise", "cosine", "probes", "filters")
 
 
@@ -343,8 +348,8 @@ def check(settings: Settings) -> None:
         raise UsageError(f"momentum={settings.momentum}: choose a value from 0 up to, but not including, 1")
     if settings.clip is not None and not settings.clip > 0:
         raise UsageError(f"clip={settings.clip}: choose a positive number")
-    if not 0 <= settings.weight_decay < float("inf"):
-        raise UsageError(f"weight_decay={settings.weight_decay}: choose 0 or more")
+    if not 0 <= settings.weight_decay < MOST:
+        raise UsageError(f"weight_decay={settings.weight_decay}: choose 0 or more, below {MOST:g}")
     check_large_batches(settings)
     check_replicas(settings)
     if isinstance(settings, CompareSettings):
@@ -457,8 +462,10 @@ def check_sweep(settings: CompareSettings) -> None:
 
 def at_least_one(name: str, value: int) -> None:
     """Raise UsageError for a count below one."""
-    if value < 1:
-        raise UsageError(f"{name}={value}: choose a whole number of at least 1")
+    if not is_whole(value) or value < 1:
+        raise UsageError(f"{name}={shown(value)}: choose a whole number of at least 1")
+    if value > MOST:
+        raise UsageError(f"{name}={value}: choose a whole number of at most {MOST:,.0f}")
 
 
 def check_jobs(settings: CompareSettings, jobs: int | None) -> None:

@@ -1,7 +1,8 @@
 """Find the pieces of a model that stages can be made of."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
+from typing import NoReturn
 
 from torch import nn
 from torch.nn.parameter import is_lazy
@@ -41,11 +42,16 @@ def find(
     if not whole_list(model):
         return find_main_list(model, inputs, names, num_wanted, together=together)
     if names is not None:
-        raise UsageError(f"example names {', '.join(names)}, but a list of layers knows no names: give a tuple instead")
+        refuse_names(names)
     layers = entries(model, "the list of layers")
     check_layers(layers, "the list of layers")
     sequence = model if isinstance(model, nn.Sequential) else None
     return Layers(layers, inputs, sequence=sequence, whole=whole_tuples(model), together=together, opened=opened)
+
+
+def refuse_names(names: Iterable[str]) -> NoReturn:
+    """Refuse an input batch as a dict where the model is a list of layers."""
+    raise UsageError(f"example names {', '.join(names)}, but a list of layers knows no names: give a tuple instead")
 
 
 def find_blocks(

@@ -24,6 +24,7 @@ from stretto.measure.layer_flops import layer_costs
 from stretto.methods.gradient_prediction import read_in_plans
 from stretto.nn.batch import as_tuple
 from stretto.nn.memory_limit import bytes_of
+from stretto.nn.nested import HeldTensors, map_tensors
 from stretto.options.named import resolve
 from stretto.options.parse import parse
 from stretto.stage.gradient_predictor import squared_error
@@ -40,8 +41,8 @@ def counted_head(
     head: nn.Module,
     features: Tensors,
     loss: "Loss",
-    inputs: Tensor,
-    target: Tensor,
+    inputs: Tensors,
+    target: Any,
     counting: "LayerCounting | None" = None,
 ) -> LayerCost:
     """The costs of a head with its loss behind a stage, for the `features` of a batch.
@@ -66,7 +67,7 @@ def counted_head(
 
 
 def with_loss(
-    head: nn.Module, features: Tensors, loss: "Loss", inputs: Tensor, target: Tensor, counting: "LayerCounting | None"
+    head: nn.Module, features: Tensors, loss: "Loss", inputs: Tensors, target: Any, counting: "LayerCounting | None"
 ) -> LayerCost:
     """The row of a head and its loss, trained as its parameters say, with a gradient of what it is given."""
     before = Trained().to(features[0].device)
@@ -112,20 +113,16 @@ class PredictionError(nn.Module):
 class HeadWithLoss(nn.Module):
     """A head that computes its own loss, as one layer, so that its costs can be counted."""
 
-    inputs: Tensor
-    target: Tensor
-
-    def __init__(self, head: LocalLoss, loss: "Loss", inputs: Tensor, target: Tensor) -> None:
+    def __init__(self, head: LocalLoss, loss: "Loss", inputs: Tensors, target: Any) -> None:
         super().__init__()
         self.head, self.loss = head, loss
-        self.register_buffer("inputs", inputs)
-        self.register_buffer("target", target)
+        self.batch = HeldTensors((tuple(inputs), target))
 
     def forward(self, *features: Tensor) -> Tensor:
         """The loss of the features' examples; inputs and targets are repeated to as many."""
-        copies = len(features[0]) // len(self.inputs), len(features[0]) // len(self.target)
-        inputs, target = torch.cat([self.inputs] * copies[0]), torch.cat([self.target] * copies[1])
-        return head_loss(self.loss, self.head, features, features, Target(target, inputs=(inputs,)))
+        batch = self.batch.value()
+        inputs, target = map_tensors(lambda each: torch.cat([each] * (len(features[0]) // len(each))), batch)
+        return head_loss(self.loss, self.head, features, features, Target(target, inputs=inputs))
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,7 +135,7 @@ class UncutModel:
     layers: Sequence[nn.Module]
     features: Sequence[Tensors]
     inputs: Tensors
-    target: Tensor
+    target: Any
     loss: Any
     rows: Sequence[LayerCost]
     counting: "LayerCounting"
@@ -214,7 +211,7 @@ def costs_of_head(name: str, model: UncutModel) -> tuple[HeadCosts | None, str]:
             reason = str(error)
         else:
             count = partial(
-                counted_head, features=feature, loss=model.loss, inputs=model.inputs[0], target=model.target,
+                counted_head, features=feature, loss=model.loss, inputs=model.inputs, target=model.target,
                 counting=model.counting,
             )  # fmt: skip
             if isinstance(head, InfoPro):

@@ -9,9 +9,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from stretto.cost import Cluster
 from stretto.cost.cluster import Device
@@ -22,7 +20,8 @@ from stretto.errors import UsageError
 from stretto.files.destinations import check_file
 from stretto.measure import with_times
 from stretto.measure.messages import agreed
-from stretto.nn.batch import as_tuple, inputs_of
+from stretto.nn.batch import inputs_of
+from stretto.nn.nested import map_tensors
 from stretto.options.kinds import check_values
 from stretto.plan import beside_cluster
 from stretto.settings.runs import TrainSettings
@@ -221,12 +220,7 @@ def sizes_of(batch: int) -> list[int]:
 
 def repeated(value: Any, size: int) -> Any:
     """The examples, as often as it takes to be so many."""
-    if isinstance(value, Tensor):
-        copies = -(-size // max(1, len(value)))
-        return value if copies == 1 else torch.cat([value] * copies)[:size]
-    if isinstance(value, Mapping):
-        return {key: repeated(each, size) for key, each in value.items()}
-    return type(value)(repeated(each, size) for each in as_tuple(value))
+    return map_tensors(lambda each: each.repeat(-(-size // len(each)), *[1] * (each.dim() - 1))[:size], value)
 
 
 def passes(times: Measured, batch: int) -> float:

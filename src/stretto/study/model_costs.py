@@ -172,11 +172,15 @@ def trainable(requested: "TrainSettings", heads: Sequence[str], forms: Forms) ->
 def built(requested: "TrainSettings") -> "tuple[TrainSettings, Any, Model, Stages | None]":
     """The settings resolved, the data, the model, and its pieces where it is no list of layers."""
     from stretto.splitting import pieces
+    from stretto.splitting.structure import refuse_names
     from stretto.study.prepare import build_model, dataset, resolve
 
     settings = resolve(replace(requested, stages=1))  # more would be looked for in a cut of their own
     loaded, model = dataset(settings), build_model(settings)
-    cut = None if model.module is None else pieces(model.module, example=loaded.train.first(EXAMPLES)[0])
+    example = loaded.train.first(EXAMPLES)[0]
+    if model.module is None and isinstance(example, Mapping):
+        refuse_names(example)
+    cut = None if model.module is None else pieces(model.module, example=example)
     return settings, loaded, model, cut
 
 

@@ -13,6 +13,7 @@ from stretto.cost.step_prediction import Pricer, silent, turn_seconds
 from stretto.cost.worker_places import Workers
 from stretto.errors import UsageError
 from stretto.measure import layer_costs
+from stretto.nn.batch import inputs_of
 from stretto.report.prediction import MEAN_TIMES, OWN_TIMES, RunPrediction
 from stretto.report.recorded_run import RecordedRun, mean_durations, own_durations
 from stretto.settings.runs import TrainSettings, known
@@ -133,8 +134,9 @@ def costs_of_stages(prepared: Prepared) -> tuple[ModelCosts, list[LayerCost | No
     """Costs of each stage, with those of the loss last; and of each stage's head with its loss, None without a head."""
     settings, model, heads = prepared.settings, prepared.model, prepared.trainer.heads
     x, y = prepared.dataset.train.first(EXAMPLES)
+    x = inputs_of(x)
     stages = stages_of(settings, model, prepared.dataset.train.first(known(settings.batch_size))[0])
-    features = outputs(stages, x) if any(head is not None for head in heads) else []
+    features = outputs(stages, *x) if any(head is not None for head in heads) else []
     head_costs: list[LayerCost | None] = [None] * len(stages)
     for stage, head in enumerate(heads[: len(stages) - 1]):
         if head is not None and stage in prepared.trainer.rules.reach.predicted:

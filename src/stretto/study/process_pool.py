@@ -14,6 +14,7 @@ from typing import Any
 from stretto.errors import UsageError
 from stretto.nn.threads import computing_with
 from stretto.options.given_objects import read_objects
+from stretto.options.user_errors import exits_told
 from stretto.processes import fork_server
 from stretto.runtime.launch import LaunchSettings
 from stretto.settings.runs import known
@@ -103,7 +104,7 @@ def traceback_of(task: Task) -> Path:
 def _attempt(task: Task, on_step: Callable[[int, float | None], None], *, alone: bool = False) -> str | None:
     traceback_file = traceback_of(task)
     try:
-        with computing_with(task.settings.threads):
+        with computing_with(task.settings.threads), exits_told():
             _make(task, on_step, alone=alone)
         traceback_file.unlink(missing_ok=True)
     except FullDiskError:

@@ -10,13 +10,15 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from stretto.data.user_data import add_to_digest
 from stretto.errors import UsageError, nearest
 from stretto.files.temporary_folders import scratch
 from stretto.mesh import Mesh
 from stretto.nn.threads import computing_with
-from stretto.options.checks import of_kind, refuse, shown
+from stretto.options.checks import flag, is_among, number, of_kind, refuse, sequence, shown
+from stretto.options.checks import path as check_path
 from stretto.options.given_objects import ObjectFactory, register, write_objects
 from stretto.processes import fork_server
 from stretto.report import Record, summarize
@@ -63,6 +65,7 @@ class FinishedStudy:
         compute, the seconds and the step of its arrival instead of those of its end. Raises UsageError for a metric
         that there is not.
         """
+        number("cut_off", cut_off)
         arrivals = panel(self.outcome.records, metric(metric_name, self.outcome.records), cut_off).arrivals
         reached = [(arrival.record, arrival.to_json()) for arrival in arrivals if not arrival.dominated]
         keys = ("step", "serial_flops", "total_flops", "seconds")
@@ -187,9 +190,11 @@ def compare(
     Raises UsageError, before the first run, for what cannot work.
     """
     chosen = common(model, data, loss, optimizer, metrics, mesh, settings, CompareSettings)
-    of_kind("seeds", seeds, int, "a whole number, seeds=2")
+    check_shown(out, quiet)
+    methods = (methods,) if isinstance(methods, str) else methods
+    sequence("methods", methods, "a list of methods, such as ['backprop', 'greedy']")
     several = CompareSettings(
-        methods=(methods,) if isinstance(methods, str) else tuple(map(str, methods)),
+        methods=tuple(map(str, methods)),
         lr=listed("lr", lr), batch_size=listed("batch_size", batch_size), seeds=seeds, steps=steps, stages=stages,
         workers=workers,
         **chosen,
@@ -237,10 +242,11 @@ def train(
     A finished run in the same folder is read, not made again; `resume` goes on from its newest checkpoint, and "auto"
     begins where there is none.
     """
-    if resume not in (True, False, "auto"):
+    if not is_among(resume, (True, False, "auto")):
         refuse("resume", resume, "True, False or 'auto'")
     chosen = common(model, data, loss, optimizer, metrics, mesh, settings, TrainSettings)
     listed("lr", lr)
+    check_shown(out, quiet)
     asked = TrainSettings(
         method=str(method), lr=lr, batch_size=batch_size, seed=seed, steps=steps, stages=stages, workers=workers,
         **chosen,
@@ -301,14 +307,26 @@ def common(
         "optimizer": named("optimizer", optimizer),
         "metric": tuple(f"{name}={named(name, function)}" for name, function in (metrics or {}).items()),
         **axes,
-        **{name: AS_TEXT.get(name, lambda value: value)(value) for name, value in others.items()},
+        **{name: AS_SETTING.get(name, in_tuple)(value) for name, value in others.items()},
     }
 
 
-AS_TEXT: Mapping[str, Callable[[Any], Any]] = {
+def in_tuple(value: Any) -> Any:
+    """A list as a tuple, which settings hold; anything else as it is."""
+    return tuple(value) if isinstance(value, list) else value
+
+
+AS_SETTING: Mapping[str, Callable[[Any], Any]] = {
     "device": str,
     "log": lambda given: tuple(map(str, find_trackers(given))),
 }
+
+
+def check_shown(out: Any, quiet: Any) -> None:
+    """Refuse a folder that is no path, and what is neither True nor False."""
+    if out is not None:
+        check_path("out", out)
+    flag("quiet", quiet)
 
 
 def named(what: str, value: Any, makes: tuple[type, ...] = ()) -> str:
@@ -326,7 +344,11 @@ def named(what: str, value: Any, makes: tuple[type, ...] = ()) -> str:
 def digest_of_layers(model: Any) -> str:
     """A digest of a module, or of several: of their texts and of the values of their states."""
     modules = [model] if isinstance(model, nn.Module) else model
-    states = [[repr(module), *module.state_dict().items()] for module in modules if isinstance(module, nn.Module)]
+    states = [
+        [repr(module), *((name, "lazy" if is_lazy(value) else value) for name, value in module.state_dict().items())]
+        for module in modules
+        if isinstance(module, nn.Module)
+    ]
     digest = sha256()
     add_to_digest(digest, states)
     return digest.hexdigest()[:16]

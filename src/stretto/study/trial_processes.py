@@ -14,7 +14,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from stretto.errors import StrettoError
-from stretto.options.user_errors import error_place
+from stretto.options.user_errors import error_place, exits_told
 from stretto.plan.trials import TrialFailedError
 from stretto.processes import fork_server
 from stretto.runtime.launch import MEET, OF_LAUNCHER
@@ -154,7 +154,8 @@ def work(pipe: Connection, environment: Mapping[str, str], training: Mapping[str
     os.environ.update(environment)
     with contextlib.suppress(BrokenPipeError):  # nobody listens any more
         try:
-            task(pipe, training)
+            with exits_told():
+                task(pipe, training)
         except SystemExit:  # another process of the group says why
             pipe.send((None, ""))
         except StrettoError as error:

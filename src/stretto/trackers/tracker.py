@@ -1,5 +1,6 @@
 """What an experiment tracker is to Stretto: options by which it is opened for a run, and an open run's methods."""
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +11,7 @@ from typing import Any, ClassVar
 from stretto.errors import UsageError
 from stretto.files.destinations import check_folder, is_below
 from stretto.files.path_names import in_path
-from stretto.options.checks import whole
+from stretto.options.checks import of_fields, whole
 from stretto.options.choices import choice_text
 
 Row = tuple[int, Mapping[str, float]]
@@ -32,6 +33,9 @@ class RunDescription:
     group: str | None = None
     ids: Mapping[str, str] = field(default_factory=dict)
     since: int = 0
+
+    def __post_init__(self) -> None:
+        of_fields("RunDescription: ", self)
 
 
 class TrackerRun(ABC):
@@ -65,6 +69,7 @@ class Tracker(ABC):
     every: int = 50
 
     def __post_init__(self) -> None:
+        of_fields(f"{self.name}: ", self)
         whole(f"{self.name}: every", self.every, 1)
 
     def __str__(self) -> str:
@@ -88,7 +93,7 @@ class Tracker(ABC):
 class LocalTracker(Tracker):
     """A tracker that writes files below `folder`, a folder for each run (and study), and talks to nobody."""
 
-    folder: str = "logs"
+    folder: str | os.PathLike[str] = "logs"
 
     def require(self, where: str) -> None:
         """Also raise UsageError if nothing can be written in its folder."""

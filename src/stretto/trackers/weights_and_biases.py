@@ -1,6 +1,7 @@
 """Weights & Biases: one run there for one run here, however many processes train."""
 
 import html
+import os
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ class WandB(Tracker):
     project: str = "stretto"
     entity: str | None = None
     mode: str | None = None
-    folder: str = "."
+    folder: str | os.PathLike[str] = "."
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -22,6 +22,7 @@ from stretto.files.path_names import words_in_path
 from stretto.nn.seeding import derive
 from stretto.options.checks import flag, function, refuse, sequence, shown, whole
 from stretto.options.checks import path as check_path
+from stretto.options.named import MOST
 from stretto.processes.stop_request import StopRequest
 from stretto.schedule.idle_share import idle_share
 from stretto.trackers import RunDescription, Tracker
@@ -72,6 +73,8 @@ class FitArguments:
         for name in ("batch_size", "epochs", "steps", "evaluate_every"):
             if getattr(self, name) is not None:
                 whole(f"fit: {name}", getattr(self, name), 1)
+                if getattr(self, name) > MOST:
+                    refuse(f"fit: {name}", getattr(self, name), f"at most {MOST:,}")
         if self.evaluate_every is not None and self.steps is None:
             raise UsageError(
                 f"fit: evaluate_every={self.evaluate_every} goes with steps=, and epochs={self.epochs} is given: data "
@@ -82,8 +85,10 @@ class FitArguments:
             refuse("fit: callbacks", self.callbacks, "a list of functions of (trainer, entry)")
         sequence("fit: callbacks", self.callbacks, "a list of functions of (trainer, entry)")
         for number, callback in enumerate(self.callbacks):
-            function(f"fit: callbacks[{number}]", callback, "a function of (trainer, entry)")
-        if self.log is not None and not callable(self.log):
+            function(f"fit: callbacks[{number}]", callback, "a function of (trainer, entry)", 2)
+        if callable(self.log):
+            function("fit: log", self.log, "a function of a dict", 1)
+        elif self.log is not None:
             find_trackers(self.log, "fit: log", also=", or a function of a dict")
         if self.checkpoint is not None:
             check_path("fit: checkpoint", self.checkpoint)

@@ -28,7 +28,7 @@ from stretto.nn.group_norm import parted_norms, uses_batch_statistics
 from stretto.nn.lost_hooks import refuse_lost_hooks
 from stretto.nn.seeding import PreservedGenerator
 from stretto.nn.sharded_modules import is_sharded
-from stretto.options.checks import flag, of_kind, positive, whole
+from stretto.options.checks import flag, function, mapping, number, of_kind, positive, refuse, sequence, shown, whole
 from stretto.options.checks import path as check_path
 from stretto.replicas import Order, Sync
 from stretto.replicas import find as find_sync
@@ -40,6 +40,7 @@ from stretto.stage.trainer_arguments import StageLike, check_kinds, check_mesh, 
 from stretto.stage.trainer_specification import Specification
 from stretto.tracing import Recording
 from stretto.tracing.pauses import PAUSE
+from stretto.trackers import find as find_trackers
 from stretto.trackers.tracker import RunDescription, Tracker
 from stretto.trainer.backend import State, find_backend
 from stretto.trainer.build import Construction
@@ -53,7 +54,7 @@ from stretto.trainer.metrics import named_metrics
 from stretto.trainer.row_check import RowCheck
 from stretto.trainer.set_by_hand import SetByHand
 from stretto.trainer.tracking import Tracking, bubble_of
-from stretto.trainer.weight_files import write_index, write_part
+from stretto.trainer.weight_files import NAMES, write_index, write_part
 from stretto.trainer.weight_observer import Observer
 
 Batch = Any  # stretto.nn.batch.FORMS
@@ -653,6 +654,7 @@ class Trainer:
 
     def measure_norms(self, *, on: bool) -> None:
         """Measure the gradients' norm at each update, for `grad_norm`, also where nothing limits it."""
+        flag("measure_norms: on", on)
         for stages in self._replicas:
             for stage in stages.values():
                 stage.measures_norms = on
@@ -662,6 +664,9 @@ class Trainer:
 
         Gradients are measured at every update then. `tell` is called with a sentence where a tracker fails.
         """
+        trackers = find_trackers(trackers, "track: trackers")
+        of_kind("track: run", run, RunDescription, "a stretto.trackers.RunDescription")
+        function("track: tell", tell, "a function of a sentence", 1)
         self.measure_norms(on=bool(trackers))
         return Tracking(self, self._backend, trackers, run, tell)
 
@@ -680,13 +685,20 @@ class Trainer:
 
     def largest(self, values: Sequence[float]) -> list[float]:
         """The largest of all processes' values, entry by entry, the same on each of them: a collective."""
+        sequence("largest: values", values, "a list of numbers")
+        for value in values:
+            of_kind("largest: values", value, (int, float), "a list of numbers")
         with self._backend.together():
             return [float(value) for value in self._backend.largest(torch.tensor(values, dtype=torch.float64))]
 
     def told_by_first(self, value: Any) -> Any:
         """Rank 0's value on every process: numbers, text, lists and dicts, as JSON has them. A collective."""
         with self._backend.together():
-            return json.loads(self._backend.told_by_first(json.dumps(value if self.rank == 0 else None).encode()))
+            try:
+                told = json.dumps(value if self.rank == 0 else None)
+            except (TypeError, ValueError) as error:
+                raise UsageError(f"told_by_first: value={shown(value)}: give what JSON has ({error})") from error
+            return json.loads(self._backend.told_by_first(told.encode()))
 
     def compare(self, description: Mapping[str, Any], what: str, remedy: str) -> None:
         """Raise UsageError, on every process, where descriptions differ: "rank 1 `what` than rank 0". A collective.
@@ -787,6 +799,7 @@ class Trainer:
 
         Where stages do not wait for the ones above them, the first process alone may be fast: it runs ahead.
         """
+        number("slowest: seconds", seconds)
         self._pause()
         with self._backend.together():
             told = self._backend.collect(torch.tensor(seconds, dtype=torch.float64))
@@ -841,6 +854,8 @@ class Trainer:
         rank 0; None elsewhere. A collective.
         """
         check_path("write_weights: folder", folder)
+        if names is not None:
+            function("write_weights: names", names, NAMES, 1)
         self._pause()
         with self._backend.together():
             self._refresh()
@@ -919,6 +934,9 @@ class Trainer:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state_dict` of all processes returned, as `load` does from a folder, and refused alike."""
+        mapping("load_state_dict: state", state, "what state_dict returned")
+        if not {"stages", "num_stages"} <= state.keys():
+            refuse("load_state_dict: state", list(state), "what state_dict returned, with its stages and num_stages")
         where, stages = "the state", state["stages"]
         if self._sums:
             self._refuse_halted()

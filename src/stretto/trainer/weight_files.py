@@ -8,8 +8,12 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from stretto.errors import UsageError
 from stretto.files.whole_files import replacing, write_whole
+from stretto.options.checks import shown
+from stretto.options.user_errors import called
 
+NAMES = "a function of a weight's name that returns its name in the files, another one for each, or None"
 INDEX = "model.safetensors.index.json"
 SIZE = "bytes of "  # before a name: its tensor's size, as rank 0 is told
 
@@ -23,8 +27,13 @@ def write_part(
     folder: Path, stage: int, num_stages: int, weights: Mapping[str, Tensor], names: Callable[[str], str | None] | None
 ) -> dict[str, Tensor]:
     """Write the file of a stage; return the bytes of each tensor in it, under its name behind SIZE."""
-    named = {key if names is None else names(key): value for key, value in weights.items()}
-    tensors = {name: value.detach().cpu().contiguous() for name, value in named.items() if name is not None}
+    tensors: dict[str, Tensor] = {}
+    for key, value in weights.items():
+        name = key if names is None else called("write_weights: names", names, key, wanted=NAMES)
+        if name in tensors or not isinstance(name, str | None):
+            raise UsageError(f"write_weights: names({key!r}) is {shown(name)}: give {NAMES}")
+        if name is not None:
+            tensors[name] = value.detach().cpu().contiguous()
     with replacing(folder / file_of(stage, num_stages)) as file:
         mode = file.stat().st_mode
         save_file(apart(tensors), file, metadata={"format": "pt"})  # which nobody but this user could read

@@ -22,6 +22,7 @@ from stretto.methods.table import check_written, is_advised, with_microbatches
 from stretto.nn.preserve import python_generators_restored
 from stretto.nn.seeding import PreservedGenerator
 from stretto.optim.named import NamedOptimizer
+from stretto.options.checks import positive
 from stretto.runtime import membership
 from stretto.splitting import Stages
 from stretto.trainer.microbatches import MinibatchCut
@@ -86,6 +87,7 @@ class StrettoTrainer(Trainer):
         refuse_arguments(args)
         refuse_overridden(self, Trainer, NEVER_CALLED)
         refuse_adapters(model)
+        positive("StrettoTrainer: timeout", own.get("timeout", 600))
         member = membership(own.get("timeout", 600))
         self._rank, self._local_rank = (member.world.rank, member.world.local_rank) if member is not None else (0, 0)
         self._is_alone = member is None
