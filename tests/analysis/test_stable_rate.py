@@ -74,7 +74,7 @@ def test_the_page_shows_what_it_returns():
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"delay": -1}, "stable_rate\\(delay=-1\\): a whole number of updates, 0 or more"),
+        ({"delay": -1}, "stable_rate\\(delay=-1\\): a whole number of updates, 0 to 10000"),
         ({"delay": 1.5}, "stable_rate\\(delay=1.5\\): a whole number"),
         ({"delay": 1, "momentum": 1}, "stable_rate\\(momentum=1\\): a number of at least 0 and less than 1"),
         ({"delay": 1, "feedback": -0.5}, "stable_rate\\(feedback=-0.5\\): a number of 0 or more"),
