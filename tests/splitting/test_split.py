@@ -218,6 +218,7 @@ class Custom(nn.Sequential):
         (GPT(), 2, {"path": "transformer.norm"}, "is LayerNorm, not a list of blocks"),
         (GPT(), 6, {"path": "transformer.h"}, "6 stages from 5 blocks"),
         ([nn.Linear(2, 2), nn.LazyLinear(3)], 2, {}, r"layer 1 \(LazyLinear\) is lazy"),
+        (nn.LazyLinear(3), 2, {"example": torch.randn(4, 2)}, r"layer 0 \(LazyLinear\) is lazy"),
         (
             [nn.Linear(3, 4), nn.ReLU(), nn.Linear(5, 6)],
             2,

@@ -20,7 +20,7 @@ from stretto.splitting.cost import Inputs
 from stretto.splitting.parts import tied_notes
 from stretto.splitting.proof import Proof
 from stretto.splitting.stages import Stages, explain
-from stretto.splitting.structure import find
+from stretto.splitting.structure import check_layers, find
 
 LOGGER = logging.getLogger("stretto")
 BY = ("flops", "time", "parameters")
@@ -94,6 +94,9 @@ def divide(
 ) -> Stages:
     """As `split`, without a warning: its text is in `uneven`."""
     check(model, num_stages, example, path, by, tied)
+    if isinstance(model, nn.Module):
+        leaves = [(name or "0", part) for name, part in model.named_modules() if not [*part.children()]]
+        check_layers([*leaves, ("0", model)], "the model")
     names, inputs = named_inputs(model, example)
     target_stages = num_stages if isinstance(num_stages, int) else len(num_stages) - 1
     possible_ways = ways(model, inputs, names, path, target_stages, together=tied == "together")
