@@ -65,7 +65,7 @@ def test_a_head_costs_the_same_before_the_cut_and_in_real_steps(model, name):
     alone = layer_costs(stages, x, counting=model.counting).layers
     for stage, head in enumerate(trainer.heads[:-1]):
         row = found.at(stage, BOUNDS)
-        of_trainer = counted_head(head, features[stage], token_loss, x, y, model.counting)
+        of_trainer = counted_head(head, features[stage], token_loss, (x,), y, model.counting)
         for kind in "FB":
             assert row.flops(kind).each == of_trainer.flops(kind).each
         own = alone[stage].flops("F").each + row.flops("F").each

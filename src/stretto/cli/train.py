@@ -136,7 +136,7 @@ def train(
         from stretto.study.first_evaluation import refuse_evaluation
         from stretto.study.prepare import prepare, prepare_trial
         from stretto.study.single_run import Resume, claim, default_folder, refuse_full_disk
-        from stretto.study.study import notes_on
+        from stretto.study.study import notes_on_run
         from stretto.study.tracked_report import track_run
 
     if resume and auto_resume:
@@ -161,7 +161,7 @@ def train(
             print_settings(resolved, output)
         return 0
     if rank == 0:
-        for note in notes_on(resolved, [chosen] if chosen.advice else [], lambda: prepared.model.layers):
+        for note in notes_on_run(prepared, chosen):
             output.say(note)
         tell_axes(prepared, output, nodes=processes.nodes)
     folder = output.out or default_folder(resolved)

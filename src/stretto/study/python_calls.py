@@ -37,7 +37,7 @@ from stretto.study.prepare import advice_in, costs_of, prepare, prepare_trial, r
 from stretto.study.run_processes import run_on_processes
 from stretto.study.single_run import Resume, as_begun, claim, default_folder, in_words, refuse_full_disk, summary
 from stretto.study.store import FOLDER, MODEL, read_run
-from stretto.study.study import notes_on, open_study
+from stretto.study.study import notes_on_run, open_study
 from stretto.study.tracked_report import track_run
 from stretto.study.training_run import counting, run_prepared
 from stretto.trackers import find as find_trackers
@@ -264,7 +264,7 @@ def train(
         refuse_evaluation(prepared)
         refuse_full_disk(prepared, folder)
         if not quiet:
-            for note in notes_on(resolved, advice_in(asked, resolved).values(), lambda: prepared.model.layers):
+            for note in notes_on_run(prepared, advice_in(asked, resolved).get(str(method)) or prepared.trainer.method):
                 say(note)
         title = f"{resolved.model} on {resolved.data}, {resolved.method}"
         with shown_progress(title, known(resolved.steps), quiet=quiet) as advance, scratch() as temporary:

@@ -1,7 +1,7 @@
 """A study on the disk: its settings, its runs, and which of them are finished."""
 
 import shutil
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -25,7 +25,7 @@ from stretto.settings.runs import CompareSettings, Settings, TrainSettings, know
 from stretto.study import disk_errors
 from stretto.study.disk_errors import locked, refuse_full, writing
 from stretto.study.methods import choose
-from stretto.study.prepare import advice_in, build_model, methods_in, same_weights
+from stretto.study.prepare import Prepared, advice_in, build_model, same_weights
 from stretto.study.store import (
     LOCK,
     RUN,
@@ -37,7 +37,7 @@ from stretto.study.store import (
     versions,
     write_json,
 )
-from stretto.trainer.tracking import bubble
+from stretto.trainer.tracking import bubble, bubble_of
 
 STUDY_KINDS: Mapping[str, Any] = {
     "settings": dict[str, Any], "left_out": dict[str, str], "heading": dict[str, Any] | None,
@@ -112,7 +112,7 @@ def open_study(asked: CompareSettings, out: Path | None = None, heading: Heading
     if out is None:
         name = heading.folder if heading else f"compare-{short(settings.model)}-{short(known(settings.data))}"
         out = Path("runs") / in_path(f"{name}-{settings.digest}", "the name of the study's folder")
-    notes = notes_on(settings, advice_in(asked, settings).values(), lambda: build_model(settings).layers)
+    notes = notes_on(settings, advice_in(asked, settings).values())
     out = followed(out)
     destinations.check_folder(out)
     if check_folder(out, resolved):
@@ -120,19 +120,24 @@ def open_study(asked: CompareSettings, out: Path | None = None, heading: Heading
     return Study(settings, out, tasks_in(out, settings), choice.left_out, heading, notes)
 
 
-def notes_on(
-    settings: Settings, advice: Iterable[Method], layers: Callable[[], Sequence[nn.Module]]
-) -> tuple[str, ...]:
-    """What a user should know of a study or run before it begins: batch norms, seeds, and advice that leaves idle.
+def notes_on(settings: CompareSettings, advice: Iterable[Method]) -> tuple[str, ...]:
+    """What a user should know of a study before it runs: of batch norms, of advice that leaves workers idle, of seeds.
 
-    `advice` are the methods of the settings that were asked for as "async" or "local", `layers` gives the network's.
+    `advice` are the methods of the settings that were asked for as "async" or "local".
     """
-    names = methods_in(settings)
-    cutting = [name for name in names if pieces(settings, name) > 1]
-    norms = norms_note(cutting, layers()) if cutting else ""
+    cutting = [name for name in settings.methods if pieces(settings, name) > 1]
+    norms = norms_note(cutting, build_model(settings).layers) if cutting else ""
     idle = [idle_chunks(chosen, bubble(*laid_out(settings, str(chosen))) or 0.0) for chosen in advice]
-    seeds = notes_on_seeds(settings) if isinstance(settings, CompareSettings) else ()
-    return (*filter(None, [norms, *idle]), *seeds)
+    return (*filter(None, [norms, *idle]), *notes_on_seeds(settings))
+
+
+def notes_on_run(prepared: Prepared, chosen: Method) -> tuple[str, ...]:
+    """The same of a run by this method, as it was asked for."""
+    trainer = prepared.trainer
+    cuts = trainer.schedule.per_turn * trainer.mesh.data > 1
+    norms = norms_note([prepared.settings.method] if cuts else [], prepared.model.layers)
+    idle = None if chosen.advice is None else idle_chunks(chosen, bubble_of(trainer) or 0.0)
+    return (*filter(None, [norms, idle]),)
 
 
 def norms_note(cutting: Sequence[str], layers: Sequence[nn.Module]) -> str:
