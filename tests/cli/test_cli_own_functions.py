@@ -91,6 +91,31 @@ def test_under_json_what_they_print_goes_to_stderr(words, capsys):
     assert "in " in told.err.replace("imported\n", "")
 
 
+LOGGER = """
+
+class Logger:
+    def __init__(self):
+        self.stdout = sys.stdout
+
+    def write(self, text):
+        self.stdout.write(text)
+
+    def flush(self):
+        self.stdout.flush()
+
+
+sys.stdout = Logger()
+"""
+
+
+def test_a_logger_in_the_place_of_stdout_takes_no_document(folder):
+    Path("own.py").write_text(OWN + LOGGER)
+    process = start([*TRAIN, "--json"], folder)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    assert json.loads(out)["steps"] == 1
+
+
 def test_without_json_it_goes_to_stdout(capsys):
     assert main(["show", "own.py:method", "--stages", "2"]) == 0
     assert "in method\n" in capsys.readouterr().out
@@ -118,7 +143,7 @@ def test_so_it_does_in_processes(more, folder):
         ("data", "sys.exit(0)", "data", "sys.exit(0)"),
         ("loss", "raise SystemExit('text')", "loss", "sys.exit('text')"),
         ("optimizer", "sys.exit(3)", "optimizer", "sys.exit(3)"),
-        ("method", "sys.exit()", "method", "sys.exit(None)"),
+        ("method", "raise SystemExit", "method", "sys.exit(None)"),
         ("forward", "sys.exit(1)", "Loud.forward", "sys.exit(1)"),
     ],
 )

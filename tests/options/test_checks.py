@@ -46,7 +46,7 @@ def test_fields_that_fit(given):
         ({"rate": "1"}, "Made: rate='1': give a number or None"),
         ({"rate": torch.ones(2)}, "Made: rate=Tensor [2] of torch.float32: give a number or None"),
         ({"word": "three"}, "Made: word='three': give 'one' or 'two'"),
-        ({"names": ["a"]}, "Made: names=['a']: give a tuple, each member text"),
+        ({"names": [1]}, "Made: names=[1]: give a tuple, each member text"),
         ({"names": ("a", 5)}, "Made: names=('a', 5): give a tuple, each member text"),
         ({"sizes": {"a": "b"}}, "Made: sizes={'a': 'b'}: give a dict from text to a whole number or a number"),
         ({"call": 5}, "Made: call=5: give a function"),

@@ -36,11 +36,15 @@ if KIND == "mistake":
     stretto.Trainer(stages, nn.functional.cross_entropy, lambda p: torch.optim.SGD(p, lr=0.1), "pbb")
 torch.manual_seed(0)
 stages = [nn.Linear(8, 8), nn.Linear(8, 8) if KIND == "script" else Fragile(), nn.Linear(8, 4)]
+stages = [*stages, nn.Linear(4, 4)] if KIND == "late" else stages
 trainer = stretto.Trainer(
     stages, nn.functional.cross_entropy, lambda p: torch.optim.SGD(p, lr=0.1),
     "1f1b" if KIND == "method" and RANK == 0 else "pb",
     timeout=8 if KIND == "stuck" else 300,
 )  # fmt: skip
+if KIND == "late":  # three have what was told, and have come to their end, long before the last asks for it
+    time.sleep(8 * (RANK == 3))
+    sys.exit(trainer.told_by_first({"told": 1}) != {"told": 1})
 for n in range(12):
     trainer.step(torch.randn(4, 8), torch.randint(4, (4,)))
     if KIND == "script" and n == 5 and RANK == 1:

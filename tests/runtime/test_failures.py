@@ -5,6 +5,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+import pytest
+
 from runtime import processes
 from runtime.nursery import Forked
 from runtime.processes import speakers
@@ -54,6 +56,12 @@ def test_who_waits_for_a_process_that_has_left_misses_it_within_seconds(whole):
     statuses, said = run("leaves", whole=whole)
     assert statuses == [1, 3, 1]
     assert len(speakers(said, "worker 1 has come to the end of its script while worker")) == 1
+
+
+@pytest.mark.slow
+def test_who_has_got_a_broadcast_may_leave_before_others_ask_for_it():
+    statuses, said = run("late", 4, whole=False)
+    assert statuses == [0] * 4, said
 
 
 def test_a_mistake_that_all_make_is_said_once(whole):

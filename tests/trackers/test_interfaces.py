@@ -106,6 +106,20 @@ def records(file):
             whole = b""
 
 
+def test_a_folder_may_be_named_by_a_way_that_leads_back(tmp_path):
+    tracker, told = CSV(folder=str(tmp_path / "there" / ".." / "logs")), []
+    (tmp_path / "there").mkdir()
+    first = TrackedRun([tracker], RunDescription("mine"), told.append)
+    first.write(1, {"loss": 2.0})
+    ids = dict(first.ids)
+    first.close(finished=False)
+    again = TrackedRun([tracker], RunDescription("mine", ids=ids, since=1), told.append)
+    again.write(2, {"loss": 1.0})
+    again.close(finished=True)
+    assert told == []
+    assert len((tmp_path / "logs" / "mine" / "metrics.csv").read_text().splitlines()) == 3
+
+
 @pytest.mark.parametrize("former", ["/etc/mine", "runs/../mine", "mine", "runs/away/mine", "runs"])
 @pytest.mark.parametrize("tracker", [CSV(folder="runs"), TensorBoard(folder="runs")], ids=str)
 def test_what_a_checkpoint_says_leads_out_of_no_folder(tracker, former, tmp_path):

@@ -74,8 +74,9 @@ def refuse_elsewhere(place: str, key: str, text: str, *, may_exist: bool = False
     """Refuse a path that does not lie below the working folder, is hidden there, or is something that is there."""
     path = Path(text)
     hidden = any(part.startswith(".") for part in path.parts)
-    if path.is_absolute() or hidden or not is_below(path, Path.cwd()):
-        refuse(place, key, text, "writes nowhere but below the working folder, and into nothing hidden")
+    if path.is_absolute() or hidden or ".." in path.parts or not is_below(path, Path.cwd()):
+        kept = " (measurements are kept beside a cluster's file)" if may_exist and key == "cluster" else ""
+        refuse(place, key, text, f"writes nowhere but below the working folder, and into nothing hidden{kept}")
     if may_exist:
         return
     for each in (path, *map(path.with_suffix, (*EXPORTED, PAGE) if path.suffix else ())):

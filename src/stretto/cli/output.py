@@ -5,9 +5,10 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, TextIO, cast
 
 from stretto.errors import UsageError
 from stretto.files.destinations import writing
@@ -54,18 +55,17 @@ def console(*, stderr: bool = False) -> "Console":
 
 def print_json(content: Any) -> None:
     """Print one JSON object on stdout. Raises ValueError for nan and infinity, which JSON lacks."""
-    stdout = getattr(sys.stdout, "document", sys.stdout)
-    print(json.dumps(content, indent=1, allow_nan=False), file=stdout, flush=True)
+    print(json.dumps(content, indent=1, allow_nan=False), file=_document.get() or sys.stdout, flush=True)
 
 
 class Aside:
-    """What stands for stdout under --json: it writes to stderr. `document` is the real one."""
-
-    def __init__(self, document: TextIO) -> None:
-        self.document = document
+    """What stands for stdout under --json: it writes to stderr."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(sys.stderr, name)
+
+
+_document: ContextVar[TextIO | None] = ContextVar("document", default=None)  # stdout, while others print aside
 
 
 @contextmanager
@@ -76,15 +76,17 @@ def prints_aside(wanted: bool) -> Iterator[None]:
         yield
         return
     stdout.flush()
-    own = stdout is sys.__stdout__
+    own = stdout is sys.__stdout__ and sys.stderr is sys.__stderr__
     document = os.fdopen(os.dup(stdout.fileno()), "w", encoding="utf-8") if own else stdout
-    sys.stdout = Aside(document)
-    if own:
-        os.dup2(sys.stderr.fileno(), stdout.fileno())
+    token = _document.set(document)
     try:
+        sys.stdout = cast(TextIO, Aside())
+        if own:
+            os.dup2(sys.stderr.fileno(), stdout.fileno())
         yield
     finally:
         sys.stdout = stdout
+        _document.reset(token)
         if own:
             os.dup2(document.fileno(), stdout.fileno())
             document.close()

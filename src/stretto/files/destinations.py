@@ -27,6 +27,8 @@ def followed(path: Path) -> Path:
 
 def is_special(path: Path) -> bool:
     """Whether a path is that of a device, a pipe or a socket."""
+    if path.parts[1:2] in (("dev",), ("proc",)) and path.is_absolute() and path.exists():  # /dev/stdout, say
+        return True
     with contextlib.suppress(OSError):
         return not (stat.S_ISREG(mode := path.stat().st_mode) or stat.S_ISDIR(mode))
     return False
@@ -72,7 +74,7 @@ def check_replaced(folder: Path, option: str, *roles: str) -> None:
 def is_below(path: Path, folder: Path) -> bool:
     """Whether a path, and what its links lead to, lies in a folder or below it, and is not the folder itself."""
     real, base = os.path.realpath(path), os.path.realpath(folder)
-    return ".." not in path.parts and real != base and Path(real).is_relative_to(base)
+    return real != base and Path(real).is_relative_to(base)
 
 
 def refuse(path: Path, other: str, reason: Callable[[], str | None]) -> None:

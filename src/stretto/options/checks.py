@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from functools import cache
-from numbers import Real
+from numbers import Integral, Real
 from types import NoneType, UnionType
 from typing import Any, Literal, NoReturn, TypeGuard, Union, get_args, get_origin, get_type_hints
 
@@ -184,11 +184,11 @@ def fits(value: Any, hint: Any) -> bool:
     if hint is Any:
         return True
     if hint is int:
-        return is_whole(value)
+        return isinstance(value, Integral) and not isinstance(value, bool)  # NumPy's, too
     if hint is float:
-        return isinstance(value, int | float) and not isinstance(value, bool)
+        return isinstance(value, Real) and not isinstance(value, bool)
     if container is tuple and inner[1:] == (...,):
-        return isinstance(value, tuple) and all(fits(member, inner[0]) for member in value)
+        return isinstance(value, tuple | list) and all(fits(member, inner[0]) for member in value)
     if isinstance(container, type) and issubclass(container, Mapping):
         return isinstance(value, container) and all(
             fits(key, inner[0]) and fits(member, inner[1]) for key, member in value.items()

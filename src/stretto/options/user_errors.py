@@ -40,7 +40,8 @@ def exits_told() -> Iterator[None]:
         yield
     except SystemExit as error:
         frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-        codes = [(Path(frame.f_code.co_filename), frame.f_code) for frame in frames]
+        named = [frame.f_code for frame in frames if not frame.f_code.co_filename.startswith("<")]
+        codes = [(Path(code.co_filename), code) for code in named]
         foreign = [(file, code) for file, code in codes if not file.is_relative_to(STRETTO)]
         own = [(file, code) for file, code in foreign if not is_installed(file)]
         ours = codes[-1][0].is_relative_to(STRETTO)

@@ -19,7 +19,7 @@ from stretto.runtime.rendezvous.signed_store import ForgedError
 from stretto.schedule import Action
 
 PATIENCE = 30.0  # seconds until a wait is worth a word
-LAST_LOOKS = 2  # of a second each, without a byte
+LAST_LOOKS = 3  # of a second each, without a byte
 
 
 class Doing(NamedTuple):
@@ -29,6 +29,7 @@ class Doing(NamedTuple):
     what: str | Action
     worker: int | None = None  # whom it waits for; None: it works
     among: Sequence[int] = ()  # all whom it waits for, if they are several
+    every: bool = False  # whether some of them may have left, as long as not all have
 
     def told(self, now: float) -> dict[str, Any]:
         """For the other processes."""
@@ -53,12 +54,12 @@ class Status:
         """In words that follow this worker's name."""
         return describe(self.doing.told(time.monotonic()))
 
-    def waiting(self, what: str, worker: int, among: Sequence[int] = ()) -> "Waiting":
+    def waiting(self, what: str, worker: int, among: Sequence[int] = (), *, every: bool = False) -> "Waiting":
         """While it lasts, this process waits for a worker, or all of several; if that fails, it is what it was doing.
 
         Nothing comes any more from one that has left.
         """
-        return Waiting(self, Doing(time.monotonic(), what, worker, among or (worker,)))
+        return Waiting(self, Doing(time.monotonic(), what, worker, among or (worker,), every))
 
 
 class Waiting:
@@ -112,7 +113,7 @@ class WaitReporter(threading.Thread):
             now = time.monotonic()
             if doing is not seen:
                 seen, next_word, quiet = doing, self.patience, 0
-            elif left := [worker for worker in doing.among if self._store.check([left_key(worker)])]:
+            elif left := self._left(doing):
                 before, arrived = arrived, bytes_received()
                 quiet = quiet + 1 if arrived == before else 0
                 if quiet == LAST_LOOKS:
@@ -122,6 +123,11 @@ class WaitReporter(threading.Thread):
             if doing.worker is not None and now - doing.since > next_word:
                 next_word *= 3
                 self._speak(doing, now)
+
+    def _left(self, doing: Doing) -> list[int]:
+        # Those it waits for who have come to the end of their scripts, if nothing can come any more.
+        left = [worker for worker in doing.among if self._store.check([left_key(worker)])]
+        return [] if doing.every and len(left) < len(doing.among) else left
 
     def end(self) -> None:
         """End the thread at its next look."""

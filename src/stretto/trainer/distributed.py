@@ -276,11 +276,17 @@ class SeveralProcesses(Backend):
         return [recording]
 
     @contextmanager
-    def _meeting(self, worker: int | None = None) -> Iterator[None]:
-        # While it lasts this process waits for the others in a collective, above all for one.
+    def _meeting(self, root: int | None = None) -> Iterator[None]:
+        # While it lasts this process waits for the others in a collective. In a broadcast from a `root` all others wait
+        # for that one alone, and some may have got theirs and left while others are not there yet.
         others = [rank for rank in range(self.size) if rank != self.rank]
-        worker = others[self.rank % len(others)] if worker is None else worker
-        with self.status.waiting("its part in a collective", worker, others), reaching(worker):
+        if root not in (None, self.rank):
+            others = [root]
+        worker = others[self.rank % len(others)]
+        with (
+            self.status.waiting("its part in a collective", worker, others, every=root is not None),
+            reaching(worker),
+        ):
             yield
 
     def agree(self, description: Mapping[str, Any], device: torch.device) -> None:
@@ -303,7 +309,7 @@ class SeveralProcesses(Backend):
 
     def told_by_first(self, said: bytes) -> bytes:
         """A broadcast from rank 0."""
-        with self._meeting(0 if self.rank else 1):
+        with self._meeting(0):
             return told_by_first(self.group, said)
 
     def calibrate(self, sync: Sync) -> None:
@@ -318,7 +324,7 @@ class SeveralProcesses(Backend):
                 message = basis(len(ranks), machines_of(ranks), reducing.calibration).to_json()
             except UsageError as error:
                 message = {"error": str(error)}
-        with self._meeting(0 if self.rank else 1):
+        with self._meeting(0):
             message = json.loads(told_by_first(self.group, json.dumps(message).encode()))
         if "error" in message:
             raise UsageError(f"{sync}: {message['error']}")
@@ -380,7 +386,7 @@ class SeveralProcesses(Backend):
                 self._forward(stages, specification, x, count)
         sums = torch.tensor(tally.sums(), dtype=torch.float64)
         self._settle()  # the broadcast below does not wait for messages in other replicas and parts
-        with self._meeting(last if last != self.rank else None):
+        with self._meeting(last):
             dist.broadcast(sums, group_src=last, group=self.group)
         return tally.result(sums.tolist())
 
