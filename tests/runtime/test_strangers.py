@@ -354,7 +354,7 @@ def test_all_launchers_end_whichever_key_a_stranger_ruins(key, way, monkeypatch)
             return
         for launcher, came_to in zip(launchers, found, strict=True):
             if came_to not in failed:  # it had met the other, which then could not meet it
-                assert isinstance(outcome(launcher.num_nodes_waiting), MeetingError)
+                wait_for(lambda each=launcher: isinstance(outcome(each.num_nodes_waiting), MeetingError), seconds=10)
         words = ("deleted or changed by somebody else", "not signed with the secret of this job", "with another secret")
         assert any(each in str(error) for each in words for error in failed)
     finally:
