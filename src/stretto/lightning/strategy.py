@@ -37,7 +37,7 @@ from stretto.methods.table import check_written
 from stretto.nn.devices import accelerator
 from stretto.options.checks import mapping, of_kind, one_of, refuse
 from stretto.runtime.group_sockets import made_here
-from stretto.runtime.job_member import START
+from stretto.runtime.job_member import START, fail
 from stretto.runtime.world import choose_interface
 
 LAUNCHED = ("popen", "spawn", "fork")
@@ -417,6 +417,12 @@ class StrettoStrategy(ParallelStrategy):
         return checkpoint
 
     # -- ends -------------------------------------------------------------------------------------------------------
+
+    def on_exception(self, exception: BaseException) -> None:
+        """Tell the other processes, which may wait for this one, if it ends. (Tuners end trials by other errors.)"""
+        super().on_exception(exception)
+        if isinstance(exception, SystemExit):
+            fail(exception)
 
     def on_train_end(self) -> None:
         """Finish what is in flight, and give the module its trained weights, in every process."""
