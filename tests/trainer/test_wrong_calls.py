@@ -103,3 +103,10 @@ def test_what_a_callback_raises_is_its_own():
 
     with pytest.raises(LookupError, match="pruned"):
         fitted(callbacks=[pruned])
+
+
+def test_weights_are_written_into_no_file(tmp_path):
+    trainer = stretto.Trainer([nn.Linear(2, 2)], nn.functional.mse_loss, lambda p: torch.optim.SGD(p, lr=0.1))
+    (tmp_path / "file").touch()
+    with pytest.raises(stretto.UsageError, match=r"cannot write to .*file/weights: .*: choose another folder"):
+        trainer.write_weights(tmp_path / "file" / "weights")

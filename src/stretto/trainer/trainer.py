@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from stretto.checkpoint import Manifest, read_manifest, read_stage
 from stretto.errors import StrettoError, UsageError
+from stretto.files.destinations import check_folder
 from stretto.losses import Loss, understand
 from stretto.losses.network_reads import network_of, refuse_network_reads
 from stretto.mesh import Mesh
@@ -854,6 +855,7 @@ class Trainer:
         rank 0; None elsewhere. A collective.
         """
         check_path("write_weights: folder", folder)
+        check_folder(Path(folder), "folder")
         if names is not None:
             function("write_weights: names", names, NAMES, 1)
         self._pause()
