@@ -528,18 +528,19 @@ def inside(draw: random.Random) -> Call:
 # -- optimizers, heads, data, models, costs -------------------------------------------------------------------------
 
 
+def stepped(kind: Any) -> Any:
+    def run(params: Any, **given: Any) -> Any:
+        made = kind(params, **given)
+        for group in made.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = torch.ones_like(parameter)
+        return made.step()
+
+    return run
+
+
 @call
 def optimizers(draw: random.Random) -> Call:
-    def stepped(kind: Any) -> Any:
-        def run(params: Any, **given: Any) -> Any:
-            made = kind(params, **given)
-            for group in made.param_groups:
-                for parameter in group["params"]:
-                    parameter.grad = torch.ones_like(parameter)
-            return made.step()
-
-        return run
-
     def scheduled(**given: Any) -> Any:
         made = optim.warmup(**given)(torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1))
         for _ in range(3):

@@ -9,7 +9,7 @@ from torch import nn
 
 import stretto
 from attack import calls
-from attack.calls import Call, Draws, batch, cross_entropy, raising, sgd, stages, trainer
+from attack.calls import Call, Draws, batch, cross_entropy, raising, sgd, stages, stepped, trainer
 from attack.protocol import Outcome
 from stretto import checkpoint, cost, heads, losses, methods, optim, replicas, schedule, trackers
 from stretto.methods import cure
@@ -237,17 +237,6 @@ def schedules_on_disk(draw: random.Random) -> Call:
 
 
 # -- optimizers -------------------------------------------------------------------------------------------------------
-
-
-def stepped(kind: Any) -> Any:
-    def run(params: Any, **given: Any) -> Any:
-        made = kind(params, **given)
-        for group in made.param_groups:
-            for parameter in group["params"]:
-                parameter.grad = torch.ones_like(parameter)
-        return made.step()
-
-    return run
 
 
 @call

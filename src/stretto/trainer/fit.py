@@ -480,6 +480,7 @@ class FitLoop:
         try:
             if not (self._between_steps or isinstance(self._feed, Rows)):
                 raise UsageError("it came while a batch was read or trained")
+            self._trainer.flush()
             self._write()  # and logs nothing: that may be what was interrupted
         except StrettoError as refused:
             error.add_note(f"nothing was saved: {refused}")
@@ -494,13 +495,11 @@ class FitLoop:
         )
 
     def _save(self) -> None:
-        assert self._given.checkpoint is not None
         self._flush()
         self._write()
 
     def _write(self) -> None:
         assert self._given.checkpoint is not None
-        self._trainer.flush()
         state = {
             "began": self._began,
             "place": [self._place.epoch, self._place.batch, self._place.step],
