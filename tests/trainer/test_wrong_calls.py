@@ -28,6 +28,10 @@ def ran(call=stretto.train, **options):
     return call(lambda: nn.Sequential(nn.Linear(4, 3)), data, **{"steps": 1, "quiet": True, **options})
 
 
+def ran_lazy():
+    return stretto.train(nn.LazyLinear(3), ((X, Y), (X, Y)), steps=1, quiet=True)
+
+
 def registered():
     methods.register("of-this-test")(lambda: 5)
     try:
@@ -46,6 +50,9 @@ WRONG = {
     r"seed='0': give a whole number": lambda: ran(seed="0"),
     r"quiet='yes': give True or False": lambda: ran(quiet="yes"),
     r"out=5: give a path": lambda: ran(out=5),
+    r"tensor=1000000000000000000000000000000: choose": lambda: ran(stretto.compare, tensor=10**30, methods=["gpipe"]),
+    r"space=1000000000000000000000000000000: choose": lambda: ran(space=(10**30, 1)),
+    r"a model with lazy parameters, .*: call it once on a batch": ran_lazy,
     r"methods=None: give a list of methods": lambda: ran(stretto.compare, methods=None),
     r"jobs='2': choose a whole number": lambda: ran(stretto.compare, jobs="2"),
     r"write_weights: names='a': give a function": lambda: trainer().write_weights("weights", names="a"),
@@ -59,6 +66,7 @@ WRONG = {
     r"method 'of-this-test' returned 5": registered,
     r"heads.register: name=<function": lambda: heads.register(lambda site: None),
     r"heads.register\('mine'\)=5: give a function": lambda: heads.register("mine")(5),
+    r"heads.register\('mine'\)=<class 'int'>: give a function": lambda: heads.register("mine")(int),
     r"heads.register: dims=5: give a function": lambda: heads.register("mine", dims=5),
     r"CombinedOptimizer: optimizers=\[SGD": lambda: optim.CombinedOptimizer([sgd([nn.Parameter(X)])]),
     r"NamedOptimizer: function=5": lambda: optim.NamedOptimizer(5),

@@ -66,7 +66,8 @@ def register(
     function("heads.register: dims", dims, FITTING, 2)
 
     def registered(build: Build) -> Build:
-        function(f"heads.register({name!r})", build, "a function of a stretto.heads.Site that returns a module", 1)
+        wanted = "a function of a stretto.heads.Site that returns a module"
+        function(f"heads.register({name!r})", build, wanted, 1, options=True)
         taken = HEADS.get(name)
         same = taken is not None and identity(taken.build) == identity(build)
         if name == "auto" or (taken is not None and not same):

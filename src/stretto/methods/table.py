@@ -32,7 +32,7 @@ from stretto.methods.synchronous_pipelines import (
 )
 from stretto.methods.synthetic_gradients import synthetic_gradients
 from stretto.methods.user_method import checked, own_method
-from stretto.options.checks import function, of_kind, refuse, shown, whole
+from stretto.options.checks import function, of_kind, shown, whole
 from stretto.options.parse import parse
 from stretto.schedule import Schedule
 
@@ -130,11 +130,7 @@ def register(name: str) -> Callable[[Build], Build]:
 
     def registered(build: Build) -> Build:
         wanted = "a function with keyword options that returns a stretto.Method"
-        function(f"methods.register({name!r})", build, wanted, 0)
-        try:
-            inspect.signature(build)
-        except ValueError:  # written in C
-            refuse(f"methods.register({name!r})", build, wanted)
+        function(f"methods.register({name!r})", build, wanted, 0, options=True)
         taken = METHODS.get(name) or FROM_FILES.get(name)
         if taken is not None and identity(taken) != identity(build):
             raise UsageError(f"there is a method {name!r} already, {'.'.join(identity(taken))}: choose another name")

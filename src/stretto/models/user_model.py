@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from stretto.errors import UsageError
 from stretto.models.hugging_face import example_of, hugging_face_model
@@ -76,6 +77,10 @@ def build_user_model(text: str, options: Mapping[str, Any], loss: Loss, data: st
         )
     if any(p.is_meta for p in parameters.values()):
         raise UsageError(f"{text} returned a model on the meta device, which holds no numbers: build it on the CPU")
+    if any(is_lazy(p) for p in parameters.values()):
+        raise UsageError(
+            f"{text} returned a model with lazy parameters, which have no shapes yet: call it once on a batch first"
+        )
     size = sum(p.numel() for p in parameters.values())
     given = ", ".join(f"{option} {value}" for option, value in options.items())
     name = f"{text} ({given})" if given else text

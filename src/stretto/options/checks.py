@@ -119,15 +119,20 @@ def flag(name: str, value: Any) -> None:
     of_kind(name, value, bool, "True or False")
 
 
-def function(name: str, value: Any, wanted: str, arguments: int | None = None) -> None:
-    """Refuse what cannot be called, with so many `arguments` if that is given; `wanted` says what function is meant."""
+def function(name: str, value: Any, wanted: str, arguments: int | None = None, options: bool = False) -> None:
+    """Refuse what cannot be called, with so many `arguments` if that is given; `wanted` says what function is meant.
+
+    options: refuse a function written in C without a signature, too, as the names of its options are unknown.
+    """
     if not callable(value):
         refuse(name, value, wanted)
     if arguments is not None:
         try:
             parameters = inspect.signature(value)
-        except ValueError:
-            return  # written in C, without a signature: its own error is told
+        except ValueError:  # written in C, without a signature: its own error is told
+            if options:
+                refuse(name, value, wanted)
+            return
         try:
             parameters.bind(*range(arguments))
         except TypeError:

@@ -390,9 +390,12 @@ def check_replicas(settings: Settings) -> None:
     from stretto.replicas import find  # it imports schedules and methods
 
     at_least_one("data_parallel", settings.data_parallel)
+    at_least_one("tensor", settings.tensor)
     find(settings.sync).check_replicas(settings.data_parallel)
     if len(settings.space) != 2:
         raise UsageError(f"space={settings.space}: give two numbers, along height and width: --space 2,1")
+    for length in settings.space:
+        at_least_one("space", length)
     mesh = settings.mesh
     among = mesh.data * mesh.inside
     if mesh.inside > 1 and settings.workers is not None and settings.workers % among:
