@@ -53,6 +53,12 @@ WRONG = {
     r"tensor=1000000000000000000000000000000: choose": lambda: ran(stretto.compare, tensor=10**30, methods=["gpipe"]),
     r"space=1000000000000000000000000000000: choose": lambda: ran(space=(10**30, 1)),
     r"a model with lazy parameters, .*: call it once on a batch": ran_lazy,
+    "RotatedAdam: delay=1e\\+30: give a number from 0 up to": lambda: optim.RotatedAdam(
+        torch.optim.Adam([X.clone().requires_grad_()], lr=0.1), 5, delay=1e30
+    ),
+    "SpikeCompensation: delay=1e\\+30: give a number": lambda: optim.SpikeCompensation(
+        torch.optim.Adam([X.clone().requires_grad_()], lr=0.1), delay=1e30
+    ),
     r"methods=None: give a list of methods": lambda: ran(stretto.compare, methods=None),
     r"jobs='2': choose a whole number": lambda: ran(stretto.compare, jobs="2"),
     r"write_weights: names='a': give a function": lambda: trainer().write_weights("weights", names="a"),

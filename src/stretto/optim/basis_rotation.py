@@ -29,7 +29,7 @@ from stretto.optim.spike import SpikeCompensation
 from stretto.optim.spike_coefficients import late_average
 from stretto.optim.update_feedback import refuse_low_precision, stepped
 from stretto.optimizers import rotated_sides
-from stretto.options.checks import flag, number, of_kind, whole
+from stretto.options.checks import MOST_DELAY, flag, number, of_kind, whole
 
 SHIFT = 1e-4  # of the mean eigenvalue
 
@@ -50,7 +50,7 @@ class RotatedAdam:
         of_kind("RotatedAdam: optimizer", optimizer, torch.optim.Optimizer, "torch.optim.Adam or AdamW")
         whole("RotatedAdam: interval", interval, 1)
         flag("RotatedAdam: two_sided", two_sided)
-        number("RotatedAdam: delay", delay, 0)
+        number("RotatedAdam: delay", delay, 0, MOST_DELAY)
         refuse_others(optimizer)
         refuse_low_precision(optimizer, "rotate")
         self.optimizer = optimizer

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import torch
 
-from stretto.options.checks import function, number, of_kind, whole
+from stretto.options.checks import MOST_DELAY, function, number, of_kind, whole
 
 Step = Callable[[], object]
 
@@ -22,7 +22,7 @@ class Rescheduled:
 
     def __init__(self, optimizer: torch.optim.Optimizer, delay: float, until: int, step: Step) -> None:
         of_kind("Rescheduled: optimizer", optimizer, torch.optim.Optimizer, "an optimizer of torch.optim")
-        number("Rescheduled: delay", delay, 0)
+        number("Rescheduled: delay", delay, 0, MOST_DELAY)
         whole("Rescheduled: until", until, 1)
         function("Rescheduled: step", step, "a function without arguments, such as optimizer.step", 0)
         self.optimizer = optimizer

@@ -17,7 +17,7 @@ from stretto.optim.sharded_muon import ShardedMuon
 from stretto.optim.soap import SOAP
 from stretto.optim.spike_coefficients import corrected_coefficients, nesterov_coefficients, spike_coefficients
 from stretto.optim.update_feedback import stepped
-from stretto.options.checks import number, of_kind
+from stretto.options.checks import MOST_DELAY, number, of_kind
 
 ADAMS = (torch.optim.Adam, torch.optim.NAdam)
 READS_DELAY = (Lion, SOAP, torch.optim.Muon)
@@ -33,7 +33,7 @@ class SpikeCompensation:
 
     def __init__(self, optimizer: torch.optim.Optimizer, delay: float) -> None:
         of_kind("SpikeCompensation: optimizer", optimizer, torch.optim.Optimizer, "an optimizer of torch.optim")
-        number("SpikeCompensation: delay", delay, 0)
+        number("SpikeCompensation: delay", delay, 0, MOST_DELAY)
         check_known(optimizer)
         self.optimizer = optimizer
         self.delay = delay

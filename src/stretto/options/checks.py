@@ -18,6 +18,7 @@ from stretto.errors import UsageError, nearest
 LONGEST = 80  # characters of a value in a message
 MOST_STAGES = 10_000
 """More stages are taken for a mistyped number: a schedule of so many would take too long to list."""
+MOST_DELAY = 2 * MOST_STAGES  # updates; a sum over those that a gradient missed would not end
 
 
 def shown(value: Any) -> str:
