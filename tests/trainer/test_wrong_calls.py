@@ -59,6 +59,7 @@ WRONG = {
     "SpikeCompensation: delay=1e\\+30: give a number": lambda: optim.SpikeCompensation(
         torch.optim.Adam([X.clone().requires_grad_()], lr=0.1), delay=1e30
     ),
+    r"muon: exclude=5: give a list": lambda: optim.muon([X.clone().requires_grad_()], lr=0.1, exclude=5),
     r"methods=None: give a list of methods": lambda: ran(stretto.compare, methods=None),
     r"jobs='2': choose a whole number": lambda: ran(stretto.compare, jobs="2"),
     r"write_weights: names='a': give a function": lambda: trainer().write_weights("weights", names="a"),

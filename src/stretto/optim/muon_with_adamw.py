@@ -134,7 +134,7 @@ def check_labels(named: Sequence[tuple[str, Tensor]], labels: Sequence[Label]) -
 
 def excluded_by(named: Sequence[tuple[str, Tensor]], exclude: Iterable[str | Tensor]) -> set[int]:
     """The ids of the excluded parameters. Raises UsageError for an entry that excludes none."""
-    if isinstance(exclude, str | Tensor):
+    if isinstance(exclude, str | Tensor) or not isinstance(exclude, Iterable):
         raise UsageError(f"muon: exclude={shown(exclude)}: give a list, exclude=[{shown(exclude)}]")
     excluded: set[int] = set()
     for entry in exclude:
