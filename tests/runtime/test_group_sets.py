@@ -46,6 +46,7 @@ def test_a_closed_trainer_says_so_and_its_groups_are_used_again():
         assert all("this Trainer has been closed" in each for each in said)
 
 
+@pytest.mark.slow
 def test_who_does_not_close_or_begin_again_is_missed_in_time():
     closing, beginning = launch(2, "runtime.many_trainers:closed_alone", own=True)[0]
     assert re.match(r"worker 0 waits since \d+ s for the last of gradients of stage 1 from worker 1", closing), closing
