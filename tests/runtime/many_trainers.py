@@ -3,6 +3,7 @@
 import gc
 import os
 import resource
+import time
 from pathlib import Path
 
 import torch
@@ -10,6 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 import stretto
+from stretto.runtime import failure, job_member
 
 WAYS = {
     "1f1b": {"method": "1f1b"},
@@ -109,3 +111,21 @@ def held(limit):
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
     return None
+
+
+def closed_alone():
+    """What the first process says that closes its Trainer alone, and then makes another one alone."""
+    job_member.START = failure.GRACE = 0.1
+    trainer = made("1f1b", timeout=1)
+    trained(trainer)
+    if trainer.rank == 1:
+        while not trainer._backend.member.failures.known():
+            time.sleep(0.05)
+        return None
+    said = []
+    for use in (trainer.close, lambda: made("1f1b", timeout=1)):
+        try:
+            use()
+        except stretto.StrettoError as error:
+            said.append(f"{error}")
+    return said

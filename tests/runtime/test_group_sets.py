@@ -1,5 +1,7 @@
 """Trainers leave their process groups to the next ones: nothing grows, and nothing of one is in another."""
 
+import re
+
 import pytest
 
 from runtime.many_trainers import WAYS, made, trained
@@ -42,6 +44,13 @@ def test_a_closed_trainer_says_so_and_its_groups_are_used_again():
         assert after_an_error
         assert len(said) == 4
         assert all("this Trainer has been closed" in each for each in said)
+
+
+@pytest.mark.slow
+def test_who_does_not_close_or_begin_again_is_missed_in_time():
+    closing, beginning = launch(2, "runtime.many_trainers:closed_alone", own=True)[0]
+    assert re.match(r"worker 0 waits since \d+ s for the last of gradients of stage 1 from worker 1", closing), closing
+    assert "worker 1 has not connected within 1 s" in beginning
 
 
 def test_what_was_made_in_a_process_group_goes_with_it():

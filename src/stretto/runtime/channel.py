@@ -188,9 +188,10 @@ class Inbox:
 
     def end(self) -> None:
         """Take everything up to the last message. Nothing is left under this channel's tag."""
-        while (taken := self._next())[0] != END:
-            if taken[0] == VALUE:
-                self._value(taken[2])
+        with self._status.waiting(f"the last of {self._name}", self._peer):
+            while (taken := self._next())[0] != END:
+                if taken[0] == VALUE:
+                    self._value(taken[2])
 
     def _next(self) -> tuple[int, int, Tensor]:
         while True:

@@ -108,12 +108,14 @@ class Member:
         keys = [f"here/{self._gathered}/{rank}" for rank in range(world.size)]
         with reaching(0):  # who holds the store
             world.store.set(keys[world.rank], "")
-            while missing := [rank for rank, key in enumerate(keys) if not world.store.check([key])]:
-                if self.failures.known() or world.store.check([left_key(missing[0])]):
-                    raise PeerLostError(missing[0], RuntimeError("it, or another worker, has ended"))
-                if time.monotonic() > until:
-                    raise PeerLostError(missing[0], TimeoutError(f"timed out after {timeout:g} s"))
-                time.sleep(0.01)
+            for rank, key in enumerate(keys):
+                with self.status.waiting("its part in making process groups", rank):
+                    while not world.store.check([key]):
+                        if self.failures.known() or world.store.check([left_key(rank)]):
+                            raise PeerLostError(rank, RuntimeError("it, or another worker, has ended"))
+                        if time.monotonic() > until:
+                            raise PeerLostError(rank, TimeoutError(f"timed out after {timeout:g} s"))
+                        time.sleep(0.01)
 
     def expect(self, timeout: float) -> None:
         """Somebody gives up after `timeout` seconds: say who waits for whom well before."""
@@ -250,7 +252,7 @@ def membership(timeout: float = TIMEOUT.total_seconds()) -> Member | None:
     if former is not None and not former.failed:
         former.retire()
     patience = timedelta(seconds=min(TIMEOUT.total_seconds(), max(timeout, START)))
-    world = former.world.again() if former is not None and former.parted else join(timeout=patience)
+    world = former.world.again(patience) if former is not None and former.parted else join(timeout=patience)
     if world is None:
         return None
     _members[:] = [Member(world, patience.total_seconds())]

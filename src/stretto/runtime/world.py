@@ -47,13 +47,20 @@ class World:
     times: int = 0  # how often they have met again
     backend: str | None = None
 
-    def again(self) -> "World":
-        """The same processes, which have parted, together once more; a collective."""
+    def again(self, timeout: timedelta) -> "World":
+        """The same processes, which have parted, together once more; a collective.
+
+        Raises WorkerLostError, naming who has not come in time.
+        """
         times = self.times + 1
         assert self.base is not None, "without a store nobody finds the others"
         store = PrefixStore(f"again {times}", self.base)
         hook = sys.excepthook  # torch adds another that names the rank, each time
-        initialize(store, self.rank, self.size, self.backend)
+        try:
+            gather(store, self.rank, self.size, timeout.total_seconds())
+            initialize(store, self.rank, self.size, self.backend, timeout)
+        except RuntimeError as error:
+            raise WorkerLostError("worker 0, which holds the store where all meet, is gone") from error
         sys.excepthook = hook
         return replace(self, store=PrefixStore("stretto", store), times=times)
 
