@@ -10,7 +10,7 @@ from stretto.errors import UsageError
 from stretto.schedule import Reach, Rules
 from stretto.stage.precision import Precision
 from stretto.stage.stage import PhaseSettings, Stage, StageParts, Target, add, give, take
-from stretto.stage.trainer_specification import Specification
+from stretto.stage.trainer_arguments import Specification
 from stretto.weights import Current, Stash
 
 MIDDLE = Reach((None, 1, 1))  # overlapping: stage 1 is trained by its own head and by the one above

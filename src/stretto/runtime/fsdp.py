@@ -14,8 +14,7 @@ from torch.distributed.fsdp import fully_shard
 from stretto.errors import UsageError
 from stretto.nn.memory_limit import bytes_of
 from stretto.replicas import FullyShard
-from stretto.runtime.replica_group import ReplicaGroup
-from stretto.runtime.share_exchange import posted
+from stretto.runtime.replica_group import ReplicaGroup, posted
 
 all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # its name until torch 2.11
 

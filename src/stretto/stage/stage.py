@@ -40,7 +40,7 @@ from stretto.replicas.agreement import Agreement
 from stretto.replicas.optimizer_share import MasterShare, OptimizerShare
 from stretto.schedule import KINDS, Reach, Rules
 from stretto.stage.gradient_predictor import GradientPredictor
-from stretto.stage.trainer_specification import Specification
+from stretto.stage.trainer_arguments import Specification
 from stretto.weights import Weights
 
 Tensors = tuple[Tensor, ...]

@@ -1,7 +1,8 @@
-"""Checks a Trainer's arguments and builds stages, optimizers and schedulers from them, before anything is trained."""
+"""A Trainer's arguments: what is checked and built of them before anything is trained, and their `Specification`."""
 
 import sys
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -9,14 +10,38 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from stretto.errors import UsageError
+from stretto.losses import Loss
 from stretto.mesh import Mesh
+from stretto.methods import Method
 from stretto.nn.layer_recompute import RECOMPUTE
 from stretto.nn.seeding import PreservedGenerator, derive
 from stretto.options.checks import is_number, one_of, refuse, shown
 from stretto.options.user_errors import called
 from stretto.replicas import Sync
 from stretto.schedule import Reach
-from stretto.stage.trainer_specification import Specification
+from stretto.stage.precision import Precision
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Specification:
+    """The arguments of `Trainer` that hold for all its stages.
+
+    `loss` is what `stretto.losses.understand` returned for the user's. `optimizer` and `scheduler` are the user's
+    functions, called once a stage. `recompute` is a member of `stretto.nn.layer_recompute.RECOMPUTE`.
+    """
+
+    method: Method
+    loss: Loss
+    optimizer: Callable[..., Any]
+    scheduler: Callable[..., Any] | None = None
+    clip: float | None = None
+    precision: Precision
+    device: torch.device
+    seed: int = 0
+    mesh: Mesh
+    sync: Sync
+    recompute: str = "none"
+
 
 StageLike = nn.Module | Callable[[], nn.Module]
 

@@ -45,7 +45,7 @@ from stretto.settings import runs
 from stretto.splitting import Stages, divide, pieces
 from stretto.stage.trainer_arguments import enable_training
 from stretto.trainer.backend import find_backend, in_one_process
-from stretto.trainer.metrics import Metric, named_metric
+from stretto.trainer.evaluate import Metric, named_metric
 from stretto.trainer.microbatches import MinibatchCut
 from stretto.trainer.trainer import Trainer
 

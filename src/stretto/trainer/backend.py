@@ -14,27 +14,23 @@ from torch import Tensor, nn
 from stretto import checkpoint
 from stretto.checkpoint import Manifest
 from stretto.emulate import Emulator
-from stretto.emulate.emulated_reducer import EmulatedReducer
-from stretto.emulate.emulation_recorder import record
-from stretto.emulate.local_servers import LocalServers
-from stretto.emulate.replay import OrderedReplicas
-from stretto.emulate.replica_emulator import EmulatedReplicas
+from stretto.emulate.emulator import EmulatedReplicas, OrderedReplicas, record
+from stretto.emulate.meetings import EmulatedReducer, LocalServers
 from stretto.errors import UsageError
 from stretto.mesh import Mesh
 from stretto.nn.chain import Chain
 from stretto.nn.devices import pick_device
 from stretto.nn.shapes import trace
 from stretto.replicas import Order, Sync
-from stretto.replicas.parameter_server.servers import Servers
+from stretto.replicas.parameter_server.client import Servers
 from stretto.replicas.reducer import ReplicaReducer
 from stretto.schedule import Delays, Rules, Schedule
 from stretto.stage.interpreter import Interpreter
 from stretto.stage.intra_stage import StageSharing
 from stretto.stage.stage import Stage
-from stretto.stage.trainer_specification import Specification
+from stretto.stage.trainer_arguments import Specification
 from stretto.tracing import Recording
-from stretto.trainer.evaluate import evaluate, predict
-from stretto.trainer.metrics import Metric
+from stretto.trainer.evaluate import Metric, evaluate, predict
 
 State = dict[str, Tensor]
 Outputs = list[tuple[Tensor, ...]]  # of each stage, for one example

@@ -1,6 +1,7 @@
 """Builds what a Trainer trains with. Mistakes in its arguments are found here, before anything is trained."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
@@ -24,9 +25,11 @@ from stretto.optim.muon_with_adamw import check_used
 from stretto.optim.parameter_labels import head_labels, stage_labels, takes_labels
 from stretto.schedule import Delays, Rules, Schedule
 from stretto.stage.build import BuiltStage, StageBuilder
+from stretto.stage.interpreter import Interpreter
 from stretto.stage.phase_settings import warn_of_overshoot
 from stretto.stage.stage import PhaseSettings
 from stretto.stage.trainer_arguments import (
+    Specification,
     StageLike,
     build_stage,
     check_heads,
@@ -38,10 +41,26 @@ from stretto.stage.trainer_arguments import (
     refuse_meta,
     wholly_in_evaluation,
 )
-from stretto.stage.trainer_specification import Specification
 from stretto.trainer.backend import Backend, InterpreterPlan
 from stretto.trainer.microbatches import MinibatchSplitter
-from stretto.trainer.phase import Phase
+
+
+@dataclass(frozen=True)
+class Phase:
+    """The interpreter of the phase's schedule, and the settings of each of its stages, in the interpreter's order."""
+
+    interpreter: Interpreter
+    settings: Sequence[PhaseSettings]
+
+    def begin(self, n: int) -> None:
+        """Begin the phase at turn n, with nothing in flight."""
+        for stage, settings in zip(self.interpreter.every_stage, self.settings, strict=True):
+            stage.apply_phase(settings, stage.index in self.interpreter.rules.recompute)
+        self.interpreter.restart(n)
+
+    def end(self) -> None:
+        """End the phase: its observer sees no more."""
+        self.interpreter.watch = None
 
 
 class Construction:

@@ -21,8 +21,7 @@ from stretto.checkpoint import Manifest
 from stretto.collectives import Calibration
 from stretto.collectives.reduce import AUTO
 from stretto.collectives.stored_calibration import Basis, basis
-from stretto.emulate.emulated_reducer import EmulatedReducer
-from stretto.emulate.local_servers import LocalServers
+from stretto.emulate.meetings import EmulatedReducer, LocalServers
 from stretto.errors import UsageError
 from stretto.mesh import Mesh, Placement
 from stretto.nn.batch import call, common_length, first_size, inputs_on, target_on, to_device
@@ -33,30 +32,27 @@ from stretto.nn.remote_stage import RemoteStage
 from stretto.nn.shapes import trace
 from stretto.nn.sharded_modules import release
 from stretto.replicas import AllReduce, Order, ParameterServer, Sync
-from stretto.replicas.parameter_server.servers import Servers
+from stretto.replicas.parameter_server.client import Servers
 from stretto.replicas.reducer import ReplicaReducer
-from stretto.runtime.channel import ChannelEnd, Inbox, Outbox
-from stretto.runtime.channels import Boxes, Channel, Mailbox, channels
+from stretto.runtime.channel import Boxes, Channel, ChannelEnd, Inbox, Mailbox, Outbox, channels
 from stretto.runtime.failure import PeerLostError, reaching
 from stretto.runtime.intra_stage import share_stages
 from stretto.runtime.job_member import Member
 from stretto.runtime.nccl import Direct, backend_between
-from stretto.runtime.recorder import WorkerRecorder, offset_to_first, tell_time
 from stretto.runtime.remote_servers import RemoteServers, Sums
 from stretto.runtime.replica_group import GroupPeers, ReplicaGroup
 from stretto.runtime.serialize import as_tensor, as_text
-from stretto.runtime.worker import Worker
+from stretto.runtime.worker import Worker, WorkerRecorder, offset_to_first, tell_time
 from stretto.runtime.world import agree, compare, machines_of, told_by_first
 from stretto.schedule import Rules
 from stretto.stage.interpreter import Interpreter
 from stretto.stage.intra_stage import StageSharing
 from stretto.stage.stage import Stage
-from stretto.stage.trainer_specification import Specification
+from stretto.stage.trainer_arguments import Specification
 from stretto.tracing import Recording
 from stretto.tracing.naming import worker_name
 from stretto.trainer.backend import Backend, InterpreterPlan, Outputs, State
-from stretto.trainer.evaluate import Tally
-from stretto.trainer.metrics import Metric
+from stretto.trainer.evaluate import Metric, Tally
 
 LOGGER = logging.getLogger("stretto")
 DEPTH = 4  # values sent outside a schedule that may wait for their receiver

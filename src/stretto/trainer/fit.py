@@ -28,11 +28,9 @@ from stretto.schedule.idle_share import idle_share
 from stretto.trackers import RunDescription, Tracker
 from stretto.trackers import find as find_trackers
 from stretto.trainer.backend import Backend
-from stretto.trainer.early_stop import EarlyStop, Patience
-from stretto.trainer.feed import Batch, Feed, Needs, Rows, Stream, find_feed, is_stream
-from stretto.trainer.history import Entry, History
-from stretto.trainer.loader_state import packed, unpacked
-from stretto.trainer.metrics import named_metrics
+from stretto.trainer.evaluate import named_metrics
+from stretto.trainer.feed import Batch, Feed, Needs, Rows, Stream, find_feed, is_stream, packed, unpacked
+from stretto.trainer.history import EarlyStop, Entry, History, Patience
 from stretto.trainer.progress_line import ProgressLine, progress_line, say
 from stretto.trainer.tracking import Tracking, bubble_of, drawing_of, settings_of
 

@@ -31,7 +31,7 @@ from stretto.nn.batch import (
 )
 from stretto.schedule import Schedule
 from stretto.schedule.even_split import part_sizes
-from stretto.stage.trainer_specification import Specification
+from stretto.stage.trainer_arguments import Specification
 
 
 @dataclass(frozen=True)

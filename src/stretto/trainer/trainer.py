@@ -33,27 +33,31 @@ from stretto.options.checks import flag, function, mapping, number, of_kind, pos
 from stretto.options.checks import path as check_path
 from stretto.replicas import Order, Sync
 from stretto.replicas import find as find_sync
-from stretto.replicas.resume_check import refuse_other
+from stretto.replicas.sync_options import refuse_other
 from stretto.runtime.process_memory import most_held
 from stretto.stage.interpreter import Interpreter, Profile
 from stretto.stage.precision import Precision
-from stretto.stage.trainer_arguments import StageLike, check_kinds, check_mesh, check_number, check_recompute
-from stretto.stage.trainer_specification import Specification
+from stretto.stage.trainer_arguments import (
+    Specification,
+    StageLike,
+    check_kinds,
+    check_mesh,
+    check_number,
+    check_recompute,
+)
 from stretto.tracing import Recording
 from stretto.tracing.pauses import PAUSE
 from stretto.trackers import find as find_trackers
 from stretto.trackers.tracker import RunDescription, Tracker
 from stretto.trainer.backend import State, find_backend
 from stretto.trainer.build import Construction
-from stretto.trainer.changes import settled
+from stretto.trainer.changes import SetByHand, settled
 from stretto.trainer.chosen_method import chosen_method, refuse_hidden_norms
-from stretto.trainer.early_stop import EarlyStop
+from stretto.trainer.evaluate import named_metrics
 from stretto.trainer.feed import Needs, digest_of_batch
 from stretto.trainer.fit import Callback, FitArguments, FitLoop, Log
-from stretto.trainer.history import History
-from stretto.trainer.metrics import named_metrics
+from stretto.trainer.history import EarlyStop, History
 from stretto.trainer.row_check import RowCheck
-from stretto.trainer.set_by_hand import SetByHand
 from stretto.trainer.tracking import Tracking, bubble_of
 from stretto.trainer.weight_files import NAMES, write_index, write_part
 from stretto.trainer.weight_observer import Observer

@@ -27,11 +27,10 @@ from stretto.runtime import membership
 from stretto.splitting import Stages
 from stretto.trainer.microbatches import MinibatchCut
 from stretto.trainer.trainer import Trainer as PipelineTrainer
-from stretto.transformers.checkpoints import has_training, last_whole
 from stretto.transformers.late_logs import LateLog, LateLogs
 from stretto.transformers.minibatch import Inputs, Padding, tensors_of
 from stretto.transformers.model_loss import OfTrainer, Outputs, divided_loss, own_loss, refuse_another, trial
-from stretto.transformers.pipeline import COMPARED, Pipeline, PipelineSettings
+from stretto.transformers.pipeline import COMPARED, Pipeline, PipelineSettings, has_training, last_whole
 from stretto.transformers.refusals import refuse_adapters, refuse_arguments, refuse_overridden
 from stretto.transformers.single_view import as_first, show_one_process
 from stretto.transformers.stage_optimizers import HuggingFaceOptimizers, ShownOptimizer, scheduler_like
