@@ -489,7 +489,7 @@ def test_the_rule_by_itself():
 
     for higher, values in ((False, [3.0, 2.0, 2.0, 1.95, float("nan")]), (True, [1.0, 2.0, 2.0, 2.05, float("nan")])):
         waiting = Patience(EarlyStop(3, least_change=0.1, higher=higher))
-        assert [waiting.stops(value) for value in values] == [False, False, False, False, True]
+        assert [waiting.should_stop(value) for value in values] == [False, False, False, False, True]
         assert waiting.best == 2.0
 
 

@@ -2,7 +2,6 @@
 
 import random
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -64,12 +63,6 @@ class Processes:
         random.setstate(states[0])
         np.random.set_state(states[1])
         torch.set_rng_state(states[2])
-
-
-def together(trainer: Any) -> AbstractContextManager[None]:
-    """The context for work of all processes: an error in one of them ends all."""
-    context: AbstractContextManager[None] = nullcontext() if trainer is None else trainer.together()
-    return context
 
 
 def first_that(values: Sequence[Any]) -> Any:

@@ -108,7 +108,7 @@ class Service(Protocol):
 
 
 class Member:
-    """All trainers of a process share it. `together` is where it works with the others."""
+    """All trainers of a process share it. `abort_all_on_error` is where it works with the others."""
 
     def __init__(self, world: World, timeout: float = TIMEOUT.total_seconds()) -> None:
         self.world = world
@@ -143,7 +143,7 @@ class Member:
 
         They are those of one that has ended in every process, if there are any.
         """
-        with self.together():
+        with self.abort_all_on_error():
             self._gather(timeout)
             left = self._left_over(timeout)
             if left is None:
@@ -190,7 +190,7 @@ class Member:
             self._watchman.patience = min(self._watchman.patience, timeout / 4, PATIENCE)
 
     @contextmanager
-    def together(self) -> Iterator[None]:
+    def abort_all_on_error(self) -> Iterator[None]:
         """An error here parts all processes: it is said once, by the process where it happened.
 
         What one refuses, all refuse, with the same error; if it crashes, the others end.
@@ -227,7 +227,7 @@ class Member:
         return f"worker {self.world.rank} {self.status.told()}" if self._watchman is None else self._watchman.chain()
 
     def fail(self, error: BaseException) -> None:
-        """An error of this process outside of `together`: do not keep the others waiting."""
+        """An error of this process outside of `abort_all_on_error`: do not keep the others waiting."""
         if not self.failed:
             self.failed = True
             self.failures.translate(error, self.status.told(), self._chain)
@@ -319,7 +319,7 @@ def membership(timeout: float = TIMEOUT.total_seconds()) -> Member | None:
     if former is not None and not former.failed:
         former.retire()
     patience = timedelta(seconds=min(TIMEOUT.total_seconds(), max(timeout, START)))
-    world = former.world.again(patience) if former is not None and former.parted else join(timeout=patience)
+    world = former.world.reinitialize(patience) if former is not None and former.parted else join(timeout=patience)
     if world is None:
         return None
     _members[:] = [Member(world, patience.total_seconds())]

@@ -17,7 +17,7 @@ from stretto.nn.buckets import buckets, joined, split_like
 from stretto.replicas import Sync
 from stretto.replicas.reducer import ReplicaReducer, ShareExchange, Then
 from stretto.runtime.failure import PeerLostError, Status
-from stretto.runtime.serialize import as_tensor, as_text
+from stretto.runtime.world import broadcast
 
 TAG = 1 << 29  # of shares; those of `collectives.all_reduce` are larger
 LARGE = 1 << 20  # bytes of a tensor that is a message of its own
@@ -85,12 +85,7 @@ class GroupExchange(ShareExchange):
             return [self._told(tree, own, replica) for replica in range(self.count)]
 
     def _told(self, tree: Any, own: Mapping[str, Tensor], replica: int) -> dict[int, Any]:
-        text = as_tensor(json.dumps(tree).encode())
-        size = torch.tensor(len(text))
-        dist.broadcast(size, group_src=replica, group=self._group)
-        text = text if replica == self.me else torch.empty(int(size), dtype=text.dtype)
-        dist.broadcast(text, group_src=replica, group=self._group)
-        told = json.loads(as_text(text))
+        told = json.loads(broadcast(self._group, json.dumps(tree).encode(), replica))
         tensors = own if replica == self.me else empty_tensors(told)
         given = list(tensors.values())
         messages = packed(given) if replica == self.me else room_for(given)

@@ -196,7 +196,7 @@ def train_when_asked(pipe: Connection, training: Mapping[str, Any]) -> None:
         prepared.trainer.step(x, y)
         return time.perf_counter() - before
 
-    with prepared.trainer.together():
+    with prepared.trainer.backend.abort_all_on_error():
         pipe.send((filling(prepared.settings), ""))
         while True:
             try:

@@ -15,12 +15,17 @@ from stretto.heads.man import LOW_PRECISION
 from stretto.heads.table import build_head_at, readings, sharing
 from stretto.losses import MeanOverExamples
 from stretto.mesh import Placement
+from stretto.methods import Method, method
+from stretto.methods.advice import advised
+from stretto.methods.table import is_advised
 from stretto.nn import deferred, memory_limit, tied_weights
 from stretto.nn.batch import arguments_of, inputs_on
+from stretto.nn.group_norm import has_batch_norm
 from stretto.nn.layer_recompute import check_marked
 from stretto.nn.remote_stage import RemoteStage
 from stretto.nn.seeding import PreservedGenerator, derive
 from stretto.nn.shapes import example_for_linear
+from stretto.optim.kind import name_made_by
 from stretto.optim.muon_with_adamw import check_used
 from stretto.optim.parameter_labels import head_labels, stage_labels, takes_labels
 from stretto.schedule import Delays, Rules, Schedule
@@ -377,4 +382,25 @@ class Construction:
             reads_y=any(stage in stages_here for stage in self.rules.reach.reading),
             head_reads_x=head_reads_x,
             arguments=arguments_of(self.stages[0]) if 0 in stages_here else None,
+        )
+
+
+def chosen_method(asked: str | Method, optimizer: Callable[..., Any], stages: Sequence[Any]) -> Method:
+    """The method, for this optimizer function and these stages."""
+    if not is_advised(asked):
+        return method(asked)
+    return settled(asked, name_made_by(optimizer, stages), stages)
+
+
+def settled(asked: str | Method, optimizer: str, stages: Sequence[Any]) -> Method:
+    """The method, under an optimizer of this name: what `advised` says of these stages."""
+    return advised(asked, optimizer, len(stages), whole=has_batch_norm(stages))
+
+
+def refuse_hidden_norms(chosen: Method, pieces: int, stages: Sequence[Any]) -> None:
+    """Raise UsageError where the method was chosen before it was known that stages, given as functions, have norms."""
+    if chosen.advice is not None and not chosen.advice.whole and pieces > 1 and has_batch_norm(stages):
+        raise UsageError(
+            f"stages that are given as functions have batch norms, which normalise each of {pieces} micro-batches by "
+            "itself: give stages as modules, so that the advice knows"
         )

@@ -107,7 +107,7 @@ class Patience:
     best: float | None = None
     entries: int = 0
 
-    def stops(self, value: float) -> bool:
+    def should_stop(self, value: float) -> bool:
         """Whether to stop, now that the metric's next value is known."""
         gain = 0.0 if self.best is None else value - self.best if self.rule.higher else self.best - value
         if (self.best is None and value == value) or gain > self.rule.least_change:

@@ -20,7 +20,7 @@ from stretto.methods import Method
 from stretto.nn.preserve import device_of
 from stretto.optim.named import NamedOptimizer
 from stretto.splitting import Stages, split
-from stretto.trainer.chosen_method import method_to_evaluate
+from stretto.trainer.host import evaluator, grad_norms
 from stretto.trainer.trainer import Trainer
 from stretto.transformers.minibatch import Inputs, Padding, joined
 from stretto.transformers.model_loss import Outputs, kind_of, one_of, outputs_of, telling_rows
@@ -136,13 +136,7 @@ class Pipeline:
             options = {name: value for name, value in self.settings.options.items() if name not in ("sync", "heads")}
             if options.get("precision") == "bf16":  # would round the weights before training
                 options["precision"] = "bf16-autocast"
-            self.trainer = Trainer(
-                self.stages,
-                self.loss or no_loss,
-                lambda parameters: torch.optim.SGD(parameters, lr=0.0),
-                method_to_evaluate(self.settings.method),
-                **options,
-            )
+            self.trainer = evaluator(self.stages, self.loss or no_loss, self.settings.method, **options)
         return self.trainer
 
     def join(self, batches: Sequence[Inputs]) -> Inputs:
@@ -196,7 +190,7 @@ class Pipeline:
 
     def grad_norms(self) -> list[float | None]:
         """The norm of each stage's last gradients; those of the checkpoint until there are newer ones. A collective."""
-        pairs = zip(self.ready().grad_norms(), self._former_norms, strict=True)
+        pairs = zip(grad_norms(self.ready()), self._former_norms, strict=True)
         return [former if norm is None else norm for norm, former in pairs]
 
     def grad_norm(self) -> float | None:
@@ -215,9 +209,9 @@ class Pipeline:
         self._former_norms = self.ready().load(Path(folder) / FOLDER)["grad_norms"]
 
     @contextmanager
-    def together(self) -> Iterator[None]:
+    def abort_all_on_error(self) -> Iterator[None]:
         """The context of work that all processes do at the same time: an error in one of them ends all."""
-        with self.ready().together():
+        with self.ready().backend.abort_all_on_error():
             yield
 
 

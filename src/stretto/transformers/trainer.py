@@ -25,7 +25,7 @@ from stretto.optim.named import NamedOptimizer
 from stretto.options.checks import positive
 from stretto.runtime import membership
 from stretto.splitting import Stages
-from stretto.trainer.microbatches import MinibatchCut
+from stretto.trainer.host import cut_of
 from stretto.trainer.trainer import Trainer as PipelineTrainer
 from stretto.transformers.late_logs import LateLog, LateLogs
 from stretto.transformers.minibatch import Inputs, Padding, tensors_of
@@ -272,7 +272,7 @@ class StrettoTrainer(Trainer):
         """Raise UsageError if a minibatch has too few examples for all micro-batches: any, or the last of an epoch."""
         rebalanced = self.args.train_sampling_strategy == "batch_rebalance"  # batches of sizes of its own
         size = self._train_batch_size * self.args.gradient_accumulation_steps
-        cut = MinibatchCut(trainer.method, trainer.schedule, trainer.mesh.data)
+        cut = cut_of(trainer)
         which, examples, remedy = "a minibatch", size, "a larger per_device_train_batch_size"
         if size >= cut.parts and has_length(self.train_dataset) and not self.args.dataloader_drop_last:
             total = self.num_examples(loader)
@@ -306,7 +306,7 @@ class StrettoTrainer(Trainer):
 
     def _run_epoch(self, *args: Any, **options: Any) -> None:
         self._batches = []
-        with self._piped().together():
+        with self._piped().abort_all_on_error():
             super()._run_epoch(*args, **options)  # type: ignore[no-untyped-call]
 
     def training_step(
@@ -360,7 +360,8 @@ class StrettoTrainer(Trainer):
         Processes of an asynchronous method are not stopped for that: their callbacks have to decide alike.
         """
         if trainer.processes > 1 and not trainer.lag:
-            wanted = trainer.largest([getattr(self.control, flag) for flag in FLAGS])
+            with trainer.backend.abort_all_on_error():
+                wanted = trainer.backend.all_reduce_max([getattr(self.control, flag) for flag in FLAGS])
             for flag, value in zip(FLAGS, wanted, strict=True):
                 setattr(self.control, flag, bool(value))
 
@@ -412,9 +413,9 @@ class StrettoTrainer(Trainer):
             return super().evaluation_loop(*args, **options)
         member = membership()
         assert member is not None
-        with member.together():
+        with member.abort_all_on_error():
             output = super().evaluation_loop(*args, **options)
-            metrics = self._piped().ready().told_by_first(output.metrics)
+            metrics = self._piped().ready().backend.broadcast(output.metrics)
         return output._replace(metrics=metrics)
 
     def prediction_step(
@@ -454,11 +455,11 @@ class StrettoTrainer(Trainer):
         if self.pipeline is None or self.pipeline.trainer is None:
             self._save(output_dir)
         else:
-            with self.pipeline.together():
+            with self.pipeline.abort_all_on_error():
                 state = self.pipeline.model_state()
                 if state is not None:
                     self._save(output_dir, state_dict=state)
-                self.pipeline.ready().told_by_first(None)  # until then nobody reads it
+                self.pipeline.ready().backend.broadcast(None)  # until then nobody reads it
         if self.args.push_to_hub and not _internal_call:
             self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
 
