@@ -32,7 +32,6 @@ class Emulator(Interpreter):
         self.may_run: Callable[[Action], bool] | None = None  # a further condition for running an action
 
     def restart(self, n: int) -> None:
-        """Drop all actions and values in flight; turn n comes next."""
         self._waiting.clear()
         for queue in self.queues:
             queue.clear()
@@ -145,20 +144,17 @@ class EmulatedReplicas(Emulator):
         return [interpreter.stages[index] for index in self.stages for interpreter in (self, *self._others)]
 
     def load(self, n: int, loads: Sequence[Mapping[str, Any]]) -> None:
-        """Load turn n's micro-batches: `loads` are those of the first replica, then those of the next."""
         count = self.schedule.per_turn
         super().load(n, loads[:count])
         for number, other in enumerate(self._others, start=1):
             other.load(n, loads[number * count : (number + 1) * count])
 
     def begin(self, n: int) -> None:
-        """Start at turn n in every replica, with nothing in flight."""
         super().begin(n)
         for other in self._others:
             other.begin(n)
 
     def restart(self, n: int) -> None:
-        """Drop all actions and values in flight in every replica; turn n comes next."""
         super().restart(n)
         for other in self._others:
             other.restart(n)
@@ -192,16 +188,13 @@ class OrderedReplicas(EmulatedReplicas):
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is in flight in any replica."""
         return all(not emulator.values for emulator in self._emulators)
 
     @property
     def updates(self) -> int:
-        """How many updates have begun in all replicas."""
         return sum(emulator._updates for emulator in self._emulators)
 
     def has(self, edges: Sequence[Edge]) -> bool:
-        """Whether all replicas have made these values."""
         return all(edge in emulator.values for emulator in self._emulators for edge in edges)
 
     def _issue(self, n: int, until: int | None) -> None:

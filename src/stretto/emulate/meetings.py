@@ -41,7 +41,6 @@ class LocalLink(ServerLink):
     counts: bool  # whether, with processes, the tickets would be in this replica's process
 
     def push(self, gradients: Sequence[Sequence[Piece]]) -> tuple[int, Sequence[Changes]]:
-        """Update every shard; returns the update's staleness and each shard's changes."""
         (ticket,) = self.tickets.ask(self.replica)
         return ticket.staleness, [
             shard.update(self.replica, pieces) for shard, pieces in zip(self.shards, gradients, strict=True)
@@ -59,7 +58,6 @@ class LocalLink(ServerLink):
 
     @property
     def own(self) -> tuple[int, Shard, Tickets | None]:
-        """This replica's number, its shard, and the tickets if a process of its own would hold them."""
         return self.replica, self.shards[self.replica], self.tickets if self.counts else None
 
 
@@ -78,11 +76,9 @@ class EmulatedReducer(ReplicaReducer):
         self._calls: list[tuple[Sequence[Tensor], Then]] = []
 
     def add_up(self, tensors: Sequence[Tensor], then: Then) -> None:
-        """Add up the tensors of all replicas, in the call of the last one."""
         self._meet(tensors, then, None)
 
     def add_up_gradients(self, gradients: Sequence[Tensor], then: Then) -> None:
-        """Add up the gradients of all replicas, in the call of the last one, with the hook's compression."""
         self._meet(gradients, then, self._compressed)
 
     @torch.no_grad()
@@ -107,5 +103,4 @@ class EmulatedReducer(ReplicaReducer):
         return total if compressed is None else total.to(addends[0].dtype) * self.count
 
     def forget(self) -> None:
-        """Drop the calls of a sum that will not be completed."""
         self._calls = []

@@ -122,7 +122,6 @@ def joined(batches: Sequence[Any]) -> Any:
 
 
 def tensors_of(batch: Any) -> list[Tensor]:
-    """All tensors of a batch, in its order."""
     return [batch] if isinstance(batch, Tensor) else [each for part in members(batch) for each in tensors_of(part)]
 
 
@@ -150,7 +149,6 @@ class StepExamples(Examples):
         return max(index for index, start in enumerate(self.starts) if start <= self.first)
 
     def tensors(self) -> list[Tensor]:
-        """Those of the batch, in whatever they are."""
         return tensors_of(self.batch)
 
     def joined(self, other: Examples) -> "StepExamples":

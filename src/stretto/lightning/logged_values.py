@@ -71,12 +71,10 @@ class LogRecorder:
 
 
 def detached(value: Any) -> Any:
-    """A value without its graph, as a copy."""
     return mapped(lambda tensor: tensor.detach().clone(), value)
 
 
 def on_cpu(value: Any) -> Any:
-    """A value with its tensors on the CPU."""
     return mapped(lambda tensor: tensor.cpu(), value)
 
 

@@ -382,7 +382,6 @@ class Snapshot:
 
 
 def on_cpu_record(record: StepRecord) -> StepRecord:
-    """A record to be sent."""
     for call in record.logged:
         call.value = on_cpu(call.value)
     return StepRecord(record.owner, record.size, record.logged, on_cpu(record.loss), on_cpu(record.returned))

@@ -22,7 +22,6 @@ class Processes:
         self._group = None if member is None else member.group_set(self, timeout).whole()
 
     def all_of(self, value: Any) -> list[Any]:
-        """The values of all processes, by rank."""
         if self._group is None:
             return [value]
         told: list[Any] = [None] * self.size
@@ -46,7 +45,6 @@ class Processes:
         return told[0]
 
     def barrier(self) -> None:
-        """Wait for all."""
         if self._group is not None:
             dist.barrier(group=self._group)
 
@@ -66,5 +64,4 @@ class Processes:
 
 
 def first_that(values: Sequence[Any]) -> Any:
-    """The first value that is not None; None if all are."""
     return next((value for value in values if value is not None), None)

@@ -62,7 +62,6 @@ def refuse_arguments(options: dict[str, Any]) -> None:
 
 
 def precision_of(name: str) -> str | None:
-    """The precision of stretto.Trainer for Lightning's. Raises UsageError for one that there is not."""
     if name not in PRECISIONS:
         float16 = name.startswith("16")
         why = ": a scale of the loss belongs to the whole model, and stages update at different times" * float16
@@ -113,7 +112,6 @@ def refuse_callback(callback: pl.Callback) -> None:
 
 
 def refuse_optimizers(optimizers: list[Any]) -> None:
-    """Raise UsageError unless configure_optimizers returned one optimizer."""
     if len(optimizers) != 1 or isinstance(optimizers[0], _MockOptimizer):
         raise UsageError(
             f"configure_optimizers returned {len(optimizers)} optimizers: give one; groups may differ in their rates"

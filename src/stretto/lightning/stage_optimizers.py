@@ -144,11 +144,9 @@ class Follower:
                     group["lr"] *= self._rate
 
     def state_dict(self) -> dict[str, int]:
-        """The number of updates."""
         return {"done": self.done}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Go on after so many updates."""
         self.done = state["done"]
 
 
@@ -159,7 +157,6 @@ class Constant:
         """Do nothing."""
 
     def state_dict(self) -> dict[str, int]:
-        """Nothing."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:

@@ -75,15 +75,12 @@ class Shares:
 
     @property
     def replicas(self) -> int:
-        """The number of replicas."""
         return len(self._of)
 
     def of(self, replica: int) -> list[Elements]:
-        """A replica's elements, by parameter."""
         return self._of[replica]
 
     def is_whole(self, elements: Elements) -> bool:
-        """Whether these are all elements of their parameter."""
         return elements.end - elements.begin == self._sizes[elements.parameter]
 
     def views(self, tensors: Sequence[Tensor], replica: int) -> list[Tensor]:
@@ -213,7 +210,6 @@ class OptimizerShare:
         return self.shares.together(rows, parameters)
 
     def drop_gradients(self) -> None:
-        """Set the pieces' gradients to None."""
         for piece in self.pieces:
             piece.grad = None
 
@@ -248,7 +244,6 @@ class OptimizerShare:
         return self._whole({whole[index]: found[index] for index in numbered}).state_dict()
 
     def check(self, state: Mapping[str, Any]) -> None:
-        """Raise ValueError, TypeError or KeyError unless `load_state_dict` can load `state`."""
         check_optimizer(state, self._whole({}))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -283,14 +278,12 @@ class OptimizerShare:
 
     @torch.no_grad()
     def load_masters(self, masters: Sequence[Tensor]) -> None:
-        """Take over this replica's part of whole masters."""
         numbers = [index for index, has_master in enumerate(self._has_master) if has_master]
         whole = dict(zip(numbers, masters, strict=True))
         for elements, piece in self._with_masters():
             piece.copy_(self._cut({"master": whole[elements.parameter]}, elements.parameter)["master"])
 
     def check_masters(self, masters: Sequence[Any]) -> None:
-        """Raise ValueError unless these have the shapes of the masters."""
         expected = [self.shares.parameters[i].detach() for i, has_master in enumerate(self._has_master) if has_master]
         if len(masters) != len(expected):
             raise ValueError(f"{len(masters)} masters, expected {len(expected)}")
@@ -308,15 +301,12 @@ class MasterShare:
         self._of = of
 
     def state_dict(self) -> dict[str, Any]:
-        """The masters, in the order of the parameters, on the CPU. A collective of the replicas."""
         return {"masters": self._of.masters()}
 
     def check(self, state: Mapping[str, Any]) -> None:
-        """Raise ValueError, TypeError or KeyError unless `load_state_dict` can load `state`."""
         self._of.check_masters(state["masters"])
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load this replica's part of what `state_dict` returned. Sends no messages."""
         self._of.load_masters(state["masters"])
 
 

@@ -70,7 +70,6 @@ class MessageBuffer:
         self._places = tuple(leaves_of(form_of(layout).within(self.buffer, PREFIX)))
 
     def fill(self, value: Any, microbatch: int) -> None:
-        """Make it the message of a value."""
         HEADER.pack_into(self._header, 0, VALUE, microbatch)
         fill(self._places, value)
 
@@ -124,7 +123,6 @@ class Outbox:
             self._wait_for_oldest()
 
     def settle(self) -> None:
-        """Wait until everything has been taken."""
         while self._under_way:
             self._wait_for_oldest()
 
@@ -233,7 +231,6 @@ class Inbox:
 
 
 def prefix(kind: int, number: int) -> Tensor:
-    """What a message begins with."""
     buffer = torch.zeros(PREFIX, dtype=torch.uint8)
     HEADER.pack_into(buffer.numpy().data, 0, kind, number)
     return buffer
@@ -249,7 +246,6 @@ class Channel(NamedTuple):
 
     @classmethod
     def of(cls, edge: Edge, worker: int) -> "Channel":
-        """The channel on which an edge's value comes to a worker."""
         return cls(edge.value, edge.source.kind, edge.source.stage, worker)
 
 
@@ -292,7 +288,6 @@ class Boxes:
         self.inboxes: dict[Any, Inbox] = {}
 
     def end_sending(self) -> None:
-        """Send the last message of each channel."""
         for outbox in self.outboxes.values():
             outbox.mark(END)
 
@@ -303,7 +298,6 @@ class Boxes:
         self.settle()
 
     def settle(self) -> None:
-        """Wait until everything that was sent has been taken."""
         for outbox in self.outboxes.values():
             outbox.settle()
 
@@ -341,11 +335,9 @@ class Mailbox(Boxes):
                 self.inboxes[channel] = Inbox(line, device)
 
     def send(self, channel: Channel, value: Any, microbatch: int) -> None:
-        """Send a value on a channel; waits only if too many are under way there."""
         self.outboxes[channel].send(value, microbatch)
 
     def receive(self, channel: Channel, what: str | None = None) -> Received:
-        """The next value of a channel; waits for it. `what` is said to be waited for."""
         return self.inboxes[channel].receive(what)
 
     def clear(self) -> None:

@@ -39,7 +39,6 @@ class Doing(NamedTuple):
     every: bool = False  # whether some of them may have left, as long as not all have
 
     def told(self, now: float) -> dict[str, Any]:
-        """For the other processes."""
         return {"what": str(self.what), "worker": self.worker, "seconds": now - self.since}
 
 
@@ -50,11 +49,9 @@ class Status:
     doing: Doing = field(default_factory=lambda: Doing(time.monotonic(), "the script"))
 
     def acts(self, action: Action) -> None:
-        """This process runs an action from now on."""
         self.doing = Doing(time.monotonic(), action)
 
     def rests(self) -> None:
-        """The user's script goes on."""
         self.doing = Doing(time.monotonic(), "the script")
 
     def told(self) -> str:
@@ -76,11 +73,9 @@ class Waiting:
         self._status, self._doing, self._before = status, doing, status.doing
 
     def __enter__(self) -> None:
-        """It begins."""
         self._status.doing = self._doing
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        """It is over, unless it failed."""
         if error is None:
             self._status.doing = self._before
 
@@ -137,7 +132,6 @@ class WaitReporter(threading.Thread):
         return [] if doing.every and len(left) < len(doing.among) else left
 
     def end(self) -> None:
-        """End the thread at its next look."""
         self._ended.set()
 
     def chain(self) -> str:
@@ -192,7 +186,6 @@ def describe(told: Mapping[str, Any]) -> str:
 
 
 def here() -> str:
-    """This process, for messages."""
     return f"pid {os.getpid()} on {socket.gethostname()}"
 
 
@@ -223,7 +216,6 @@ class reaching:  # noqa: N801 (a word of a with statement, as contextlib.suppres
         """Nothing yet."""
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        """Translate an error."""
         if isinstance(error, RuntimeError):
             raise PeerLostError(self._worker, error) from error
 
@@ -240,12 +232,10 @@ class ReportedFailure:
 
     @classmethod
     def of(cls, error: BaseException, rank: int) -> "ReportedFailure":
-        """An error of this process."""
         refusal = isinstance(error, StrettoError) and not isinstance(error, WorkerLostError)
         return cls(rank, type(error).__name__, f"{error}", refusal, list(getattr(error, "__notes__", ())))
 
     def like(self, other: "ReportedFailure") -> bool:
-        """Whether it is the same failure, on any process."""
         return (self.kind, self.text) == (other.kind, other.text)
 
     def again(self) -> StrettoError:
@@ -314,7 +304,6 @@ class Failures:
             self._publish(ReportedFailure.of(error, self._rank))
 
     def known(self) -> bool:
-        """Whether some process has failed."""
         return self._published(0) is not None
 
     def _roll_call(self, among: Sequence[int]) -> list[int]:
@@ -364,5 +353,4 @@ def of_connections(error: BaseException) -> bool:
 
 
 def read(told: bytes) -> ReportedFailure:
-    """What a process has told."""
     return ReportedFailure(**json.loads(bytes(told)))

@@ -61,11 +61,9 @@ class GroupSet:
 
     @property
     def in_use(self) -> bool:
-        """Whether somebody in this process still uses it."""
         return self.user is not None and self.user() is not None
 
     def end(self) -> None:
-        """Whoever used it says its last words; a collective."""
         for exchange in self.exchanges:
             exchange.end_sending()
         for exchange in self.exchanges:

@@ -75,7 +75,6 @@ class Wire:
         self.sent = 0  # bytes
 
     def send(self, message: Message) -> None:
-        """Copy the value, and go on."""
         layout = layout_of(message.value)
         numbers = torch.tensor(layout, dtype=torch.int64).view(torch.uint8)
         start, size = aligned(len(numbers)), size_of(layout)
@@ -147,7 +146,6 @@ class RemoteServers(Servers):
     # -- what this replica asks for -----------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """A step begins: listen."""
         if self._listeners:
             return
         for tickets in self.tickets.values():
@@ -159,7 +157,6 @@ class RemoteServers(Servers):
             listener.start()
 
     def push(self, stage: int, gradients: Sequence[Sequence[Piece]]) -> tuple[int, Sequence[Changes]]:
-        """As `ServerLink.push`."""
         counter = self.counter(stage)
         self._send(counter, Message("T", stage))
         ticket = self._await("G", counter, stage, f"its turn to update stage {stage}")
@@ -202,7 +199,6 @@ class RemoteServers(Servers):
             wire.taken("B")
 
     def tell(self, message: Message) -> None:
-        """Say something to all others."""
         for wire in self._wires.values():
             wire.send(message)
 
@@ -218,7 +214,6 @@ class RemoteServers(Servers):
                 self._handle(self.me, Message("D"))
 
     def close(self) -> None:
-        """The end, whatever it is."""
         if self._listeners:
             with suppress(PeerLostError):
                 self.tell(Message("B"))
@@ -318,16 +313,13 @@ class RemoteLink(ServerLink):
         self._servers, self._stage = servers, stage
 
     def push(self, gradients: Sequence[Sequence[Piece]]) -> tuple[int, Sequence[Changes]]:
-        """Waits for its turn, and for the answers."""
         return self._servers.push(self._stage, gradients)
 
     def settle(self) -> Sequence[Changes]:
-        """Waits for all."""
         return self._servers.settle(self._stage)
 
     @property
     def own(self) -> tuple[int, Shard, Tickets | None]:
-        """What is in this process."""
         servers = self._servers
         return servers.me, servers.shards[self._stage], servers.tickets.get(self._stage)
 
@@ -342,7 +334,6 @@ class Sums(ReplicaReducer):
         self._number = 0
 
     def begin(self) -> None:
-        """The servers may be asked."""
         self._servers.begin()
 
     def leave(self) -> None:
@@ -358,11 +349,9 @@ class Sums(ReplicaReducer):
             self._finish_oldest()
 
     def add_up_gradients(self, gradients: Sequence[Tensor], then: Then) -> None:
-        """Raise AssertionError: replicas send gradients to the servers instead."""
         raise AssertionError("a parameter server does not add up gradients")
 
     def finish(self) -> None:
-        """All of them."""
         while self._begun:
             self._finish_oldest()
 
@@ -380,5 +369,4 @@ class Sums(ReplicaReducer):
 
 
 def copied(piece: Piece) -> Piece:
-    """A piece with memory of its own."""
     return piece.clone() if isinstance(piece, Tensor) else piece

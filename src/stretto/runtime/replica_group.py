@@ -126,7 +126,6 @@ def parts_of(tensors: Sequence[Tensor]) -> tuple[list[Tensor], list[list[Tensor]
 
 
 def packed(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Tensors as flat messages on the CPU."""
     large, parts = parts_of(tensors)
     return [*(tensor.detach().reshape(-1).cpu() for tensor in large), *(joined(part).cpu() for part in parts)]
 
@@ -168,7 +167,6 @@ class GroupPeers(ReplicaReducer):
         self._hook = hook_of(sync, self._group)
 
     def add_up(self, tensors: Sequence[Tensor], then: Then) -> None:
-        """Sum tensors over the replicas, in place, bucket by bucket."""
         self._reduce(tensors, self._sum)
         then()
 
@@ -202,7 +200,6 @@ class GroupPeers(ReplicaReducer):
 
     @property
     def exchange(self) -> ShareExchange:
-        """Over the same group."""
         return GroupExchange(self._replica_group)
 
     @property
@@ -211,11 +208,9 @@ class GroupPeers(ReplicaReducer):
         return isinstance(self._hook, PowerSGD)
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of PowerSGD; empty for any other hook."""
         return self._hook.state_dict() if isinstance(self._hook, PowerSGD) else {}
 
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
-        """Restore the state of PowerSGD; nothing for any other hook."""
         if isinstance(self._hook, PowerSGD):
             self._hook.load_state_dict(state)
 
@@ -253,32 +248,25 @@ class Bucket:
         self._flat = joined(tensors).cpu()
 
     def index(self) -> int:
-        """Its number among those of its stage."""
         return self._index
 
     def is_last(self) -> bool:
-        """Whether it is the last of an update."""
         return self._last
 
     def buffer(self) -> Tensor:
-        """All elements, in one tensor."""
         return self._flat
 
     def set_buffer(self, flat: Tensor) -> None:
-        """Put another tensor of as many elements in its place."""
         self._flat = flat
 
     def gradients(self) -> list[Tensor]:
-        """Views of its tensors."""
         return list(split_like(self._flat, self._shapes))
 
     def parameters(self) -> list[Tensor]:
-        """Tensors of the same shapes."""
         return self._shapes
 
 
 def hook_of(sync: Sync, group: dist.ProcessGroup) -> Callable[[Any], Any] | None:
-    """torch's communication hook of that name, for one stage."""
     name = None if sync.reducing is None else sync.reducing.hook
     if name is None:
         return None
@@ -304,7 +292,6 @@ class PowerSGD:
         )
 
     def __call__(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
-        """The mean of all replicas' buckets."""
         return powerSGD_hook.powerSGD_hook(self._state, bucket)
 
     def state_dict(self) -> dict[str, Any]:
@@ -321,7 +308,6 @@ class PowerSGD:
         }
 
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
-        """Go on from there; from the beginning if there is None."""
         self._state = self._new()
         if state is None:
             return

@@ -69,14 +69,12 @@ class Worker(Interpreter):
         self._borrowed: dict[Channel, Received] = {}  # the newest tied weights that have arrived
 
     def step(self, n: int, loads: Sequence[Mapping[str, Any]]) -> None:
-        """Turn n: run all of it, then hear of the minibatch whose turn it is."""
         if self._peers is not None:
             self._peers.begin()
         super().step(n, loads)
         self._hear(n - self._lag + 1)
 
     def losses(self, edges: Sequence[Edge]) -> list[Tensor]:
-        """The sums over all replicas."""
         own = super().losses(edges)
         if self._peers is None:
             return own
@@ -85,18 +83,15 @@ class Worker(Interpreter):
         return list(total)
 
     def pause(self) -> None:
-        """Before this replica waits for others: they may wait for it."""
         if self._peers is not None:
             self._peers.leave()
 
     def settle(self) -> None:
-        """Training pauses, and everything is drained."""
         if self._peers is not None:
             self._peers.finish()
         super().settle()
 
     def begin(self, n: int) -> None:
-        """Turn n comes next, and nothing is in flight."""
         self._told = n
         super().begin(n)
 
@@ -267,7 +262,6 @@ class WorkerRecorder:
         self._worker, self._recording, self._finish = worker, recording, finish
 
     def __call__(self, action: Action, operands: Mapping[str, Any], start: int, end: int) -> None:
-        """`action` has run."""
         if self._finish is not None:
             self._finish()
             end = perf_counter_ns()

@@ -156,7 +156,6 @@ def gather(store: Store, rank: int, size: int, timeout: float) -> None:
 
 
 def late(workers: Sequence[int], timeout: float) -> WorkerLostError:
-    """The error for workers that have not come; nobody knows which they are if there are none."""
     names = ", ".join(map(str, workers))
     who = f"workers {names} have" if workers[1:] else f"worker {names} has" if workers else "another worker has"
     return WorkerLostError(f"{who} not connected within {timeout:g} s: not started, hanging or gone")
@@ -174,7 +173,6 @@ def connecting(store: Store, rank: int, size: int, timeout: float) -> Iterator[N
 
 
 def advice(given: Mapping[str, str]) -> str:
-    """What to do where some processes do not come."""
     size = given["WORLD_SIZE"]
     if given.get("SLURM_STEP_NUM_TASKS", "1") == size:
         return (
@@ -250,7 +248,6 @@ def variables(environment: Mapping[str, str] | None) -> dict[str, str]:
 
 
 def from_slurm(given: dict[str, str]) -> dict[str, str]:
-    """The variables that torchrun would have set, where srun has started several tasks."""
     size = given.get("SLURM_STEP_NUM_TASKS", "1")
     if size in ("", "1"):
         return given
@@ -320,7 +317,6 @@ def whole(variable: str, given: Mapping[str, str]) -> int | None:
 
 
 def local_rank(given: Mapping[str, str]) -> int:
-    """The number of this process on its machine."""
     return whole("LOCAL_RANK", given) or 0
 
 
@@ -332,7 +328,6 @@ def machines_of(ranks: Iterable[int], environment: Mapping[str, str] | None = No
 
 
 def default_store() -> Store | None:
-    """The store of a process group that somebody else has made; None if torch does not tell."""
     find = getattr(dist.distributed_c10d, "_get_default_store", None)
     return None if find is None else PrefixStore("stretto", find())
 
@@ -400,7 +395,6 @@ def compare(group: dist.ProcessGroup, mine: Mapping[str, Any], what: str, remedy
 
 
 def difference(first: bytes, other: bytes) -> str:
-    """Where two descriptions differ, in words."""
     try:
         one, two = json.loads(first), json.loads(other)
     except json.JSONDecodeError:  # cut off at RECORD

@@ -65,7 +65,6 @@ class StageBuilder:
     replica: int = 0
 
     def of_replica(self, replica: int, ties: Sequence[tied_weights.Tied]) -> "StageBuilder":
-        """The builder of another replica's stages."""
         return replace(self, replica=replica, ties=ties)
 
     def build(

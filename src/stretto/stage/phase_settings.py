@@ -231,7 +231,6 @@ def build_steps(method: Method, optimizer: Optimizer, place: Place) -> tuple[Ste
 
 
 def ignoring_number(step: Callable[[], object]) -> Step:
-    """A step as a function of the number of updates before it."""
     return lambda _: step()
 
 

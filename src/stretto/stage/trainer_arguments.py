@@ -47,7 +47,6 @@ StageLike = nn.Module | Callable[[], nn.Module]
 
 
 def check_kinds(stages: Any, loss: Any, scheduler: Any, heads: Any, workers: Any, seed: Any, clip: Any) -> None:
-    """Raise UsageError for the first argument of a wrong type or value."""
     if isinstance(stages, nn.Module) and not isinstance(stages, nn.Sequential | nn.ModuleList):
         raise UsageError(
             f"stages is one {type(stages).__name__}: give a list, such as stretto.split(model, 4, example=x) makes"
@@ -66,7 +65,6 @@ def check_kinds(stages: Any, loss: Any, scheduler: Any, heads: Any, workers: Any
 
 
 def check_number(stages: Sequence[StageLike], workers: int | None) -> None:
-    """Raise UsageError for no stages, and for more workers than stages."""
     if not stages:
         raise UsageError("stages is empty: give at least one nn.Module")
     if workers is not None and not 1 <= workers <= len(stages):
@@ -74,7 +72,6 @@ def check_number(stages: Sequence[StageLike], workers: int | None) -> None:
 
 
 def check_mesh(mesh: Mesh, sync: Sync) -> None:
-    """Raise UsageError for a mesh that `sync` cannot train on."""
     if mesh.inside > 1 and mesh.data > 1 and sync.serving is not None:
         raise UsageError(
             f"{mesh}: {sync} updates each process by itself, but processes that share a stage must update together: "
@@ -102,7 +99,6 @@ def check_prediction(specification: Specification, num_stages: int) -> None:
 
 
 def check_recompute(recompute: Any, mesh: Mesh) -> None:
-    """Raise UsageError for an unknown kind of recomputation, and for one on a mesh that cuts images."""
     one_of("recompute", recompute, RECOMPUTE)
     if recompute != "none" and mesh.space != (1, 1):
         raise UsageError(
@@ -117,17 +113,14 @@ def is_list(value: Any) -> bool:
 
 
 def is_whole(value: Any) -> bool:
-    """Whether a value is an int, and not a bool."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 def is_positive(value: Any) -> bool:
-    """Whether a value is a number above 0; infinity counts."""
     return is_number(value) and value > 0
 
 
 def check_stage(stage: Any, index: int) -> None:
-    """Raise UsageError for a stage that is neither a module nor a function."""
     if not isinstance(stage, nn.Module) and not callable(stage):
         raise UsageError(f"stage {index} is {type(stage).__name__}: give an nn.Module, or a function that builds one")
 
@@ -229,7 +222,6 @@ def check_heads(given: Sequence[nn.Module | None] | None, reach: Reach) -> list[
 
 
 def wholly_in_evaluation(stages: Sequence[nn.Module]) -> bool:
-    """Whether all layers of the stages are in evaluation mode."""
     modes = [layer.training for stage in stages for layer in stage.modules() if not any(True for _ in layer.children())]
     return bool(modes) and not any(modes)
 

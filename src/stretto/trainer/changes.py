@@ -186,7 +186,6 @@ def settled(stages: Mapping[int, Stage], given: Iterable[object], *, in_parts: b
 
 
 def group_sizes(optimizer: torch.optim.Optimizer) -> list[int]:
-    """How many parameters each group has."""
     return [len(group["params"]) for group in optimizer.param_groups]
 
 

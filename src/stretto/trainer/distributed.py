@@ -86,7 +86,6 @@ class SeveralProcesses(Backend):
 
     @property
     def is_first(self) -> bool:
-        """Whether this process is rank 0."""
         return self.rank == 0
 
     def workers(self, requested: int | None, num_stages: int) -> int:
@@ -172,7 +171,6 @@ class SeveralProcesses(Backend):
         return servers
 
     def order(self) -> Order | None:
-        """The orders recorded by all processes' servers, joined on rank 0."""
         if self._servers is None:
             return None
         orders = self.collect(as_tensor(json.dumps(self._servers.order().to_json()).encode()))
@@ -186,13 +184,11 @@ class SeveralProcesses(Backend):
         return GroupPeers(self._replica_group, AllReduce())
 
     def device(self, requested: str | torch.device) -> torch.device:
-        """A device of its own for each process of a machine, unless one is requested by its number."""
         return pick_device_of(requested, self.world.local_rank)
 
     def interpreters(
         self, plans: Sequence[InterpreterPlan], replicas: Sequence[Mapping[int, Stage]], lag: int, device: torch.device
     ) -> list[Interpreter]:
-        """A worker for each plan; all of them share one mailbox."""
         self._home_of = plans[0].schedule.worker_of
         used = dict(reduce(or_, (Counter(channels(plan.schedule, plan.rules, lag)) for plan in plans)))
         mailbox = Mailbox(
@@ -368,7 +364,6 @@ class SeveralProcesses(Backend):
     def predict(
         self, stages: Sequence[nn.Module], specification: Specification, batches: Iterable[Any]
     ) -> list[Any] | None:
-        """Run each batch through the stages of replica 0; its last stage's process sends the output to rank 0."""
         last, me = self._last_home(stages), self.rank
         outputs: list[Any] = []
 
@@ -561,7 +556,6 @@ class SeveralProcesses(Backend):
         return store.check([request]) and step >= int(store.get(request))
 
     def barrier(self) -> None:
-        """Wait until all processes have come here."""
         with self._meeting():
             dist.barrier(group=self.group)
 

@@ -37,7 +37,6 @@ class Metric:
 
     @property
     def collects(self) -> bool:
-        """Whether the metric is an object that collects batches itself."""
         return all(callable(getattr(self.function, method, None)) for method in ("reset", "update", "compute"))
 
 
@@ -76,7 +75,6 @@ class MetricTally:
             self._call(metric.function.reset)
 
     def add(self, output: Any, target: Any, examples: int) -> None:
-        """Add a batch of so many examples."""
         if self._metric.collects:
             self._call(self._metric.function.update, output, target)
             return
@@ -134,7 +132,6 @@ class Tally:
         self._are_classes = True  # whether all targets so far can be hit
 
     def add(self, output: Any, target: Any, loss: Loss, examples: int) -> None:
-        """Add a batch of so many examples."""
         mean, weight = mean_and_weight(loss, output, target, examples)
         self.loss += float(mean) * weight
         self.weight += weight

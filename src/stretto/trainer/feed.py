@@ -44,7 +44,6 @@ class Needs(NamedTuple):
 
     @property
     def examples(self) -> int:
-        """The fewest examples of a batch."""
         return 1 if self.cut is None else self.cut.parts
 
     def too_few(self, examples: int, reason: str, *remedies: str) -> UsageError:
@@ -146,7 +145,6 @@ class Rows(Feed):
         return (Batch(size, x if self._needs.x else None, y if self._needs.y else None) for size, (x, y) in pairs)
 
     def in_order(self) -> Iterator[tuple[Any, Any]]:
-        """The split in order, with smaller last batches."""
         if not (self._needs.x or self._needs.y):
             return itertools.repeat((None, None), math.ceil(len(self.split) / self._size))
         pairs = self.split.batches(self._size)
@@ -157,7 +155,6 @@ class Rows(Feed):
 
     @property
     def extent(self) -> str:
-        """The number of examples."""
         return f"{len(self.split)} examples"
 
     def digest(self) -> str | None:
@@ -193,7 +190,6 @@ class Stream(Feed):
             self.per_epoch = None
 
     def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
-        """Go through the iterable, but for batches that are too small."""
         restored, self._restored = self._restored, None
         skipped = start if self._is_list or restored is not None else 0
         if restored is not None:
@@ -255,7 +251,6 @@ class Stream(Feed):
         return x, y
 
     def in_order(self) -> Iterator[tuple[Any, Any]]:
-        """Go through the iterable once."""
         for index, batch in enumerate(self._again()):
             x, y = self._pair(index, batch)
             yield (x if self._needs.x else None, y if self._needs.y else None)
@@ -386,7 +381,6 @@ def generator_states(loader: Any) -> dict[str, Any]:
 
 
 def set_generators(loader: Any, states: Mapping[str, Any]) -> None:
-    """Set the generators to what `generator_states` returned."""
     torch.set_rng_state(states["torch"])
     random.setstate(states["python"])
     np.random.set_state(states["numpy"])
@@ -395,7 +389,6 @@ def set_generators(loader: Any, states: Mapping[str, Any]) -> None:
 
 
 def generators_of(loader: Any) -> list[torch.Generator]:
-    """The generators that were given to a DataLoader and its samplers."""
     given = [getattr(part, "generator", None) for part in (loader, *samplers_of(loader))]
     return [generator for generator in given if isinstance(generator, torch.Generator)]
 

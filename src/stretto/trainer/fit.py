@@ -90,12 +90,10 @@ class FitArguments:
 
     @property
     def on_step(self) -> Callable[[dict[str, Any]], Any] | None:
-        """The function that is called with each step, if `log` is one."""
         return self.log if callable(self.log) else None
 
     @property
     def trackers(self) -> tuple[Tracker, ...]:
-        """The trackers that `log` names."""
         return () if self.log is None or callable(self.log) else find_trackers(self.log)
 
 
@@ -126,11 +124,9 @@ class Speed:
     since: float = field(default_factory=time.perf_counter)
 
     def resume(self) -> None:
-        """Measure from now on."""
         self.since = time.perf_counter()
 
     def add(self, examples: int) -> None:
-        """A step of so many examples has ended."""
         now = time.perf_counter()
         self.steps.append((now - self.since, examples))
         self.since = now
@@ -141,7 +137,6 @@ class Speed:
 
     @property
     def examples_per_second(self) -> float:
-        """Examples a second; 0 before the first step."""
         seconds = sum(each for each, _ in self.steps)
         return sum(examples for _, examples in self.steps) / seconds if seconds else 0.0
 
@@ -561,7 +556,6 @@ def derive_seed(seed: int, began: int) -> int:
 
 
 def finite(losses: Iterable[float]) -> bool:
-    """Whether all are numbers."""
     return all(map(math.isfinite, losses))
 
 

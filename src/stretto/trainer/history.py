@@ -118,5 +118,4 @@ class Patience:
 
     @property
     def waited(self) -> bool:
-        """Whether the patience is at its end."""
         return self.entries >= self.rule.patience

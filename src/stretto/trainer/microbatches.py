@@ -44,7 +44,6 @@ class MinibatchCut:
 
     @property
     def pieces(self) -> int:
-        """The number of micro-batches of a minibatch."""
         return self.schedule.per_turn
 
     @property

@@ -102,12 +102,10 @@ class Tracking:
             self.loss(number, value)
 
     def evaluation(self, number: int, values: Mapping[str, float | None]) -> None:
-        """What was evaluated after a step."""
         if self._run is not None:
             self._run.write(number, {key: float(value) for key, value in values.items() if value is not None})
 
     def add_file(self, path: Any) -> None:
-        """Keep a copy of a file with the run."""
         if self._run is not None:
             self._run.add_file(path)
 

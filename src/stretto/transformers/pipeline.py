@@ -205,7 +205,6 @@ class Pipeline:
         trainer.save(Path(folder) / FOLDER, {"grad_norms": self.grad_norms()})
 
     def load(self, folder: str) -> None:
-        """Go on from `save`."""
         self._former_norms = self.ready().load(Path(folder) / FOLDER)["grad_norms"]
 
     @contextmanager
@@ -226,7 +225,6 @@ def core_of(model: nn.Module) -> nn.Module:
 
 
 def parted(batch: Mapping[str, Tensor], label_names: Sequence[str]) -> tuple[Inputs, Inputs]:
-    """A batch as inputs and labels."""
     inputs = {name: value for name, value in batch.items() if name not in label_names}
     return inputs, {name: batch[name] for name in label_names if name in batch}
 
@@ -253,7 +251,6 @@ def last_whole(output_dir: str) -> str:
 
 
 def is_whole(folder: Path) -> bool:
-    """Whether a checkpoint's last file is there, and can be read."""
     try:
         json.loads((folder / STATE).read_text())
     except (OSError, ValueError):

@@ -49,7 +49,6 @@ class HuggingFaceOptimizers(StageOptimizers):
         self.former: dict[frozenset[int], torch.optim.Optimizer] = {}
 
     def __call__(self, named: Named) -> torch.optim.Optimizer:
-        """The optimizer of one stage."""
         key = frozenset(id(parameter) for _, parameter in named)
         if key in self.former:
             return self.former[key]

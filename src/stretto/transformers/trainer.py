@@ -507,11 +507,9 @@ class OutsideModel:
         """Do nothing: gradients under way belong to the stages."""
 
     def train(self, mode: bool = True) -> "OutsideModel":
-        """Do nothing."""
         return self
 
     def eval(self) -> "OutsideModel":
-        """Do nothing."""
         return self
 
 

@@ -61,12 +61,10 @@ class ServedAgreement(Agreement):
 
     @property
     def is_next(self) -> bool:
-        """Whether this replica may make the next update now."""
         return self._link.is_next
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
-        """The optimizer of this replica's shard."""
         return self._link.own[1].optimizer
 
     def step(self) -> None:
@@ -108,7 +106,6 @@ class ServedAgreement(Agreement):
         }
 
     def check(self, state: Mapping[str, Any]) -> None:
-        """Raise ValueError, TypeError or KeyError unless shard and log fit this replica, and each other."""
         _, shard, tickets = self._link.own
         version, log = state["shard"]["version"], state["log"]
         shard.check(state["shard"])
@@ -157,7 +154,6 @@ class Servers(ABC):
         return self.tickets[stage]
 
     def order(self) -> Order:
-        """The order of all updates so far, of the stages whose updates this process counts."""
         return Order(
             {stage: tuple(ticket.replica for ticket in tickets.log) for stage, tickets in self.tickets.items()},
             {stage: tuple(ticket.staleness for ticket in tickets.log) for stage, tickets in self.tickets.items()},

@@ -194,7 +194,6 @@ class NodesRendezvous(RendezvousHandler):
         return RendezvousInfo(self._round, rank, self._nodes, RendezvousStoreInfo(*meeting.address))
 
     def get_backend(self) -> str:
-        """The name of this rendezvous, for torch's logs."""
         return NAME
 
     def get_run_id(self) -> str:
@@ -202,11 +201,9 @@ class NodesRendezvous(RendezvousHandler):
         return named(self._roster)
 
     def is_closed(self) -> bool:
-        """Whether `set_closed` or `shutdown` has been called."""
         return self._closed
 
     def set_closed(self) -> None:
-        """No worker is started from now on."""
         self._closed = True
 
     def num_nodes_waiting(self) -> int:
@@ -382,23 +379,18 @@ class LocalRendezvous(RendezvousHandler):
         return RendezvousInfo(self._store, 0, 1, RendezvousStoreInfo(ADDRESS, port))
 
     def get_backend(self) -> str:
-        """The name of this rendezvous, for torch's logs."""
         return NAME
 
     def get_run_id(self) -> str:
-        """The round's: nothing that was signed for another is of use."""
         return self._run_id
 
     def is_closed(self) -> bool:
-        """Whether `set_closed` or `shutdown` has been called."""
         return self._closed
 
     def set_closed(self) -> None:
-        """No worker is started from now on."""
         self._closed = True
 
     def num_nodes_waiting(self) -> int:
-        """0: there are no other nodes."""
         return 0
 
     def shutdown(self) -> bool:
