@@ -1,14 +1,12 @@
 """Where emulated replicas meet: an all-reduce, and parameter servers whose shards are all in this process."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from stretto.replicas.parameter_server.client import Changes, ServerLink, Servers
+from stretto.replicas.parameter_server.client import Changes, Servers
 from stretto.replicas.parameter_server.shard import Build, Cut, Piece, Shard
-from stretto.replicas.parameter_server.tickets import Tickets
 from stretto.replicas.reducer import ReplicaReducer, Then
 from stretto.replicas.sync_options import ParameterServer
 
@@ -22,43 +20,29 @@ class LocalServers(Servers):
         super().__init__(choice, replicas)
         self._shards: dict[int, list[Shard]] = {}
 
-    def _link(self, stage: int, replica: int, parameters: Sequence[Tensor], cut: Cut, build: Build) -> ServerLink:
+    def _open(self, stage: int, parameters: Sequence[Tensor], cut: Cut, build: Build) -> None:
         if stage not in self._shards:
             pieces = [[*map(dense, cut.pieces(parameters, shard))] for shard in range(cut.shards)]
             self._shards[stage] = [Shard(parameters_of_shard, self.replicas, build) for parameters_of_shard in pieces]
             self._count(stage)
-        counts = replica == self.counter(stage)
-        return LocalLink(replica, self.tickets[stage], self._shards[stage], counts)
 
+    def shard(self, stage: int, replica: int) -> Shard:
+        return self._shards[stage][replica]
 
-@dataclass(frozen=True, eq=False)
-class LocalLink(ServerLink):
-    """A replica's link to the shards of a stage. Only the replica that is next may push, as nothing here can wait."""
+    def push(self, stage: int, replica: int, gradients: Sequence[Sequence[Piece]]) -> tuple[int, Sequence[Changes]]:
+        """Only the replica that is next may push, as nothing here can wait."""
+        (ticket,) = self.tickets[stage].ask(replica)
+        shards = zip(self._shards[stage], gradients, strict=True)
+        return ticket.staleness, [shard.update(replica, pieces) for shard, pieces in shards]
 
-    replica: int
-    tickets: Tickets
-    shards: Sequence[Shard]
-    counts: bool  # whether, with processes, the tickets would be in this replica's process
-
-    def push(self, gradients: Sequence[Sequence[Piece]]) -> tuple[int, Sequence[Changes]]:
-        (ticket,) = self.tickets.ask(self.replica)
-        return ticket.staleness, [
-            shard.update(self.replica, pieces) for shard, pieces in zip(self.shards, gradients, strict=True)
-        ]
-
-    @property
-    def is_next(self) -> bool:
+    def is_next(self, stage: int, replica: int) -> bool:
         """Whether the next update is this replica's, by the given order or in rotation."""
-        return self.tickets.next == self.replica
+        return self.tickets[stage].next == replica
 
-    def settle(self) -> Sequence[Changes]:
-        """Each shard's changes since this replica's last call, once all replicas have pushed; tickets begin anew."""
-        self.tickets.begin()
-        return [shard.changes(self.replica) for shard in self.shards]
-
-    @property
-    def own(self) -> tuple[int, Shard, Tickets | None]:
-        return self.replica, self.shards[self.replica], self.tickets if self.counts else None
+    def settle(self, stage: int, replica: int) -> Sequence[Changes]:
+        """Tickets begin anew."""
+        self.tickets[stage].begin()
+        return [shard.changes(replica) for shard in self._shards[stage]]
 
 
 def dense(piece: Piece) -> Tensor:

@@ -1,7 +1,6 @@
 """What a step logs and returns: recorded where the output is, merged over micro-batches, replayed on every process."""
 
 import copy
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -213,6 +212,3 @@ def metrics_alone(module: LightningModule) -> Iterator[None]:
 
 def _alone() -> bool:
     return False
-
-
-UNKNOWN = math.nan  # the loss of a batch whose minibatch is not complete, or whose loss comes `lag` steps later

@@ -1,12 +1,15 @@
 """A LightningModule's forward as a pipeline of stages, trained by a stretto.Trainer."""
 
+import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
+import torch.distributed as dist
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
@@ -27,18 +30,70 @@ from stretto.lightning.logged_values import (
 )
 from stretto.lightning.module_steps import ModuleSteps
 from stretto.lightning.network import Arguments, Network, cut_network
-from stretto.lightning.process_group import Processes
 from stretto.lightning.stage_optimizers import FollowingOptimizers
 from stretto.losses.network_reads import network_of, refuse_network_reads
 from stretto.losses.value import MeanOfStage
 from stretto.methods import Method
 from stretto.nn.batch import cut
+from stretto.nn.buckets import align, tensors_of
 from stretto.nn.preserve import modes_restored
 from stretto.nn.remote_stage import RemoteStage
 from stretto.optim.kind import name_of
 from stretto.optim.named import NamedOptimizer
+from stretto.runtime import membership
 from stretto.trainer.build import settled
 from stretto.trainer.host import cut_of, evaluator
+
+
+class Processes:
+    """This process among those of the job; all methods are collectives. One process alone sends nothing."""
+
+    def __init__(self, rank: int, size: int, timeout: float) -> None:
+        self.rank, self.size = rank, size
+        member = membership(timeout) if size > 1 else None
+        self._group = None if member is None else member.group_set(self, timeout).whole()
+
+    def all_of(self, value: Any) -> list[Any]:
+        if self._group is None:
+            return [value]
+        told: list[Any] = [None] * self.size
+        dist.all_gather_object(told, value, group=self._group)
+        return told
+
+    def on_first(self, value: Any) -> list[Any] | None:
+        """The values of all processes, by rank, on rank 0; None elsewhere."""
+        if self._group is None:
+            return [value]
+        told: list[Any] | None = [None] * self.size if self.rank == 0 else None
+        dist.gather_object(value, told, dst=0, group=self._group)
+        return told
+
+    def from_first(self, value: Any, source: int = 0) -> Any:
+        """The value of rank `source`."""
+        if self._group is None:
+            return value
+        told = [value]
+        dist.broadcast_object_list(told, src=source, group=self._group)
+        return told[0]
+
+    def barrier(self) -> None:
+        if self._group is not None:
+            dist.barrier(group=self._group)
+
+    def share_weights(self, module: nn.Module) -> None:
+        """Give all processes the weights and buffers of rank 0."""
+        if self._group is not None:
+            align(tensors_of([module]), self._group)
+
+    def share_generators(self) -> None:
+        """Give all processes the states of rank 0's random generators: they are to draw the same batches."""
+        if self._group is None:
+            return
+        states = self.from_first((random.getstate(), np.random.get_state(), torch.get_rng_state()))
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        torch.set_rng_state(states[2])
+
 
 UNEVEN = """\
 Cut nothing, '1f1b(microbatches=1)' and one replica, or let training_step return a mean over the examples of its batch:

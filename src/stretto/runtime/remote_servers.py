@@ -34,9 +34,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from stretto.emulate.meetings import dense
-from stretto.replicas.parameter_server.client import Changes, ServerLink, Servers
+from stretto.replicas.parameter_server.client import Changes, Servers
 from stretto.replicas.parameter_server.shard import Build, Cut, Piece, Shard
-from stretto.replicas.parameter_server.tickets import Ticket, Tickets
+from stretto.replicas.parameter_server.tickets import Ticket
 from stretto.replicas.reducer import ReplicaReducer, Then
 from stretto.replicas.sync_options import ParameterServer
 from stretto.runtime.failure import Failures, PeerLostError, reaching
@@ -72,7 +72,6 @@ class Wire:
         self._group, self._peer, self.worker = group, peer, worker
         self._under_way: deque[tuple[str, Any, Tensor]] = deque()
         self._lock = threading.Lock()
-        self.sent = 0  # bytes
 
     def send(self, message: Message) -> None:
         layout = layout_of(message.value)
@@ -87,7 +86,6 @@ class Wire:
             for buffer in (head, rest):
                 work = dist.isend(buffer, group=self._group, group_dst=self._peer, tag=TAG)
                 self._under_way.append((kind, work, buffer))
-            self.sent += head.nbytes + rest.nbytes
 
     def taken(self, kinds: str) -> None:
         """The other end has taken the last message of one of these kinds, and so everything before it."""
@@ -131,17 +129,14 @@ class RemoteServers(Servers):
         self._settled: dict[int, list[Changes]] = {}
         self.failure: BaseException | None = None
 
-    def _link(self, stage: int, replica: int, parameters: Sequence[Tensor], cut: Cut, build: Build) -> ServerLink:
+    def _open(self, stage: int, parameters: Sequence[Tensor], cut: Cut, build: Build) -> None:
         self._used[stage] = [shard for shard in range(cut.shards) if cut.used[shard]]
         self.shards[stage] = Shard([*map(dense, cut.pieces(parameters, self.me))], self.replicas, build)
         if self.counter(stage) == self.me:
             self._count(stage)
-        return RemoteLink(self, stage)
 
-    @property
-    def bytes_sent(self) -> int:
-        """To the other servers and replicas, so far."""
-        return sum(wire.sent for wire in self._wires.values())
+    def shard(self, stage: int, replica: int) -> Shard:
+        return self.shards[stage]
 
     # -- what this replica asks for -----------------------------------------------------------------------------------
 
@@ -156,7 +151,7 @@ class RemoteServers(Servers):
         for listener in self._listeners:
             listener.start()
 
-    def push(self, stage: int, gradients: Sequence[Sequence[Piece]]) -> tuple[int, Sequence[Changes]]:
+    def push(self, stage: int, replica: int, gradients: Sequence[Sequence[Piece]]) -> tuple[int, Sequence[Changes]]:
         counter = self.counter(stage)
         self._send(counter, Message("T", stage))
         ticket = self._await("G", counter, stage, f"its turn to update stage {stage}")
@@ -171,8 +166,8 @@ class RemoteServers(Servers):
             answers[shard] = self._await("W", shard, stage, f"weights of stage {stage}").value
         return answers
 
-    def settle(self, stage: int) -> Sequence[Changes]:
-        """As `ServerLink.settle`, after `leave`; the first stage does it for all."""
+    def settle(self, stage: int, replica: int) -> Sequence[Changes]:
+        """After `leave`; the first stage does it for all."""
         if self._listeners:
             self._meet(1, "its last update")
             for each, used in self._used.items():
@@ -304,24 +299,6 @@ class RemoteServers(Servers):
         # Not the weights themselves: they may change before this replica looks.
         value = None if message.value is None else tuple(map(copied, message.value))
         self._heard[message.kind, self.me, message.stage] = message._replace(value=value)
-
-
-class RemoteLink(ServerLink):
-    """One stage's."""
-
-    def __init__(self, servers: RemoteServers, stage: int) -> None:
-        self._servers, self._stage = servers, stage
-
-    def push(self, gradients: Sequence[Sequence[Piece]]) -> tuple[int, Sequence[Changes]]:
-        return self._servers.push(self._stage, gradients)
-
-    def settle(self) -> Sequence[Changes]:
-        return self._servers.settle(self._stage)
-
-    @property
-    def own(self) -> tuple[int, Shard, Tickets | None]:
-        servers = self._servers
-        return servers.me, servers.shards[self._stage], servers.tickets.get(self._stage)
 
 
 class Sums(ReplicaReducer):

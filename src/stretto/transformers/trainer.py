@@ -14,7 +14,7 @@ from transformers import PreTrainedModel, Trainer, TrainingArguments
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.trainer_utils import EvalLoopOutput, SaveStrategy, has_length
 
-from stretto.errors import UsageError, nearest
+from stretto.errors import UsageError
 from stretto.losses import Loss
 from stretto.methods import Method
 from stretto.methods import method as find_method
@@ -27,22 +27,22 @@ from stretto.runtime import membership
 from stretto.splitting import Stages
 from stretto.trainer.host import cut_of
 from stretto.trainer.trainer import Trainer as PipelineTrainer
+from stretto.transformers.arguments import (
+    as_first,
+    defaults,
+    parted_options,
+    refuse_adapters,
+    refuse_arguments,
+    refuse_overridden,
+    show_one_process,
+)
 from stretto.transformers.late_logs import LateLog, LateLogs
 from stretto.transformers.minibatch import Inputs, Padding, tensors_of
 from stretto.transformers.model_loss import OfTrainer, Outputs, divided_loss, own_loss, refuse_another, trial
 from stretto.transformers.pipeline import COMPARED, Pipeline, PipelineSettings, has_training, last_whole
-from stretto.transformers.refusals import refuse_adapters, refuse_arguments, refuse_overridden
-from stretto.transformers.single_view import as_first, show_one_process
 from stretto.transformers.stage_optimizers import HuggingFaceOptimizers, ShownOptimizer, scheduler_like
 
 FLAGS = ("should_training_stop", "should_epoch_stop", "should_save", "should_evaluate", "should_log")
-SET_BY_ARGUMENTS = {
-    "loss": "compute_loss_func=",
-    "optimizer": "TrainingArguments(optim=...), or optimizer_cls_and_kwargs=",
-    "scheduler": "TrainingArguments(lr_scheduler_type=...)",
-    "clip": "TrainingArguments(max_grad_norm=...)",
-    "example": "nothing: it is the first batch",
-}
 NEVER_CALLED = {
     "compute_loss": "the loss is computed where the last stage is; give compute_loss_func=",
     "get_batch_samples": "give another data collator, or override get_train_dataloader",
@@ -511,28 +511,3 @@ class OutsideModel:
 
     def eval(self) -> "OutsideModel":
         return self
-
-
-def parted_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Keyword arguments of transformers.Trainer, and those of stretto.Trainer. Raises UsageError for any other."""
-    of_transformers = inspect.signature(Trainer.__init__).parameters
-    of_stretto = [
-        name for name, parameter in inspect.signature(PipelineTrainer.__init__).parameters.items()
-        if parameter.kind is parameter.KEYWORD_ONLY and name not in SET_BY_ARGUMENTS
-    ]  # fmt: skip
-    for name in options:
-        if name in SET_BY_ARGUMENTS:
-            raise UsageError(f"StrettoTrainer({name}=...) is set by {SET_BY_ARGUMENTS[name]}")
-        if name not in of_transformers and name not in of_stretto:
-            known = [*of_transformers, *of_stretto, "method", "stages"]
-            raise UsageError(f"StrettoTrainer has no argument {name!r}: {nearest(name, known)}")
-    given = {name: value for name, value in options.items() if name in of_transformers}
-    return given, {name: value for name, value in options.items() if name not in of_transformers}
-
-
-def defaults(args: TrainingArguments) -> dict[str, Any]:
-    """What TrainingArguments say of a stretto.Trainer's further arguments."""
-    options: dict[str, Any] = {"device": args.device.type, "seed": args.seed}  # each process a device of its own
-    if args.bf16:
-        options["precision"] = "bf16-autocast"  # as accelerate's: weights stay in float32
-    return options
