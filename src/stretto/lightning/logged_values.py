@@ -13,7 +13,8 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from stretto.errors import UsageError
-from stretto.lightning.batch_parts import mapped, size_of
+from stretto.lightning.batch_parts import size_of
+from stretto.nn.nested import map_tensors
 
 
 @dataclass
@@ -70,11 +71,11 @@ class LogRecorder:
 
 
 def detached(value: Any) -> Any:
-    return mapped(lambda tensor: tensor.detach().clone(), value)
+    return map_tensors(lambda tensor: tensor.detach().clone(), value)
 
 
 def on_cpu(value: Any) -> Any:
-    return mapped(lambda tensor: tensor.cpu(), value)
+    return map_tensors(lambda tensor: tensor.cpu(), value)
 
 
 def merged(records: Sequence[StepRecord]) -> StepRecord:
@@ -183,7 +184,7 @@ def set_metrics(module: LightningModule, states: Mapping[str, Mapping[str, Any]]
     for path, state in states.items():
         device = metrics[path].device
         for name, value in state.items():
-            setattr(metrics[path], name, mapped(partial(Tensor.to, device=device), value))
+            setattr(metrics[path], name, map_tensors(partial(Tensor.to, device=device), value))
 
 
 @contextmanager

@@ -1,11 +1,11 @@
 """How replicas stay together, as data: the values of `sync=`. No torch in here."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from stretto.errors import UsageError, nearest
 from stretto.methods.definition import Method
-from stretto.options.checks import is_among, shown
+from stretto.options.checks import is_among, is_number, is_whole, shown
 from stretto.options.choices import choice_text, find_choice
 from stretto.replicas.parameter_server.tickets import Order
 from stretto.schedule.replicated import Agreement
@@ -323,13 +323,8 @@ def refuse_versions(method: Method, sync: Sync) -> None:
 def check_whole(sync: Sync, name: str, least: int) -> None:
     """Raise UsageError unless the option `name` is a whole number of at least `least`."""
     value = getattr(sync, name)
-    if not (isinstance(value, int) and not isinstance(value, bool) and value >= least):
+    if not (is_whole(value) and value >= least):
         raise UsageError(f"{sync.name}: {name}={value!r}: choose a whole number of at least {least}")
-
-
-def is_number(value: Any) -> bool:
-    """Whether a value is a number; a bool is not."""
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 ALIKE = (AllReduce.name, ShardOptimizer.name, FullyShard.name)  # a checkpoint has one optimizer state for all replicas

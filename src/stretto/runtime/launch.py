@@ -74,8 +74,7 @@ class Agent(LocalElasticAgent):
     def _failure(self) -> ProcessFailure:
         file = self._folder / "unstarted.json"
         message = "the process from which workers are forked has gone while one was started (killed, or out of memory?)"
-        told = {"message": message, "kind": "ForkServerLost", "timestamp": str(int(time.time()))}
-        file.write_text(json.dumps(told), encoding="utf-8")
+        tell(file, message, "ForkServerLost")
         return ProcessFailure(local_rank=0, pid=0, exitcode=1, error_file=str(file))
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
@@ -208,7 +207,7 @@ def launch(work: Callable[..., None], arguments: Sequence[Any], place: LaunchSet
             folder=folder,
         )
         if failures:
-            raise reason(*min(failures.items(), key=lambda item: item[1].timestamp))
+            raise exit_reason(*min(failures.items(), key=lambda item: item[1].timestamp))
 
 
 def begin(environment: Mapping[str, str], work: Callable[..., None], *arguments: Any) -> None:
@@ -243,9 +242,14 @@ def fail(error: Exception) -> NoReturn:
         message = (
             f"worker {os.environ.get('RANK')} failed{notes}\n{''.join(traceback.format_exception(error))}".rstrip()
         )
-    told = {"message": message, "kind": type(error).__name__, "timestamp": str(int(time.time()))}
-    Path(os.environ[SAID]).write_text(json.dumps(told), encoding="utf-8")
+    tell(Path(os.environ[SAID]), message, type(error).__name__)
     sys.exit(1)
+
+
+def tell(file: Path, message: str, kind: str) -> None:
+    """Write why a process failed as torch's launcher reads it."""
+    told = {"message": message, "kind": kind, "timestamp": str(int(time.time()))}
+    file.write_text(json.dumps(told), encoding="utf-8")
 
 
 @contextlib.contextmanager
@@ -278,18 +282,13 @@ def interrupted_by(names: Sequence[str]) -> Iterator[None]:
             signal.signal(number, signal.SIG_DFL)
 
 
-def reason(rank: int, failure: ProcessFailure) -> WorkerFailedError:
+def exit_reason(rank: int, failure: ProcessFailure) -> WorkerFailedError:
     """Why the job failed: what the first worker to fail said, else how it ended."""
     where = f"worker {rank} (process id {failure.pid})"
-    told = said(failure)
+    data = failure.error_file_data
+    told = str(data["message"]) if "timestamp" in data else ""
     if failure.exitcode < 0 and not told:  # one that has spoken may be told to end before it has
         remedy = "; the machine may be short of memory" if failure.exitcode == -signal.SIGKILL else ""
         return WorkerFailedError(f"{where} was ended by {signal.Signals(-failure.exitcode).name}{remedy}")
     told = told or f"{where} ended with exit code {failure.exitcode}"
-    return WorkerFailedError(told, failure.error_file_data.get("kind"))
-
-
-def said(failure: ProcessFailure) -> str:
-    """What a worker left in its error file; nothing if it has left none."""
-    data = failure.error_file_data
-    return str(data["message"]) if "timestamp" in data else ""
+    return WorkerFailedError(told, data.get("kind"))

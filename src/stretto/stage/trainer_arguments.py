@@ -15,7 +15,7 @@ from stretto.mesh import Mesh
 from stretto.methods import Method
 from stretto.nn.layer_recompute import RECOMPUTE
 from stretto.nn.seeding import PreservedGenerator, derive
-from stretto.options.checks import is_number, one_of, refuse, shown
+from stretto.options.checks import is_number, is_whole, one_of, refuse, shown
 from stretto.options.user_errors import called
 from stretto.replicas import Sync
 from stretto.schedule import Reach
@@ -58,7 +58,7 @@ def check_kinds(stages: Any, loss: Any, scheduler: Any, heads: Any, workers: Any
         ("heads", heads, heads is None or isinstance(heads, Sequence | nn.ModuleList), "a list, one entry a stage"),
         ("workers", workers, workers is None or is_whole(workers), "a whole number, or None"),
         ("seed", seed, is_whole(seed), "a whole number"),
-        ("clip", clip, clip is None or is_positive(clip), "a positive number, or None"),
+        ("clip", clip, clip is None or (is_number(clip) and clip > 0), "a positive number, or None"),
     ):
         if not fits:
             refuse(name, value, expected)
@@ -71,7 +71,7 @@ def check_number(stages: Sequence[StageLike], workers: int | None) -> None:
         raise UsageError(f"workers={workers} for {len(stages)} stages: choose between 1 and {len(stages)}")
 
 
-def check_mesh(mesh: Mesh, sync: Sync) -> None:
+def check_mesh(mesh: Mesh, sync: Sync, recompute: Any) -> None:
     if mesh.inside > 1 and mesh.data > 1 and sync.serving is not None:
         raise UsageError(
             f"{mesh}: {sync} updates each process by itself, but processes that share a stage must update together: "
@@ -83,6 +83,12 @@ def check_mesh(mesh: Mesh, sync: Sync) -> None:
             "tensor=1, or sync='all-reduce'"
         )
     sync.check_replicas(mesh.data)
+    one_of("recompute", recompute, RECOMPUTE)
+    if recompute != "none" and mesh.space != (1, 1):
+        raise UsageError(
+            f"recompute={recompute!r} on {mesh}: layers that work on parts of images are not recomputed; leave "
+            "recompute= out, or use space=(1, 1)"
+        )
 
 
 def check_prediction(specification: Specification, num_stages: int) -> None:
@@ -98,26 +104,9 @@ def check_prediction(specification: Specification, num_stages: int) -> None:
         )
 
 
-def check_recompute(recompute: Any, mesh: Mesh) -> None:
-    one_of("recompute", recompute, RECOMPUTE)
-    if recompute != "none" and mesh.space != (1, 1):
-        raise UsageError(
-            f"recompute={recompute!r} on {mesh}: layers that work on parts of images are not recomputed; leave "
-            "recompute= out, or use space=(1, 1)"
-        )
-
-
 def is_list(value: Any) -> bool:
     """Whether a value is an iterable that may hold stages: no text, mapping, tensor or ModuleDict."""
     return isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping | torch.Tensor | nn.ModuleDict)
-
-
-def is_whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def is_positive(value: Any) -> bool:
-    return is_number(value) and value > 0
 
 
 def check_stage(stage: Any, index: int) -> None:

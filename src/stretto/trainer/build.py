@@ -81,7 +81,6 @@ class Construction:
         of: Specification,
         backend: Backend,
         given: Sequence[StageLike],
-        *,
         example: Any,
         heads: Sequence[nn.Module | None] | None,
         workers: int | None,

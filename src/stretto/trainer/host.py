@@ -49,9 +49,7 @@ class StageOptimizers:
     `names` gives each stage's weight "<stage>.<name>" its name in the model, None for one that is not there.
     """
 
-    def __init__(
-        self, reference: torch.optim.Optimizer, model: nn.Module, names: Callable[[str], str | None]
-    ) -> None:
+    def __init__(self, reference: torch.optim.Optimizer, model: nn.Module, names: Callable[[str], str | None]) -> None:
         self.reference, self._names = reference, names
         self._parameters = dict(model.named_parameters(remove_duplicate=False))
         self._group_of = {
@@ -69,9 +67,7 @@ class StageOptimizers:
         """The number of the reference's group that steps a parameter of the model; None if none does."""
         return self._group_of.get(id(own))
 
-    def made(
-        self, members: Mapping[int, Sequence[nn.Parameter]], state: Mapping[Any, Any]
-    ) -> torch.optim.Optimizer:
+    def made(self, members: Mapping[int, Sequence[nn.Parameter]], state: Mapping[Any, Any]) -> torch.optim.Optimizer:
         """A stage's optimizer: the reference's groups of these numbers, with these members."""
         groups = [{**self.reference.param_groups[n], "params": list(given)} for n, given in members.items()]
         return copied(self.reference, groups, defaultdict(dict, state))

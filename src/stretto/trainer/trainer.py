@@ -42,7 +42,6 @@ from stretto.stage.trainer_arguments import (
     check_kinds,
     check_mesh,
     check_number,
-    check_recompute,
 )
 from stretto.tracing import Recording
 from stretto.tracing.pauses import PAUSE
@@ -167,8 +166,7 @@ class Trainer:
             if isinstance(given, nn.Sequential | nn.ModuleList):
                 refuse_lost_hooks(given, [*given])
             sync = find_sync(sync)
-            check_mesh(mesh, sync)
-            check_recompute(recompute, mesh)
+            check_mesh(mesh, sync, recompute)
             self.specification = Specification(
                 method=chosen_method(method, optimizer, stages),
                 loss=understand(loss),
@@ -184,45 +182,49 @@ class Trainer:
             )
             with explained(self.method):
                 sync.check(self.method, precision)
-                built = Construction(
-                    self.specification, self.backend, stages, example=example, heads=heads, workers=workers
-                )
+                built = Construction(self.specification, self.backend, stages, example, heads, workers)
                 refuse_hidden_norms(self.method, built.schedule.per_turn, built.stages)
             if len(stages) > 1 or built.schedule.per_turn * mesh.data > 1:
                 refuse_network_reads(self.loss, network_of(given))
         parts = built.schedule.per_turn * mesh.data
-        known = [] if self.backend.rank else stages
-        if parts > 1 and uses_batch_statistics([*known, *built.stages]):
-            warnings.warn(parted_norms(f"{parts} parts of a minibatch (micro-batches, replicas)"), stacklevel=2)
-        self.stages, self.heads = built.stages, built.heads
-        self.schedule, self.rules = built.schedule, built.rules
+        self._take_over(built)
+        self._warn(stages, parts, in_evaluation=built.in_evaluation)
+        self._begin()
+        self._settled = settled(self._stages, given, in_parts=self.schedule.per_turn > 1)
+        self._row_check = RowCheck(stages, parts)
+        self._by_hand = SetByHand(self._replicas, sync, data=mesh.data, lag=self.lag)
+
+    def _warn(self, given: Sequence[StageLike], parts: int, *, in_evaluation: bool) -> None:
+        known = [] if self.backend.rank else given
+        if parts > 1 and uses_batch_statistics([*known, *self.stages]):
+            warnings.warn(parted_norms(f"{parts} parts of a minibatch (micro-batches, replicas)"), stacklevel=3)
         idles = None if self.method.advice is None else idle_chunks(self.method, bubble_of(self) or 0.0)
         if idles is not None and not self.backend.rank:
-            warnings.warn(idles, stacklevel=2)
-        if built.in_evaluation:
+            warnings.warn(idles, stacklevel=3)
+        if in_evaluation:
             warnings.warn(
                 "all layers are in evaluation mode, and train so, as in a plain loop: without dropout, with the "
                 "statistics that batch norms have; call model.train() before the Trainer is made unless that is meant",
-                stacklevel=2,
+                stacklevel=3,
             )
+
+    def _take_over(self, built: Construction) -> None:
+        self.stages, self.heads = built.stages, built.heads
+        self.schedule, self.rules = built.schedule, built.rules
         self.lag, self.placement = built.lag, built.placement
         #: Bytes of the weights that one stage sends another after an update, by (owner, user): those that stages share
         #: (tied weights, `share_top`), and those that heads read (`solo`, `man`). Shared weights that the user trains
         #: have as many bytes of gradients on their way back.
         self.weight_bytes = built.weight_bytes
-        self._begin(built)
-        self._settled = settled(self._stages, given, in_parts=self.schedule.per_turn > 1)
-        self._row_check = RowCheck(stages, parts)
-        self._by_hand = SetByHand(self._replicas, sync, data=mesh.data, lag=self.lag)
-
-    def _begin(self, built: Construction) -> None:
-        # What trains, before the first minibatch.
         self._replicas = built.replicas
         self._stages = built.replicas[0]
         self._summed_replicas = built.summed_replicas
         self._splitter = built.splitter
-        self._generator = PreservedGenerator(self.device)
         self._phases = built.phases
+
+    def _begin(self) -> None:
+        # What trains, before the first minibatch.
+        self._generator = PreservedGenerator(self.device)
         self._phase = self._phases[self.method.phases.synchronous(0)]
         self._interpreter: Interpreter = self._phase.interpreter
         with self.backend.abort_all_on_error():
@@ -837,7 +839,7 @@ class Trainer:
                 known: dict[str, Any] = copy.deepcopy(stages[replica][index])  # an optimizer would keep the tensors
                 return known
 
-            self._take_over(where, manifest, read)
+            self._resume(where, manifest, read)
 
     def load(self, path: str | os.PathLike[str]) -> dict[str, Any]:
         """Go on from `save`, on any number of workers; what is in flight is dropped. Returns `extra`.
@@ -857,7 +859,7 @@ class Trainer:
         with self.backend.abort_all_on_error():
             manifest = read_manifest(path)
             self._refuse_other(str(path), manifest, len(manifest.stages) // manifest.parts)
-            self._take_over(str(path), manifest, partial(read_stage, path))
+            self._resume(str(path), manifest, partial(read_stage, path))
         return dict(manifest.extra)
 
     def _refuse_other(self, where: str, manifest: Manifest, stages: int) -> None:
@@ -880,7 +882,7 @@ class Trainer:
             )
         refuse_other(where, manifest.sync, manifest.replicas, self.sync, self.mesh.data)
 
-    def _take_over(self, where: str, manifest: Manifest, read: Callable[[int, int], dict[str, Any]]) -> None:
+    def _resume(self, where: str, manifest: Manifest, read: Callable[[int, int], dict[str, Any]]) -> None:
         # `read` returns the state of a stage, by its number in the checkpoint and its replica's.
         if self.listeners and self._broken is None:
             self.flush()  # they wait for the losses of what is in flight

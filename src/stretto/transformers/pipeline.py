@@ -4,8 +4,7 @@ import copy
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -206,12 +205,6 @@ class Pipeline:
 
     def load(self, folder: str) -> None:
         self._former_norms = self.ready().load(Path(folder) / FOLDER)["grad_norms"]
-
-    @contextmanager
-    def abort_all_on_error(self) -> Iterator[None]:
-        """The context of work that all processes do at the same time: an error in one of them ends all."""
-        with self.ready().backend.abort_all_on_error():
-            yield
 
 
 def core_of(model: nn.Module) -> nn.Module:

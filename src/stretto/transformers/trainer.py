@@ -306,7 +306,7 @@ class StrettoTrainer(Trainer):
 
     def _run_epoch(self, *args: Any, **options: Any) -> None:
         self._batches = []
-        with self._piped().abort_all_on_error():
+        with self._piped().ready().backend.abort_all_on_error():
             super()._run_epoch(*args, **options)  # type: ignore[no-untyped-call]
 
     def training_step(
@@ -455,7 +455,7 @@ class StrettoTrainer(Trainer):
         if self.pipeline is None or self.pipeline.trainer is None:
             self._save(output_dir)
         else:
-            with self.pipeline.abort_all_on_error():
+            with self.pipeline.ready().backend.abort_all_on_error():
                 state = self.pipeline.model_state()
                 if state is not None:
                     self._save(output_dir, state_dict=state)

@@ -149,13 +149,27 @@ class MeetingStore:
         return self.signed.check([f"begins/{named(roster)}"])
 
 
-class NodesRendezvous(RendezvousHandler):
+class Rendezvous(RendezvousHandler):
+    """What both kinds answer torch's agent."""
+
+    use_agent_store = True
+    _closed = False
+
+    def get_backend(self) -> str:
+        return NAME
+
+    def is_closed(self) -> bool:
+        return self._closed
+
+    def set_closed(self) -> None:
+        self._closed = True
+
+
+class NodesRendezvous(Rendezvous):
     """The launcher of one of several machines, among all of them.
 
     Raises UsageError where no secret was given and another machine is the first: only that one makes its own.
     """
-
-    use_agent_store = True
 
     def __init__(self, rendezvous: str, nodes: int, secret: Secret | None, timeout: timedelta) -> None:
         self._addresses, self._nodes, self._timeout = addresses_of(rendezvous, one_machine=nodes == 1), nodes, timeout
@@ -177,7 +191,6 @@ class NodesRendezvous(RendezvousHandler):
         self._call, self._number = "", ""  # the last call that led to a round, and this node's number in that round
         self._roster: tuple[str, ...] = ()
         self._round: Signed | None = None
-        self._closed = False
 
     def next_rendezvous(self) -> RendezvousInfo:
         """Meet the others in a new round; raises MeetingError if they do not come in time."""
@@ -193,18 +206,9 @@ class NodesRendezvous(RendezvousHandler):
         rank = self._roster.index(self._number)
         return RendezvousInfo(self._round, rank, self._nodes, RendezvousStoreInfo(*meeting.address))
 
-    def get_backend(self) -> str:
-        return NAME
-
     def get_run_id(self) -> str:
         """The round's: nothing that was signed for another is of use."""
         return named(self._roster)
-
-    def is_closed(self) -> bool:
-        return self._closed
-
-    def set_closed(self) -> None:
-        self._closed = True
 
     def num_nodes_waiting(self) -> int:
         """1 once another launcher has left this round: all have to meet again."""
@@ -353,20 +357,17 @@ def named(roster: Sequence[str]) -> str:
     return hashlib.sha256(json.dumps(roster).encode()).hexdigest()[:32]
 
 
-class LocalRendezvous(RendezvousHandler):
+class LocalRendezvous(Rendezvous):
     """One node that waits for nobody. Each group of workers has a store of its own, which outlives all of them.
 
     It listens on the loopback interface only, where torch's own rendezvous listens on every one. Other users of this
     machine reach the loopback, too: values are signed, with a secret that the launcher hands to its workers.
     """
 
-    use_agent_store = True
-
     def __init__(self, secret: Secret, timeout: timedelta) -> None:
         self.secret, self._timeout = secret, timeout
         self._run_id = uuid.uuid4().hex
         self._store: Store | None = None
-        self._closed = False
 
     def next_rendezvous(self) -> RendezvousInfo:
         """A new store, and this node as the first of one."""
@@ -378,17 +379,8 @@ class LocalRendezvous(RendezvousHandler):
             self._store = of_round(hosted(listener, self._timeout), self.secret, self._run_id)
         return RendezvousInfo(self._store, 0, 1, RendezvousStoreInfo(ADDRESS, port))
 
-    def get_backend(self) -> str:
-        return NAME
-
     def get_run_id(self) -> str:
         return self._run_id
-
-    def is_closed(self) -> bool:
-        return self._closed
-
-    def set_closed(self) -> None:
-        self._closed = True
 
     def num_nodes_waiting(self) -> int:
         return 0
