@@ -49,8 +49,7 @@ if TYPE_CHECKING:
     from stretto.replicas import AllReduce, DiLoCo, FullyShard, LocalSGD, ParameterServer, ShardOptimizer
     from stretto.splitting import split
     from stretto.study.python_calls import compare, train
-    from stretto.trainer.early_stop import EarlyStop
-    from stretto.trainer.history import History
+    from stretto.trainer.history import EarlyStop, History
     from stretto.trainer.trainer import Trainer
 
 __version__ = "0.2.0"
@@ -93,7 +92,7 @@ __all__ = [
 _HOMES = {
     "AllReduce": "stretto.replicas",
     "DiLoCo": "stretto.replicas",
-    "EarlyStop": "stretto.trainer.early_stop",
+    "EarlyStop": "stretto.trainer.history",
     "FullyShard": "stretto.replicas",
     "History": "stretto.trainer.history",
     "LocalLoss": "stretto.heads",

@@ -128,7 +128,7 @@ def refused():
     stage.gain = nn.Parameter(torch.tensor(1.0))
     said = []
     for mistake in (
-        lambda: shard(stage, trainer._backend._replica_group, trainer.sync, torch.device("cpu")),
+        lambda: shard(stage, trainer.backend._replica_group, trainer.sync, torch.device("cpu")),
         trainer.observe,
     ):
         try:

@@ -223,7 +223,7 @@ def channel_bytes(
     weights: Mapping[tuple[int, int], float],
 ) -> Mapping[int, float]:
     """Bytes of each worker's message buffers."""
-    from stretto.runtime.channels import SPARE, channels
+    from stretto.runtime.channel import SPARE, channels
 
     buffers = dict.fromkeys(range(schedule.num_workers), 0.0)
     for channel, depth in channels(schedule, rules, method.lag(schedule.num_stages)).items():

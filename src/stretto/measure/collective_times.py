@@ -24,8 +24,8 @@ from stretto.mesh import Mesh
 from stretto.parallel.operator.axis import Axis
 from stretto.replicas.agreement import GradientSum
 from stretto.replicas.sync_options import AllReduce
+from stretto.runtime.failure import Status
 from stretto.runtime.replica_group import GroupPeers, ReplicaGroup
-from stretto.runtime.wait_report import Status
 from stretto.trainer.trainer import Trainer
 
 WORK = 1e-3  # seconds of work in a round

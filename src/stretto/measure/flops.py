@@ -16,7 +16,7 @@ from stretto.nn.seeding import ForwardSeeds, PreservedGenerator
 from stretto.schedule import Action, Rules
 from stretto.stage.gradient_predictor import GradientPredictor
 from stretto.stage.stage import PhaseSettings, Stage, StageParts
-from stretto.stage.trainer_specification import Specification
+from stretto.stage.trainer_arguments import Specification
 from stretto.trainer.trainer import Trainer
 from stretto.weights import WEIGHTS
 

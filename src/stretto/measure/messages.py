@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from stretto.runtime.channel import ChannelEnd, Inbox, Outbox
-from stretto.runtime.wait_report import Status
+from stretto.runtime.failure import Status
 
 WORK, BESIDE = 2e-3, 1.2e-3  # seconds of work, and of what goes on beside a message
 LONG, WAYS = 10e-3, 4.0  # work until a message has long been there: seconds, or times its way

@@ -26,18 +26,15 @@ from stretto.optim.named import NamedOptimizer
 from stretto.optim.parameter_labels import Label, labelled, takes_labels
 from stretto.optim.whole_matrices import check_shares
 from stretto.replicas.agreement import Agreement, agreement
-from stretto.replicas.element_shares import Shares
-from stretto.replicas.optimizer_share import OptimizerShare
-from stretto.replicas.parameter_server.client import ServedAgreement
-from stretto.replicas.parameter_server.servers import Servers
+from stretto.replicas.optimizer_share import OptimizerShare, Shares
+from stretto.replicas.parameter_server.client import ServedAgreement, Servers
 from stretto.replicas.reducer import ReplicaReducer
 from stretto.schedule import Delays, Rules
 from stretto.stage.gradient_predictor import GradientPredictor
 from stretto.stage.intra_stage import StageSharing
 from stretto.stage.phase_settings import build_phases, check_served, places_by_group
 from stretto.stage.stage import PhaseSettings, Stage, StageParts
-from stretto.stage.trainer_arguments import build_scheduler
-from stretto.stage.trainer_specification import Specification
+from stretto.stage.trainer_arguments import Specification, build_scheduler
 from stretto.weights.sharded import Sharded
 
 
@@ -68,7 +65,6 @@ class StageBuilder:
     replica: int = 0
 
     def of_replica(self, replica: int, ties: Sequence[tied_weights.Tied]) -> "StageBuilder":
-        """The builder of another replica's stages."""
         return replace(self, replica=replica, ties=ties)
 
     def build(

@@ -44,8 +44,8 @@ from stretto.report.record import Point, Record
 from stretto.settings import runs
 from stretto.splitting import Stages, divide, pieces
 from stretto.stage.trainer_arguments import enable_training
-from stretto.trainer.backend import find_backend, in_one_process
-from stretto.trainer.metrics import Metric, named_metric
+from stretto.trainer.backend import in_one_process
+from stretto.trainer.evaluate import Metric, named_metric
 from stretto.trainer.microbatches import MinibatchCut
 from stretto.trainer.trainer import Trainer
 
@@ -361,6 +361,8 @@ def refuse_other_examples(settings: runs.TrainSettings, loaded: data.Dataset | U
     if not isinstance(loaded, UserData):
         return
     what = f"has other examples of data {loaded.name}"
+    from stretto.trainer.distributed import find_backend  # slow to import
+
     find_backend(timeout, settings.mesh).compare({"digest": loaded.digest}, what, f"{SAME_EXAMPLES}.")
     resolved = settings.sources.get("examples")
     if resolved not in (None, loaded.digest):

@@ -130,7 +130,9 @@ class TrainingLoop:
 
     def _save_or_stop(self, step: int) -> None:
         # After the last step there is nothing to save, and nothing to stop.
-        stops = self._request is not None and self._trainer.stops(self._request.received) and step < self._steps
+        trainer, request = self._trainer, self._request
+        stops = request is not None and trainer.backend.should_stop(trainer.entered, trainer.lag, request.received)
+        stops = stops and step < self._steps
         if stops or (self._checkpoints.due(step) and step < self._steps):
             with self._meter.paused():
                 self._tracking.last_losses(step, self._trainer.flush())  # saving would, and drop them

@@ -31,7 +31,7 @@ from stretto.nn.batch import (
 )
 from stretto.schedule import Schedule
 from stretto.schedule.even_split import part_sizes
-from stretto.stage.trainer_specification import Specification
+from stretto.stage.trainer_arguments import Specification
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,6 @@ class MinibatchCut:
 
     @property
     def pieces(self) -> int:
-        """The number of micro-batches of a minibatch."""
         return self.schedule.per_turn
 
     @property

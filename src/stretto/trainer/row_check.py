@@ -137,7 +137,6 @@ def cotangent(output: Tensor, rows: int) -> Tensor:
 
 
 def largest(tensor: Tensor) -> float:
-    """The largest magnitude in a tensor."""
     return float(tensor.abs().max()) if tensor.numel() else 0.0
 
 

@@ -1,13 +1,30 @@
-"""What cannot work, refused by name before anything is trained."""
+"""Arguments of transformers.Trainer and of stretto.Trainer: parted, refused by name where they cannot work, and what
+transformers sees of the processes.
 
-from collections.abc import Callable
+transformers and accelerate see one process. Both ask accelerate's PartialState how many there are: with two they would
+wrap the model for data parallelism, deal batches out and add up their counts. Here all processes train one model on the
+same batches, so each of them sees one; only its index stays the true rank, by which rank 0 alone writes.
+"""
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
-from transformers import TrainingArguments
+from accelerate.state import AcceleratorState, DistributedType, PartialState
+from transformers import Trainer, TrainingArguments
 
-from stretto.errors import UsageError
+from stretto.errors import UsageError, nearest
 from stretto.options.float16 import refuse_float16
+from stretto.trainer.trainer import Trainer as PipelineTrainer
 
+SET_BY_ARGUMENTS = {
+    "loss": "compute_loss_func=",
+    "optimizer": "TrainingArguments(optim=...), or optimizer_cls_and_kwargs=",
+    "scheduler": "TrainingArguments(lr_scheduler_type=...)",
+    "clip": "TrainingArguments(max_grad_norm=...)",
+    "example": "nothing: it is the first batch",
+}
 DDP = ("ddp_find_unused_parameters", "ddp_bucket_cap_mb", "ddp_broadcast_buffers", "ddp_static_graph")
 HOOKED = ("layerwise", "lomo", "galore", "apollo", "schedule_free", "stable_adamw")  # parts of optimizers' names
 
@@ -77,3 +94,52 @@ def refuse_adapters(model: Any) -> None:
                 f"adapter {name!r} is {config.peft_type}, which changes the model's inputs before its first stage: "
                 "use LoRA, or another adapter inside the layers"
             )
+
+
+def show_one_process(args: TrainingArguments, rank: int, local_rank: int) -> None:
+    """Make this process look like a single one of index `rank`; TrainingArguments made later undo it."""
+    _ = args.device  # sets up the state, the first time
+    states = [PartialState()]
+    if AcceleratorState._shared_state:
+        states.append(AcceleratorState())
+    for state in states:
+        state.distributed_type, state.num_processes = DistributedType.NO, 1
+        state.process_index, state.local_process_index = rank, local_rank
+    args._n_gpu = min(args.n_gpu, 1)  # several would be trained by nn.DataParallel
+
+
+@contextmanager
+def as_first(args: TrainingArguments) -> Iterator[None]:
+    """In this block the process has index 0: workers of its DataLoaders get the seeds that those of rank 0 get."""
+    state = PartialState()
+    index = state.process_index
+    state.process_index = 0
+    try:
+        yield
+    finally:
+        state.process_index = index
+
+
+def parted_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Keyword arguments of transformers.Trainer, and those of stretto.Trainer. Raises UsageError for any other."""
+    of_transformers = inspect.signature(Trainer.__init__).parameters
+    of_stretto = [
+        name for name, parameter in inspect.signature(PipelineTrainer.__init__).parameters.items()
+        if parameter.kind is parameter.KEYWORD_ONLY and name not in SET_BY_ARGUMENTS
+    ]  # fmt: skip
+    for name in options:
+        if name in SET_BY_ARGUMENTS:
+            raise UsageError(f"StrettoTrainer({name}=...) is set by {SET_BY_ARGUMENTS[name]}")
+        if name not in of_transformers and name not in of_stretto:
+            known = [*of_transformers, *of_stretto, "method", "stages"]
+            raise UsageError(f"StrettoTrainer has no argument {name!r}: {nearest(name, known)}")
+    given = {name: value for name, value in options.items() if name in of_transformers}
+    return given, {name: value for name, value in options.items() if name not in of_transformers}
+
+
+def defaults(args: TrainingArguments) -> dict[str, Any]:
+    """What TrainingArguments say of a stretto.Trainer's further arguments."""
+    options: dict[str, Any] = {"device": args.device.type, "seed": args.seed}  # each process a device of its own
+    if args.bf16:
+        options["precision"] = "bf16-autocast"  # as accelerate's: weights stay in float32
+    return options
