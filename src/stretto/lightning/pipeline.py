@@ -35,8 +35,8 @@ from stretto.methods import Method
 from stretto.nn.batch import cut
 from stretto.nn.preserve import modes_restored
 from stretto.nn.remote_stage import RemoteStage
-from stretto.optim.kind import name_of
-from stretto.optim.named import NamedOptimizer
+from stretto.optim.by_name import name_of
+from stretto.optim.from_function import NamedOptimizer
 from stretto.trainer.chosen_method import method_to_evaluate, settled
 from stretto.trainer.microbatches import MinibatchCut
 

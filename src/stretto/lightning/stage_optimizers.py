@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 from stretto.errors import UsageError
-from stretto.optim.copied_optimizer import copied
-from stretto.optim.named import Named
+from stretto.optim.from_function import Named
+from stretto.optim.loading import copied
 from stretto.options.checks import shown
 
 OWN = ("params", "param_names")  # what a group does not take over

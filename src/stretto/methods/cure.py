@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from stretto.optimizers import OPTIMIZERS
 from stretto.options.checks import of_fields
 
 ANY_MOMENTUM = 0.9  # where it matters only that there is one
@@ -151,7 +152,7 @@ class Cure:
     def optimizers(self) -> tuple[str, ...]:
         """The names of the optimizers that it works with, as in plans and settings; empty for any.
 
-        Velocities are read off SGD alone, an optimizer's own steps and numerators off those of `optim/direction.py`.
+        Velocities are read off SGD alone.
         """
         forms = {prediction.form for prediction in self.predictions}
         if self.optimizer is not None:
@@ -160,7 +161,7 @@ class Cure:
             return ("sgd",)
         if self.rotate is not None:
             return ("adam", "adamw")
-        known = ("sgd", "adam", "adamw", "nadam", "lion", "muon", "soap")
+        known = tuple(name for name, optimizer in OPTIMIZERS.items() if optimizer.ahead and optimizer.late)
         return known if self.spike or "step" in forms else ()
 
 

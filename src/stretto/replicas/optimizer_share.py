@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from stretto.errors import UsageError
 from stretto.nn.state_check import check_like, check_optimizer
 from stretto.optim import Masters
-from stretto.optim.copied_optimizer import copied
-from stretto.optim.loading import load
+from stretto.optim.loading import copied, load
 from stretto.replicas.element_shares import Elements, Shares
 from stretto.replicas.reducer import ReplicaReducer
 

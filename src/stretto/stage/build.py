@@ -18,13 +18,9 @@ from stretto.nn.seeding import ForwardSeeds, derive
 from stretto.nn.sharded_modules import is_sharded
 from stretto.nn.tied_weights import Lender
 from stretto.optim import Masters
-from stretto.optim.coupled import refuse_coupled
-from stretto.optim.elementwise import is_elementwise
-from stretto.optim.from_function import build_optimizer
-from stretto.optim.momentum import momenta_of
-from stretto.optim.named import NamedOptimizer
+from stretto.optim.from_function import NamedOptimizer, build_optimizer, refuse_coupled
 from stretto.optim.parameter_labels import Label, labelled, takes_labels
-from stretto.optim.whole_matrices import check_shares
+from stretto.optim.traits import check_shares, is_elementwise, momenta_of
 from stretto.replicas.agreement import Agreement, agreement
 from stretto.replicas.element_shares import Shares
 from stretto.replicas.optimizer_share import OptimizerShare

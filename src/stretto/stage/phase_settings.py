@@ -11,8 +11,8 @@ from stretto.methods import Method
 from stretto.methods.cure import Correction as CorrectionCure
 from stretto.methods.cure import Cure, Place, Prediction
 from stretto.optim import Rescheduled, RotatedAdam, SpikeCompensation, UpdateFeedback
-from stretto.optim.coming_rates import Scheduler
-from stretto.optim.momentum import momenta_of
+from stretto.optim.learning_rates import Scheduler
+from stretto.optim.traits import momenta_of
 from stretto.stage.stage import PhaseSettings, StageParts
 from stretto.stage.trainer_specification import Specification
 from stretto.weights import WEIGHTS, Live, Plain, Predicted, Substituted, Weights

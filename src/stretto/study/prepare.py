@@ -34,8 +34,7 @@ from stretto.nn.group_norm import has_batch_norm
 from stretto.nn.remote_stage import RemoteStage
 from stretto.nn.threads import computing_with
 from stretto.optim import cosine, scale_for_batch, warmup
-from stretto.optim.by_name import make_optimizer, optimizer_row
-from stretto.optim.kind import name_of_setting
+from stretto.optim.by_name import make_optimizer, name_of_setting, optimizer_row
 from stretto.options.given_objects import is_given, version_of
 from stretto.options.import_object import import_object
 from stretto.options.user_function import call, is_function, is_model_folder, source_digest

@@ -8,7 +8,7 @@ from stretto.methods import Method, method
 from stretto.methods.advice import advised
 from stretto.methods.table import is_advised
 from stretto.nn.group_norm import has_batch_norm
-from stretto.optim.kind import name_made_by
+from stretto.optim.by_name import name_made_by
 
 
 def chosen_method(asked: str | Method, optimizer: Callable[..., Any], stages: Sequence[Any]) -> Method:

@@ -16,7 +16,7 @@ from stretto.losses import Loss
 from stretto.losses.value import mean_and_weight, understand
 from stretto.methods import Method
 from stretto.nn.preserve import device_of
-from stretto.optim.named import NamedOptimizer
+from stretto.optim.from_function import NamedOptimizer
 from stretto.splitting import Stages, split
 from stretto.trainer.chosen_method import method_to_evaluate
 from stretto.trainer.trainer import Trainer

@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from stretto.errors import UsageError
-from stretto.optim.named import Named
+from stretto.optim.from_function import Named
 
 MATRIX = 2  # dims from which on the weights of an auxiliary head decay
 

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from stretto.errors import UsageError
-from stretto.optim.coming_rates import FutureRates, Scheduler
 from stretto.optim.direction import check_direction, extrapolated, keep_updates
-from stretto.optim.momentum import check_momentum
+from stretto.optim.learning_rates import FutureRates, Scheduler
+from stretto.optim.traits import check_momentum
 
 Horizon = float | Callable[[int], float]  # how many updates ahead, or a function from the updates so far to that
 Parameters = Mapping[str, Tensor]
