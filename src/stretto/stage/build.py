@@ -34,7 +34,7 @@ from stretto.stage.phase_settings import build_phases, check_served, places_by_g
 from stretto.stage.stage import PhaseSettings, Stage, StageParts
 from stretto.stage.trainer_arguments import build_scheduler
 from stretto.stage.trainer_specification import Specification
-from stretto.weights.sharded import Sharded
+from stretto.weights.current import Sharded
 
 
 class BuiltStage(NamedTuple):

@@ -16,12 +16,12 @@ from stretto.optim.traits import momenta_of
 from stretto.stage.stage import PhaseSettings, StageParts
 from stretto.stage.trainer_specification import Specification
 from stretto.weights import WEIGHTS, Live, Plain, Predicted, Substituted, Weights
-from stretto.weights.master_rule import Rounded
 from stretto.weights.saved_tensor_check import STASH, is_compiled
 from stretto.weights.value_rules import (
     Correction,
     CurrentRule,
     Interpolated,
+    Rounded,
     Rule,
     StepPrediction,
     VelocityPrediction,
