@@ -11,10 +11,8 @@ from stretto.methods.phases import Phases
 from stretto.methods.planning import Planning
 from stretto.options.checks import MOST_STAGES, flag, is_whole, of_fields, of_kind, one_of, sequence, shown, whole
 from stretto.schedule import Delays, Reach, Rules, Schedule, check
+from stretto.schedule.added_actions import Agreement, with_agreement, with_recompute, with_reduce
 from stretto.schedule.library.one_f_one_b import one_f_one_b
-from stretto.schedule.norm_reduction import with_reduce
-from stretto.schedule.recompute import with_recompute
-from stretto.schedule.replicated import Agreement, with_agreement
 
 Family = Literal["synchronous", "asynchronous", "local"]
 Pairs = Sequence[tuple[int, int]]
@@ -54,7 +52,7 @@ class Method:
     stage are summed or averaged. `head` names how auxiliary heads are built (`stretto.heads`), or, where the reach says
     that gradients are predicted, what predicts them; `prediction` says how that learns. `recompute` says that
     forwards are run again for their backward, in segments of so many stages, or (True) of as many as suit the schedule
-    (`schedule/recompute.py`). `workers(num_stages)` is the number of workers by default. `planning` is what
+    (`schedule/added_actions.py`). `workers(num_stages)` is the number of workers by default. `planning` is what
     `stretto plan` needs beside all this (`methods/planning.py`). `advice` is there where it was asked for as "async" or
     "local" (`methods/advice.py`).
     """
@@ -174,9 +172,9 @@ class Method:
         of stages: the second works on weights of the first. It trains them if the first is above it, or else if all its
         losses train the first, too.
         `reads` are (owner, reader, every): after each `every` updates of the owner the reader gets its weights and
-        does not train them. `agreement` is what replicas of the pipeline do at each update (`schedule/replicated.py`).
-        Raises ScheduleError for a schedule that is not complete or can deadlock, UsageError where there is nothing to
-        recompute.
+        does not train them. `agreement` is what replicas of the pipeline do at each update
+        (`schedule/added_actions.py`). Raises ScheduleError for a schedule that is not complete or can deadlock,
+        UsageError where there is nothing to recompute.
         """
         flag("reduce", reduce)
         schedule = self._laid_out(num_stages, num_workers)

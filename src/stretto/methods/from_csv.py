@@ -1,4 +1,4 @@
-"""The method `csv`: a schedule from a file (`schedule/read_csv_file.py`), its backward that of backpropagation."""
+"""The method `csv`: a schedule from a file (`schedule/csv_file.py`), its backward that of backpropagation."""
 
 import hashlib
 from pathlib import Path
@@ -7,7 +7,7 @@ from stretto.errors import UsageError
 from stretto.methods.definition import Method
 from stretto.options.checks import of_kind
 from stretto.schedule import Schedule
-from stretto.schedule.read_csv_file import read_csv
+from stretto.schedule.csv_file import read_csv
 
 
 def csv(*, path: str | None = None, digest: str | None = None) -> Method:

@@ -15,7 +15,7 @@ from stretto.methods.step_cures import Feedback, Rotate, cures_in_words, step_cu
 from stretto.methods.synchronous_pipelines import check_count, check_flag
 from stretto.options.checks import is_among, shown
 from stretto.schedule.library.pipedream import paci as paci_schedule
-from stretto.schedule.library.pipelined_backprop import pipelined_backprop
+from stretto.schedule.library.pipedream import pipelined_backprop
 
 Form = Literal["velocity", "weight", "step"]
 PB_CLOCK = Planning(held=lambda at: 2 * at.above + 1, delay=lambda at: 2 * at.above, messages="hidden")

@@ -12,7 +12,7 @@ from stretto.methods.cure import Correction, Cure
 from stretto.methods.definition import Method
 from stretto.methods.pipelined_backprop import PB_CLOCK
 from stretto.methods.synchronous_pipelines import check_count, check_flag
-from stretto.schedule.library.pipelined_backprop import pipelined_backprop
+from stretto.schedule.library.pipedream import pipelined_backprop
 
 
 def pipemare(*, reschedule: int | None = None, correct: bool = True, microbatches: int = 1) -> Method:

@@ -8,7 +8,7 @@ from stretto.methods.definition import Method
 from stretto.options.checks import is_among, shown
 from stretto.options.choices import choice_text, find_choice
 from stretto.replicas.parameter_server.update_log import Order
-from stretto.schedule.replicated import Agreement
+from stretto.schedule.added_actions import Agreement
 
 HOOKS = ("bf16", "fp16", "powersgd")
 
