@@ -10,8 +10,8 @@ import stretto
 from stretto import UsageError
 from stretto.methods import METHODS
 from stretto.methods.cure import Place
+from stretto.methods.pipedream import backward_horizon, forward_horizon
 from stretto.methods.pipelined_backprop import decayed
-from stretto.methods.spectrain import backward_horizon, forward_horizon
 from stretto.optim.spike import spike_coefficients
 
 

@@ -12,7 +12,7 @@ from stretto.cli.output import aligned, print_json, write, writing_to
 from stretto.cli.penalty_options import in_words as penalties_in_words
 from stretto.cli.scaling import in_words as scaling_in_words
 from stretto.errors import UsageError
-from stretto.options.user_function import is_function
+from stretto.options.import_object import is_function
 from stretto.settings.planning import EXPORTED
 
 if TYPE_CHECKING:

@@ -114,7 +114,7 @@ def listed(file: Path | None, microbatches: int | None) -> MethodLayout:
 
 def facts_of(layout: MethodLayout, timeline: "Timeline") -> dict[str, Any]:
     """What can be read off a schedule, as plain data; times are in forwards, delays in updates."""
-    from stretto.methods.head_weights import minibatches_behind
+    from stretto.methods.local_updates import minibatches_behind
     from stretto.simulate import simulate, unit_costs
 
     method, schedule, rules = layout.method, layout.schedule, layout.rules

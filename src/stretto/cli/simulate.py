@@ -15,7 +15,7 @@ from cyclopts import Parameter
 from stretto.cli.layout import MethodLayout, lay_out
 from stretto.cli.output import aligned, inside, print_json, write, write_trace
 from stretto.errors import UsageError
-from stretto.options.user_function import is_function
+from stretto.options.import_object import is_function
 from stretto.settings.command_line import FLAG, NUMBER, NUMBERS, OPTIONS, TEXTS, WHOLE, Option
 from stretto.settings.runs import parse_metric
 

@@ -18,9 +18,8 @@ from stretto.heads.last_blocks import blocks
 from stretto.heads.reading import HeadReadings
 from stretto.options.checks import function, of_kind, refuse, shown, whole
 from stretto.options.import_object import import_object
-from stretto.options.named import resolve
+from stretto.options.named import parse, resolve
 from stretto.options.named import whole as at_least_one
-from stretto.options.parse import parse
 from stretto.options.user_errors import called, error_place
 from stretto.schedule import Reach
 

@@ -12,8 +12,7 @@ from stretto.errors import UsageError, nearest
 from stretto.losses.cross_entropy import CrossEntropy, next_token_cross_entropy, token_cross_entropy
 from stretto.losses.value import Loss
 from stretto.nn.batch import IGNORED
-from stretto.options.import_object import import_object
-from stretto.options.user_function import is_function
+from stretto.options.import_object import import_object, is_function
 
 AUTO = "auto"
 OWN: Mapping[str, Loss] = {

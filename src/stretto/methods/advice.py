@@ -15,7 +15,7 @@ from stretto.errors import ScheduleError, UsageError
 from stretto.methods.definition import Advice, Family, Method
 from stretto.methods.table import METHODS, is_advised, method
 from stretto.options import checks
-from stretto.options.parse import parse
+from stretto.options.named import parse
 from stretto.schedule.draw import RESOLUTION, idle_share
 
 PLAIN_SGD = "plain-sgd"  # SGD without momentum, or with Nesterov's: it has no velocity that a cure could read

@@ -18,7 +18,7 @@ from stretto.errors import UsageError, nearest
 from stretto.models.stored_weights import INDEX, StoredWeights, files_of
 from stretto.nn.deferred import defer
 from stretto.nn.seeding import PreservedGenerator, derive
-from stretto.options.user_function import FOLDER
+from stretto.options.import_object import FOLDER
 
 CONFIG = "config.json"
 SAMPLES, SAMPLE = 64, 65536  # pieces of a file of weights that its digest reads, and the bytes of one

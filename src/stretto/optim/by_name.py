@@ -16,8 +16,7 @@ from stretto.optim.parameter_labels import labelled_by
 from stretto.optim.traits import has_plain_momentum
 from stretto.optimizers import OPTIMIZERS, OTHERS, Optimizer
 from stretto.options.checks import shown
-from stretto.options.import_object import import_object
-from stretto.options.user_function import is_function
+from stretto.options.import_object import import_object, is_function
 
 MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 ANY_RATE = 1e-3

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 from stretto.errors import UsageError, nearest
 from stretto.methods.definition import Method
 from stretto.options.checks import is_among, shown
-from stretto.options.choices import choice_text, find_choice
+from stretto.options.named import choice_text, find_choice
 from stretto.replicas.parameter_server.update_log import Order
 from stretto.schedule.added_actions import Agreement
 

@@ -21,12 +21,11 @@ from stretto.heads.segprop import SharedTop, top_layers
 from stretto.heads.table import HEADS, build_head_at
 from stretto.losses.minibatch_counts import Target
 from stretto.measure.layer_flops import layer_costs
-from stretto.methods.gradient_prediction import read_in_plans
+from stretto.methods.cure import read_in_plans
 from stretto.nn.batch import as_tuple
 from stretto.nn.memory_limit import bytes_of
 from stretto.nn.nested import HeldTensors, map_tensors
-from stretto.options.named import resolve
-from stretto.options.parse import parse
+from stretto.options.named import parse, resolve
 from stretto.stage.gradient_predictor import squared_error
 from stretto.stage.stage import head_loss
 

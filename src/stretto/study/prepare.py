@@ -35,9 +35,15 @@ from stretto.nn.remote_stage import RemoteStage
 from stretto.nn.threads import computing_with
 from stretto.optim import cosine, scale_for_batch, warmup
 from stretto.optim.by_name import make_optimizer, name_of_setting, optimizer_row
-from stretto.options.given_objects import is_given, version_of
-from stretto.options.import_object import import_object
-from stretto.options.user_function import call, is_function, is_model_folder, source_digest
+from stretto.options.import_object import (
+    call,
+    import_object,
+    is_function,
+    is_given,
+    is_model_folder,
+    source_digest,
+    version_of,
+)
 from stretto.replicas import find as find_sync
 from stretto.report.record import Point, Record
 from stretto.settings import runs
