@@ -18,7 +18,7 @@ from stretto.models.encoder_decoder import encoder_decoder
 from stretto.models.greedy_decode import find_bleu, score
 from stretto.models.table import padded_cross_entropy
 from stretto.nn.batch import IGNORED
-from stretto.nn.chain import Chain
+from stretto.nn.shapes import Chain
 
 
 def pairs(examples=8, length=5, vocabulary=11):

@@ -19,7 +19,7 @@ from stretto.models.fused_operators import ResidualSum, RMSNorm, rotary
 from stretto.models.published import PUBLISHED, is_planned_only, planned_network, shape_options
 from stretto.models.residual_block import ResidualBlock
 from stretto.models.transformer import rotated
-from stretto.nn.chain import Chain
+from stretto.nn.shapes import Chain
 
 TABLE_3 = partial(decoder, context=2048, vocabulary=51200)  # Korthikanti et al. 2022
 LLAMA_2 = partial(

@@ -13,7 +13,7 @@ from stretto.models.alexnet import alexnet, imagenet_alexnet
 from stretto.models.resnet import cifar_resnet, imagenet_resnet
 from stretto.models.transformer import CausalAttention, rotated
 from stretto.models.vgg import imagenet_vgg, vgg
-from stretto.nn.chain import Chain
+from stretto.nn.shapes import Chain
 
 
 def images(channels=3, side=32, classes=10, examples=10):

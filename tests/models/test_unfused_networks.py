@@ -11,7 +11,7 @@ from stretto.models.eager_operators import EagerGELU
 from stretto.models.early_attention import EarlyFusedAttention, attention_2022
 from stretto.models.families import decoder, encoder
 from stretto.models.megatron_loss import megatron_token_loss
-from stretto.nn.chain import Chain
+from stretto.nn.shapes import Chain
 
 SMALL = {"depth": 1, "width": 16, "heads": 2, "context": 8, "vocabulary": 32, "dropout": 0.0}
 T, H, V = 256, 64, 4096  # tokens, width, vocabulary

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import stretto
-from stretto.nn.chain import Chain
+from stretto.nn.shapes import Chain
 
 
 def assert_exact(model, stages, x):

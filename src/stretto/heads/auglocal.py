@@ -16,7 +16,7 @@ from stretto.heads.head import REMEDY, Site, Tensors, decline
 from stretto.heads.plain import Mean
 from stretto.nn import deferred
 from stretto.nn.batch import as_tuple
-from stretto.nn.remote_stage import RemoteStage
+from stretto.nn.deferred import RemoteStage
 from stretto.options.named import whole
 
 

@@ -25,8 +25,8 @@ from stretto.heads.reading import ReadingHead, WeightReading
 from stretto.heads.solo import flattened, readout
 from stretto.nn import deferred
 from stretto.nn.batch import as_tuple
+from stretto.nn.deferred import RemoteStage
 from stretto.nn.preserve import undisturbed
-from stretto.nn.remote_stage import RemoteStage
 from stretto.options.named import whole
 
 

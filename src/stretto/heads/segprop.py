@@ -27,8 +27,8 @@ from stretto.heads.head import REMEDY, Network, Site, Tensors
 from stretto.heads.man import has_parameters
 from stretto.heads.solo import flattened, readout
 from stretto.nn.batch import as_tuple
+from stretto.nn.deferred import RemoteStage
 from stretto.nn.preserve import device_of, undisturbed
-from stretto.nn.remote_stage import RemoteStage
 from stretto.options.named import whole
 
 

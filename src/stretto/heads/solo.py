@@ -16,7 +16,7 @@ from stretto.errors import UsageError
 from stretto.heads.head import REMEDY, Site
 from stretto.heads.reading import ReadingHead, WeightReading
 from stretto.nn import deferred
-from stretto.nn.remote_stage import RemoteStage
+from stretto.nn.deferred import RemoteStage
 from stretto.options.named import whole
 
 

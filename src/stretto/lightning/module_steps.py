@@ -19,8 +19,7 @@ from stretto.lightning.batch_parts import StepExamples, members
 from stretto.lightning.logged_values import LogRecorder, StepRecord, detached, metrics_protected
 from stretto.lightning.network import Arguments, bind
 from stretto.lightning.seeded_draws import seeded
-from stretto.nn.fixed_draws import FixedDraws
-from stretto.nn.seeding import derive
+from stretto.nn.seeding import FixedDraws, derive
 from stretto.options.checks import shown
 
 

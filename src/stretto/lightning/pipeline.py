@@ -33,8 +33,8 @@ from stretto.losses.network_reads import network_of, refuse_network_reads
 from stretto.losses.value import MeanOfStage
 from stretto.methods import Method
 from stretto.nn.batch import cut
+from stretto.nn.deferred import RemoteStage
 from stretto.nn.preserve import modes_restored
-from stretto.nn.remote_stage import RemoteStage
 from stretto.optim.by_name import name_of
 from stretto.optim.from_function import NamedOptimizer
 from stretto.trainer.chosen_method import method_to_evaluate, settled

@@ -15,9 +15,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map
 
 from stretto.errors import UsageError
-from stretto.losses.comparison import FAILURES, compare, is_whole, preserved_buffers, refusal, repeated
-from stretto.losses.neighbours import Neighbours
-from stretto.losses.sums import Sum
+from stretto.losses.comparison import FAILURES, Neighbours, compare, is_whole, preserved_buffers, refusal, repeated
+from stretto.losses.cross_entropy import Sum
 from stretto.losses.value import Loss, MeanOverExamples, Trial, call, is_elementwise
 from stretto.nn.batch import IGNORED, Examples, to_device
 from stretto.nn.nested import map_tensors, tensors_of

@@ -24,7 +24,7 @@ from stretto.models.transformer import (
     mlp,
     unembedding,
 )
-from stretto.nn.chain import Chain
+from stretto.nn.shapes import Chain
 from stretto.options.named import choose
 
 

@@ -18,9 +18,9 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from stretto.errors import UsageError
 from stretto.nn.carried_attributes import CarriedAttributes, exchanged_attributes
+from stretto.nn.deferred import RemoteStage
 from stretto.nn.devices import CPU, forked_generators, generators
 from stretto.nn.preserve import replaced_forward, unique
-from stretto.nn.remote_stage import RemoteStage
 from stretto.nn.shapes import summary
 
 RECOMPUTE = ("none", "selective", "full")

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from stretto.errors import UsageError
-from stretto.nn.remote_stage import RemoteStage
+from stretto.nn.deferred import RemoteStage
 from stretto.options.checks import of_kind, one_of
 
 ROLES = ("hidden", "embedding", "output")

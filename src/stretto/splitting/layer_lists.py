@@ -9,9 +9,8 @@ import torch
 from torch import nn
 
 from stretto.errors import UsageError
-from stretto.nn.chain import Chain
 from stretto.nn.preserve import device_of, undisturbed
-from stretto.nn.shapes import describe
+from stretto.nn.shapes import Chain, describe
 from stretto.splitting.cost import Inputs, attempt
 from stretto.splitting.lists import opens, whole_tuples
 from stretto.splitting.parts import Joint, SplitParts, tally, tied

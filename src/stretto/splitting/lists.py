@@ -7,8 +7,8 @@ from typing import Any
 from torch import nn
 
 from stretto.errors import UsageError, nearest
-from stretto.nn.chain import Chain
-from stretto.nn.lost_hooks import hooks_of
+from stretto.nn.hooks import hooks_of
+from stretto.nn.shapes import Chain
 from stretto.splitting.parts import tally
 
 

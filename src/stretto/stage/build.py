@@ -13,7 +13,7 @@ from stretto.errors import UsageError
 from stretto.heads.reading import HeadReadings
 from stretto.methods.cure import Place
 from stretto.nn import tied_weights
-from stretto.nn.parameter_hooks import refuse_hooks
+from stretto.nn.hooks import refuse_hooks
 from stretto.nn.seeding import ForwardSeeds, derive
 from stretto.nn.sharded_modules import is_sharded
 from stretto.nn.tied_weights import Lender

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from stretto.errors import UsageError
-from stretto.nn.threads import computing_with
+from stretto.nn.devices import computing_with
 from stretto.options.import_object import read_objects
 from stretto.options.user_errors import exits_told
 from stretto.processes import fork_server

@@ -16,8 +16,8 @@ from stretto.losses import MeanOverExamples
 from stretto.mesh import Placement
 from stretto.nn import deferred, memory_limit, tied_weights
 from stretto.nn.batch import arguments_of, inputs_on
+from stretto.nn.deferred import RemoteStage
 from stretto.nn.layer_recompute import check_marked
-from stretto.nn.remote_stage import RemoteStage
 from stretto.nn.seeding import PreservedGenerator, derive
 from stretto.nn.shapes import example_for_linear
 from stretto.optim.muon_with_adamw import check_used

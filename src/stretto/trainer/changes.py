@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from stretto.errors import UsageError
 from stretto.nn.carried_attributes import CONTAINERS, PLAIN, own_attributes
-from stretto.nn.lost_hooks import REMEDY, hooks_of
+from stretto.nn.hooks import REMEDY, hooks_of
 from stretto.nn.nested import attributes
 from stretto.nn.preserve import unique
 from stretto.options.checks import shown

@@ -17,7 +17,7 @@ from torch.optim import optimizer as torch_optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from stretto.nn.batch import Named
-from stretto.nn.parameter_hooks import with_hooks_of
+from stretto.nn.hooks import with_hooks_of
 from stretto.weights import saved_tensor_check
 from stretto.weights.value_rules import Rule
 from stretto.weights.weights import Weights, unwritten
