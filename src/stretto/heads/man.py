@@ -19,9 +19,8 @@ from torch import Tensor, nn
 
 from stretto.errors import UsageError
 from stretto.heads.auglocal import Copies
-from stretto.heads.head import REMEDY, First, Site, Tensors
+from stretto.heads.head import REMEDY, First, ReadingHead, Site, Tensors, WeightReading
 from stretto.heads.plain import layered, two_layer
-from stretto.heads.reading import ReadingHead, WeightReading
 from stretto.heads.solo import flattened, readout
 from stretto.nn import deferred
 from stretto.nn.batch import as_tuple

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from stretto.errors import UsageError
-from stretto.heads.reading import HeadReadings
+from stretto.heads.head import HeadReadings
 from stretto.methods.cure import Place
 from stretto.nn import tied_weights
 from stretto.nn.hooks import refuse_hooks

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from stretto.errors import UsageError
-from stretto.heads.head import LocalLoss, TrainedLoss
-from stretto.heads.reading import ReadingHead
+from stretto.heads.head import LocalLoss, ReadingHead, TrainedLoss
 from stretto.losses.cross_entropy import Sum
 from stretto.losses.minibatch_counts import Gradient, MinibatchCounts, Target, divide, message, shared_divisor
 from stretto.losses.value import Loss, call, mean_and_weight, of_stage, trial_of_stage, value_function

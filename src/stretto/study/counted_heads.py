@@ -14,9 +14,8 @@ from stretto.cost.layer_table import Affine, LayerCost
 from stretto.errors import UsageError
 from stretto.heads import LocalLoss, build
 from stretto.heads.auglocal import copied_stages, depth_at
-from stretto.heads.head import HeadKind, Network, Site
+from stretto.heads.head import HeadKind, Network, ReadingHead, Site
 from stretto.heads.infopro import InfoPro, weight_at
-from stretto.heads.reading import ReadingHead
 from stretto.heads.segprop import SharedTop, top_layers
 from stretto.heads.table import HEADS, build_head_at
 from stretto.losses.minibatch_counts import Target

@@ -10,8 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from stretto.parallel.operator.axis import Axis
-from stretto.parallel.operator.exchange import join, leave, part
+from stretto.parallel.operator.axis import Axis, join, leave, part
 from stretto.parallel.operator.piece import Piece, keep_part
 from stretto.parallel.operator.role import Role, is_transposed, weight_dims
 from stretto.parallel.operator.span import Boundary, SequenceParts, WholeActivations

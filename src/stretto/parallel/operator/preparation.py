@@ -17,10 +17,9 @@ from stretto.parallel.operator.chosen_styles import roles
 from stretto.parallel.operator.piece import pieces
 from stretto.parallel.operator.randomness import draw_apart
 from stretto.parallel.operator.role import Role
+from stretto.parallel.operator.sequence import blocks, share_parts
 from stretto.parallel.operator.sequence import install as install_sequence
-from stretto.parallel.operator.sequence import share_parts
 from stretto.parallel.operator.span import Boundary
-from stretto.parallel.operator.transformer_blocks import blocks
 
 PARAMETERS = ("dtensor", "local")
 

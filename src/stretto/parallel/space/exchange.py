@@ -19,9 +19,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from stretto.parallel.space.geometry import cuts, want
-from stretto.parallel.space.grid import Grid
-from stretto.parallel.space.route import AxisRows, Block, Box, RowExchange, route
-from stretto.parallel.space.slab import ImageCut, PlainTensors
+from stretto.parallel.space.halo import AxisRows, Block, Box, RowExchange, route
+from stretto.parallel.space.slab import Grid, ImageCut, PlainTensors
 
 Dims = tuple[int, ...]
 

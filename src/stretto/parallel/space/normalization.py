@@ -15,8 +15,7 @@ from torch.nn import functional as F
 
 from stretto.parallel.space.elementwise import per_channel, refuse_cut_dims
 from stretto.parallel.space.exchange import with_summed_gradients
-from stretto.parallel.space.grid import Grid
-from stretto.parallel.space.slab import ImageCut, PlainTensors, Slab, slab
+from stretto.parallel.space.slab import Grid, ImageCut, PlainTensors, Slab, slab
 
 Func = Callable[..., Any]
 

@@ -13,8 +13,7 @@ from stretto.options.checks import of_kind, refuse
 from stretto.parallel.space import table  # noqa: F401 - it gives slabs their handlers
 from stretto.parallel.space.exchange import Collect, Scatter
 from stretto.parallel.space.geometry import cuts
-from stretto.parallel.space.grid import Grid
-from stretto.parallel.space.slab import ImageCut, PlainTensors, Slab, cut_dims, slab
+from stretto.parallel.space.slab import Grid, ImageCut, PlainTensors, Slab, cut_dims, slab
 
 MAX_DIMS = 8  # of a tensor whose shape processes exchange
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from stretto.parallel.space.elementwise import as_slabs, common_cut, local_arguments, refuse_cut_dims
 from stretto.parallel.space.exchange import Collect, add_up, fetch
 from stretto.parallel.space.geometry import SlidingWindow, cuts, want
-from stretto.parallel.space.route import AxisRows
+from stretto.parallel.space.halo import AxisRows
 from stretto.parallel.space.slab import ImageCut, Slab, refusal, slab
 
 Func = Callable[..., Any]
