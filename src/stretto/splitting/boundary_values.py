@@ -11,8 +11,8 @@ from torch.utils._pytree import tree_map_only
 from stretto.errors import UsageError
 from stretto.nn.input_errors import advice_on
 from stretto.splitting.export.modes import kind_of, path_of
-from stretto.splitting.fx.decisions import computes_plainly, reads_metadata
-from stretto.splitting.fx.helpers import HELPER
+from stretto.splitting.fx.graph import HELPER
+from stretto.splitting.fx.tracer import computes_plainly, reads_metadata
 
 
 class ValueKind(Enum):

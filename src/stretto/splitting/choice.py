@@ -12,7 +12,7 @@ from torch import nn
 from stretto.errors import UsageError
 from stretto.splitting.cost import Inputs, PieceCosts, measure
 from stretto.splitting.fx.modules import Modules
-from stretto.splitting.lists import whole_list, whole_tuples
+from stretto.splitting.layer_lists import whole_list, whole_tuples
 from stretto.splitting.parts import SplitParts
 from stretto.splitting.proof import Proof
 from stretto.splitting.structure import check_bounds, find, find_exported, shortage, stage_starts

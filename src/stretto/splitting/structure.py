@@ -8,11 +8,10 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from stretto.errors import UsageError
-from stretto.splitting.blocks import Blocks
 from stretto.splitting.cost import Inputs
 from stretto.splitting.fx.graph import TraceError
-from stretto.splitting.layer_lists import Layers
-from stretto.splitting.lists import candidates, entries, lookup, main_list, whole_list, whole_tuples
+from stretto.splitting.fx.modules import Blocks
+from stretto.splitting.layer_lists import Layers, candidates, entries, lookup, main_list, whole_list, whole_tuples
 from stretto.splitting.parts import SplitParts
 
 
