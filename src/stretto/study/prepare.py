@@ -22,7 +22,7 @@ from stretto.measure import Costs, measure
 from stretto.methods import Method, method
 from stretto.methods.advice import advised
 from stretto.methods.table import is_advised
-from stretto.models.greedy_decode import find_bleu
+from stretto.models.encoder_decoder import find_bleu
 from stretto.models.hugging_face import digest_of_folder
 from stretto.models.published import refuse_planned_only
 from stretto.models.user_model import build_folder_model, build_user_model

@@ -1,4 +1,7 @@
-"""Any model that torch.fx can follow, cut between the modules that its forward calls."""
+"""Any model that torch.fx can follow, cut between the modules that its forward calls.
+
+`Blocks` are those of a model that calls a list of blocks, cut between the blocks.
+"""
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
