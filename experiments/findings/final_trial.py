@@ -19,7 +19,7 @@ from harness.results import against_reference, against_uncured, result
 import stretto
 from stretto.data import Dataset, load
 from stretto.models import build
-from stretto.nn.shapes import Chain
+from stretto.nn.chain import Chain
 
 STAGES, BATCH, STEPS, HORIZON, EVERY, HELD_OUT = 16, 32, 400, 270, 40, 1000
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {

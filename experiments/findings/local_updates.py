@@ -26,7 +26,7 @@ from stretto.data import Dataset, Split
 from stretto.data.labels import randomised
 from stretto.models import build
 from stretto.models.resnet import ReluSum
-from stretto.nn.shapes import Chain
+from stretto.nn.chain import Chain
 
 HELD_OUT, MEMORISED = 1_000, 1_000
 LAYERS, DEPTH = 8, 20  # of the MLP, of the ResNet

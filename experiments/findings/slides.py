@@ -23,7 +23,7 @@ from torch import nn
 import stretto
 from stretto.data import Dataset, load
 from stretto.models import Model, build
-from stretto.nn.shapes import Chain
+from stretto.nn.chain import Chain
 
 ONE, DIGITS, WORDS = "one example", "digits", "number words"
 MOMENTUM, SCALED_FROM = 0.9, 128  # SGD's, and the batch whose momentum and rate updates of one example are scaled from

@@ -17,7 +17,7 @@ from stretto.models import build
 from stretto.models.encoder_decoder import encoder_decoder, find_bleu, score
 from stretto.models.table import padded_cross_entropy
 from stretto.nn.batch import IGNORED
-from stretto.nn.shapes import Chain
+from stretto.nn.chain import Chain
 
 
 def pairs(examples=8, length=5, vocabulary=11):

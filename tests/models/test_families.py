@@ -18,7 +18,7 @@ from stretto.models.families import FAMILIES, decoder, encoder, family_member, r
 from stretto.models.published import PUBLISHED, is_planned_only, planned_network, shape_options
 from stretto.models.residual_block import ResidualBlock, ResidualSum, RMSNorm, rotary
 from stretto.models.transformer import rotated
-from stretto.nn.shapes import Chain
+from stretto.nn.chain import Chain
 
 TABLE_3 = partial(decoder, context=2048, vocabulary=51200)  # Korthikanti et al. 2022
 LLAMA_2 = partial(

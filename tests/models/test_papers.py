@@ -12,7 +12,7 @@ from stretto.models import build
 from stretto.models.images import alexnet, imagenet_alexnet, imagenet_vgg, vgg
 from stretto.models.resnet import cifar_resnet, imagenet_resnet
 from stretto.models.transformer import CausalAttention, rotated
-from stretto.nn.shapes import Chain
+from stretto.nn.chain import Chain
 
 
 def images(channels=3, side=32, classes=10, examples=10):

@@ -12,7 +12,7 @@ from stretto.errors import UsageError
 from stretto.measure.layer_counting import faking
 from stretto.models import build
 from stretto.models.unet import unet
-from stretto.nn.shapes import Chain
+from stretto.nn.chain import Chain
 
 
 def masks(side=8, examples=6, classes=2, channels=1):

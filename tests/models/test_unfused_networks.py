@@ -9,7 +9,7 @@ from stretto import UsageError
 from stretto.measure.layer_flops import layer_costs
 from stretto.models.families import decoder, encoder, megatron_token_loss
 from stretto.models.residual_block import EagerGELU, EarlyFusedAttention, attention_2022
-from stretto.nn.shapes import Chain
+from stretto.nn.chain import Chain
 
 SMALL = {"depth": 1, "width": 16, "heads": 2, "context": 8, "vocabulary": 32, "dropout": 0.0}
 T, H, V = 256, 64, 4096  # tokens, width, vocabulary

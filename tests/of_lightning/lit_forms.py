@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy, log_softmax, relu
 
 from hugging_face_models import build
-from stretto.nn.shapes import Chain
+from stretto.nn.chain import Chain
 
 
 class OwnForward(Classifier):

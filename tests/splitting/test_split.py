@@ -7,7 +7,7 @@ from torch import nn
 
 import stretto
 from stretto.errors import UsageError
-from stretto.nn.shapes import Chain
+from stretto.nn.chain import Chain
 
 
 def gradients(model, x):

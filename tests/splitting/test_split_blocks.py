@@ -10,7 +10,7 @@ from torch import fx, nn
 import stretto
 from pairwise import in_turn
 from stretto.errors import UsageError
-from stretto.nn.shapes import Chain
+from stretto.nn.chain import Chain
 
 
 def tokens(*shape):

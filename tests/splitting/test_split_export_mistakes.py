@@ -10,7 +10,7 @@ from torch import nn
 
 import stretto
 from stretto.errors import UsageError
-from stretto.nn.shapes import Chain
+from stretto.nn.chain import Chain
 from stretto.splitting.export.exported import fits
 
 

@@ -11,8 +11,8 @@ from branching_models import Branching, Counting, Moody, Regions, Shared, Tied
 import stretto
 from late_imports import Late
 from pairwise import slow_where
+from stretto.nn.chain import Chain
 from stretto.nn.preserve import without_fused_transformers
-from stretto.nn.shapes import Chain
 from stretto.splitting.export.modes import Switch
 from stretto.splitting.export.repairs import masks_as_given
 

@@ -11,7 +11,7 @@ from hugging_face_models import build, images, next_word, padding, words
 from late_imports import Late
 from pairwise import in_turn, thinned
 from stretto.errors import UsageError
-from stretto.nn.shapes import Chain
+from stretto.nn.chain import Chain
 
 transformers = Late("transformers")
 KINDS = ("gpt2", "llama", "bert", "vit")

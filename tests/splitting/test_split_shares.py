@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import stretto
 from pairwise import slow_where, thinned
 from stretto.errors import UsageError
-from stretto.nn.shapes import Chain
+from stretto.nn.chain import Chain
 from stretto.splitting import pieces
 
 IMAGES = (4, 3, 8, 8)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import stretto
-from stretto.nn.shapes import Chain
+from stretto.nn.chain import Chain
 
 
 def assert_exact(model, stages, x):

@@ -9,7 +9,7 @@ import safetensors.torch
 
 from stretto.errors import UsageError
 from stretto.models.encoder_decoder import find_bleu, score
-from stretto.nn.shapes import Chain
+from stretto.nn.chain import Chain
 from stretto.runtime.launch import LaunchSettings
 from stretto.settings.runs import CompareSettings, TrainSettings
 from stretto.study import compare, open_study, run

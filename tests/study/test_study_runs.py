@@ -17,7 +17,7 @@ from stretto import UsageError
 from stretto.cost import find_cluster
 from stretto.measure.energy import EnergyMeter
 from stretto.nn import devices
-from stretto.nn.shapes import Chain
+from stretto.nn.chain import Chain
 from stretto.report.computed_on import several_devices
 from stretto.report.first_frontier import PNG, SVG
 from stretto.settings.runs import CompareSettings, TrainSettings

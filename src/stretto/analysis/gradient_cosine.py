@@ -16,7 +16,7 @@ from stretto.errors import UsageError
 from stretto.losses import Loss
 from stretto.losses.minibatch_counts import Target
 from stretto.nn.batch import Batches, call, first_size, inputs_of, with_names_of
-from stretto.nn.shapes import Chain
+from stretto.nn.chain import Chain
 from stretto.options.checks import of_kind, sequence
 from stretto.schedule import Reach
 from stretto.stage.stage import head_loss_and_weight

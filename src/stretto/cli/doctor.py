@@ -146,7 +146,7 @@ def built_in(name: str, options: dict[str, Option], data: str | None) -> tuple[A
     """A built-in network and a small batch of its data."""
     from stretto.models import MODELS
     from stretto.models.published import refuse_planned_only
-    from stretto.nn.shapes import Chain
+    from stretto.nn.chain import Chain
     from stretto.settings.runs import DEFAULTS, Settings
     from stretto.study.prepare import build_model, dataset
 
@@ -164,7 +164,7 @@ def built_in(name: str, options: dict[str, Option], data: str | None) -> tuple[A
 def of_user(name: str, options: dict[str, Option], data: str | None) -> tuple[Any, Any]:
     """A user's network, and the example that it came with, or one of its data."""
     from stretto.models.user_model import user_model
-    from stretto.nn.shapes import Chain
+    from stretto.nn.chain import Chain
     from stretto.settings.runs import Settings
     from stretto.study.prepare import dataset
 

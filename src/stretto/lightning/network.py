@@ -12,8 +12,8 @@ import stretto
 from stretto.errors import UsageError
 from stretto.lightning.batch_parts import members
 from stretto.nn.batch import call, inputs_of, with_names_of
+from stretto.nn.chain import Chain
 from stretto.nn.preserve import device_of, undisturbed
-from stretto.nn.shapes import Chain
 from stretto.options.checks import shown
 from stretto.splitting import Stages
 

@@ -26,8 +26,8 @@ from stretto.models.transformer import (
     mlp,
     unembedding,
 )
+from stretto.nn.chain import Chain
 from stretto.nn.preserve import evaluating
-from stretto.nn.shapes import Chain
 from stretto.options.named import choose
 
 

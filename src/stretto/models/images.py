@@ -1,4 +1,4 @@
-"""Convolutional networks without skip connections, a plain one, AlexNet, VGG, and what all networks for images share."""
+"""Convolutional networks without skip connections (plain, AlexNet, VGG), and what all networks for images share."""
 
 import math
 from collections.abc import Callable

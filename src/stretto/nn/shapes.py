@@ -73,15 +73,3 @@ def summary(module: nn.Module) -> str:
         return type(module).__name__
     shown = ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")
     return f"{type(module).__name__} of {shown}"
-
-
-class Chain(nn.Sequential):
-    """An nn.Sequential whose members may return tuples: the next member takes a tuple as its arguments."""
-
-    def forward(self, *inputs: Any, **named: Any) -> Any:
-        """Run the stages in order; keyword arguments (`named`) go to the first stage."""
-        output: Any = inputs if len(inputs) != 1 else inputs[0]
-        for stage in self:
-            output = stage(*output, **named) if isinstance(output, tuple) else stage(output, **named)
-            named = {}
-        return output

@@ -9,9 +9,10 @@ import torch
 from torch import nn
 
 from stretto.errors import UsageError, nearest
+from stretto.nn.chain import Chain
 from stretto.nn.hooks import hooks_of
 from stretto.nn.preserve import device_of, undisturbed
-from stretto.nn.shapes import Chain, describe
+from stretto.nn.shapes import describe
 from stretto.splitting.cost import Inputs, attempt
 from stretto.splitting.parts import Joint, SplitParts, tally, tied
 from stretto.splitting.proof import Original, Proof

@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_leaves
 from stretto.errors import UsageError
 from stretto.nn import deferred
 from stretto.nn.carried_attributes import PLAIN, own_attributes
+from stretto.nn.chain import Chain
 from stretto.nn.hooks import of_torch, refuse_lost_hooks
 from stretto.nn.nested import tensors_of
 from stretto.nn.preserve import (
@@ -31,7 +32,6 @@ from stretto.nn.preserve import (
     unique,
     without_fused_transformers,
 )
-from stretto.nn.shapes import Chain
 from stretto.options.object_digest import names_in
 from stretto.splitting.cost import Inputs
 

@@ -142,7 +142,7 @@ def split(
     """Cut a model into `num_stages` stages of about the same cost, which hold the model's own modules.
 
     Nothing is copied: on one process, training the stages trains the model. Run one after the other
-    (`stretto.Trainer`, or `stretto.nn.shapes.Chain`) they compute exactly what the model does.
+    (`stretto.Trainer`, or `stretto.nn.chain.Chain`) they compute exactly what the model does.
 
     Args:
         model: an nn.Sequential, an nn.ModuleList or a list of layers; or any module that calls a list of blocks, such

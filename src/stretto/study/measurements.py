@@ -22,7 +22,7 @@ from stretto.data.dataset import RowReader
 from stretto.data.user_data import TensorSplit
 from stretto.models.encoder_decoder import find_bleu, score
 from stretto.nn.batch import to_device
-from stretto.nn.shapes import Chain
+from stretto.nn.chain import Chain
 from stretto.report.record import Measurement, Observation
 from stretto.settings.runs import known
 from stretto.study.prepare import Prepared, build_model, prepare, stages_of

@@ -27,11 +27,11 @@ from stretto.models.hugging_face import digest_of_folder
 from stretto.models.published import refuse_planned_only
 from stretto.models.user_model import build_folder_model, build_user_model
 from stretto.nn import deferred
+from stretto.nn.chain import Chain
 from stretto.nn.deferred import RemoteStage
 from stretto.nn.devices import EXAMPLES as DEVICES
 from stretto.nn.devices import computing_with, pick_device
 from stretto.nn.group_norm import has_batch_norm
-from stretto.nn.shapes import Chain
 from stretto.optim import cosine, scale_for_batch, warmup
 from stretto.optim.by_name import make_optimizer, name_of_setting, optimizer_row
 from stretto.options.import_object import (

@@ -21,8 +21,9 @@ from stretto.emulate.replay import OrderedReplicas
 from stretto.emulate.replica_emulator import EmulatedReplicas
 from stretto.errors import UsageError
 from stretto.mesh import Mesh
+from stretto.nn.chain import Chain
 from stretto.nn.devices import pick_device
-from stretto.nn.shapes import Chain, trace
+from stretto.nn.shapes import trace
 from stretto.replicas import Order, Sync
 from stretto.replicas.parameter_server.servers import Servers
 from stretto.replicas.reducer import ReplicaReducer

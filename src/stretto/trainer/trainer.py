@@ -24,10 +24,10 @@ from stretto.mesh import Mesh
 from stretto.methods import Method
 from stretto.methods.advice import explained, idle_chunks, other_advice
 from stretto.nn.batch import Batches, InputBatches
+from stretto.nn.chain import Chain
 from stretto.nn.group_norm import parted_norms, uses_batch_statistics
 from stretto.nn.hooks import refuse_lost_hooks
 from stretto.nn.seeding import PreservedGenerator
-from stretto.nn.shapes import Chain
 from stretto.nn.sharded_modules import is_sharded
 from stretto.options.checks import flag, function, mapping, number, of_kind, positive, refuse, sequence, shown, whole
 from stretto.options.checks import path as check_path
