@@ -304,10 +304,7 @@ def score(model: nn.Module, x: Tensor, y: Tensor, text: Text, bleu: Bleu) -> flo
     """BLEU of the translations of x int64 [N, 2, T] against y int64 [N, T]; `text` turns tokens into sentences."""
     with evaluating([model]):
         translated = greedy(model, x[:, 0])
-    translations, references = ([text(until_end(row)) for row in tokens.tolist()] for tokens in (translated, y))
+    translations, references = (
+        [text(row[: row.index(END)] if END in row else row) for row in tokens.tolist()] for tokens in (translated, y)
+    )
     return bleu(translations, references)
-
-
-def until_end(tokens: Sequence[int]) -> Sequence[int]:
-    """The tokens before the first END; all tokens if there is none."""
-    return tokens[: tokens.index(END)] if END in tokens else tokens

@@ -353,15 +353,19 @@ class Batches:
     Raises UsageError for anything that is not a pair (x, y) with the same number of examples.
     """
 
-    def __init__(self, who: str, batches: Iterable[tuple[Any, Any]]) -> None:
-        if isinstance(batches, str | bytes | Mapping | type) or not hasattr(batches, "__iter__"):
-            refuse(f"{who}: batches", batches, BATCHES)
+    wanted = BATCHES
+    unfit: tuple[type, ...] = (str, bytes, Mapping, type)
+    takers, remedy = "the model or the loss", "Give batches as in training"
+
+    def __init__(self, who: str, batches: Iterable[Any]) -> None:
+        if isinstance(batches, self.unfit) or not hasattr(batches, "__iter__"):
+            refuse(f"{who}: batches", batches, self.wanted)
         refuse_workers(batches, f"{who}: batches")
         self._who = who
         self._batches = batches
         self._current = "its first batch"
 
-    def __iter__(self) -> Iterator[tuple[Any, Any]]:
+    def __iter__(self) -> Iterator[Any]:
         for index, batch in enumerate(self._batches):
             if not isinstance(batch, tuple | list) or len(batch) != 2:
                 raise UsageError(f"{self._who}: batch {index} is {shown(batch)}: give {BATCHES}")
@@ -376,30 +380,18 @@ class Batches:
     def explaining_misfits(self) -> AbstractContextManager[None]:
         """In this block an error of the model or the loss becomes UsageError that names the current batch."""
         return explaining_misfits(
-            lambda: f"{self._who}: the model or the loss cannot take {self._current}", "Give batches as in training"
+            lambda: f"{self._who}: {self.takers} cannot take {self._current}", self.remedy.format(who=self._who)
         )
 
 
-class InputBatches:
+class InputBatches(Batches):
     """As `Batches`, of inputs alone: iterates over the tensors of each x."""
 
-    def __init__(self, who: str, batches: Iterable[Any]) -> None:
-        no_list = isinstance(batches, str | bytes | Mapping | type | Tensor | np.ndarray)
-        if no_list or not hasattr(batches, "__iter__"):
-            refuse(f"{who}: batches", batches, "an iterable of batches of inputs, such as [x]")
-        refuse_workers(batches, f"{who}: batches")
-        self._who = who
-        self._batches = batches
-        self._current = "its first batch"
+    wanted = "an iterable of batches of inputs, such as [x]"
+    unfit = (*Batches.unfit, Tensor, np.ndarray)
+    takers, remedy = "the model", "Give inputs as in training, without targets: {who}(x for x, y in loader)"
 
     def __iter__(self) -> Iterator[tuple[Tensor, ...] | None]:
         for index, x in enumerate(self._batches):
             self._current = f"batch {index}, x {shown(x)}"
             yield None if x is None else inputs_of(x, f"{self._who}: batch {index}")
-
-    def explaining_misfits(self) -> AbstractContextManager[None]:
-        """In this block an error of the model becomes UsageError that names the current batch."""
-        return explaining_misfits(
-            lambda: f"{self._who}: the model cannot take {self._current}",
-            f"Give inputs as in training, without targets: {self._who}(x for x, y in loader)",
-        )

@@ -1,5 +1,6 @@
 """LARS and LAMB, which scale each layer's step by the norm of its weights, and what optimizers of our own share."""
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import groupby
@@ -98,7 +99,28 @@ def check_betas(betas: object) -> None:
         check_range(f"betas[{index}]", beta, 0, 1)
 
 
-class LARS(torch.optim.Optimizer):
+class OwnOptimizer(torch.optim.Optimizer):
+    """An optimizer of Stretto's: its parameters and defaults are checked, and `step_group` updates one group's."""
+
+    def __init__(self, params: Iterable[Any], defaults: dict[str, Any]) -> None:
+        with explaining_params(params):
+            super().__init__(params, defaults)
+        check_real(self.param_groups)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Update every parameter that has a gradient; return the closure's loss, if there is one."""
+        loss = with_gradients(closure)
+        for group in self.param_groups:
+            self.step_group(group)
+        return loss
+
+    @abstractmethod
+    def step_group(self, group: dict[str, Any]) -> None:
+        """Update the parameters of a group that have gradients."""
+
+
+class LARS(OwnOptimizer):
     """Layer-wise adaptive rate scaling (You, Gitman, Ginsburg 2017, arXiv 1708.03888).
 
     `r = trust ||w|| / (||g|| + wd ||w|| + eps)`, 1 where ||w|| or ||g|| is 0; `v <- m v + r (g + wd w); w <- w - lr v`
@@ -133,23 +155,16 @@ class LARS(torch.optim.Optimizer):
             check_range(name, value, 0, float("inf"))
         defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "trust": trust, "eps": eps}
         flag("vectors", vectors)
-        with explaining_params(params):
-            super().__init__(params, {**{name: float(value) for name, value in defaults.items()}, "vectors": vectors})
-        check_real(self.param_groups)
+        super().__init__(params, {**{name: float(value) for name, value in defaults.items()}, "vectors": vectors})
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Update every parameter that has a gradient; return the closure's loss, if there is one."""
-        loss = with_gradients(closure)
-        for group in self.param_groups:
-            for parameters, adapts in foreach_groups(group):
-                updates = gradients(parameters, "LARS")
-                if adapts:
-                    updates = lars_updates(parameters, updates, group)
-                if group["momentum"]:
-                    updates = self._velocities(parameters, updates, group["momentum"])
-                torch._foreach_add_(parameters, updates, alpha=-group["lr"])
-        return loss
+    def step_group(self, group: dict[str, Any]) -> None:
+        for parameters, adapts in foreach_groups(group):
+            updates = gradients(parameters, "LARS")
+            if adapts:
+                updates = lars_updates(parameters, updates, group)
+            if group["momentum"]:
+                updates = self._velocities(parameters, updates, group["momentum"])
+            torch._foreach_add_(parameters, updates, alpha=-group["lr"])
 
     def _velocities(self, parameters: list[Tensor], updates: list[Tensor], momentum: float) -> list[Tensor]:
         for parameter in parameters:
@@ -169,7 +184,7 @@ def lars_updates(parameters: list[Tensor], gradients: list[Tensor], group: dict[
     return scaled(decayed, one_where_a_norm_is_zero(ratios, weight_norms, gradient_norms))
 
 
-class LAMB(torch.optim.Optimizer):
+class LAMB(OwnOptimizer):
     """Layer-wise adaptive moments for batch training (You et al. 2020, arXiv 1904.00962).
 
     `u = m_hat / (sqrt(v_hat) + eps) + wd w`; `w <- w - lr r u` with `r = ||w|| / ||u||`, 1 where a norm is 0, for each
@@ -201,21 +216,14 @@ class LAMB(torch.optim.Optimizer):
         numbers = {"lr": float(lr), "eps": float(eps), "weight_decay": float(weight_decay)}
         defaults = {**numbers, "betas": betas, "vectors": vectors}
         flag("vectors", vectors)
-        with explaining_params(params):
-            super().__init__(params, defaults)
-        check_real(self.param_groups)
+        super().__init__(params, defaults)
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Update every parameter that has a gradient; return the closure's loss, if there is one."""
-        loss = with_gradients(closure)
-        for group in self.param_groups:
-            for parameters, adapts in foreach_groups(group):
-                updates = self._directions(parameters, gradients(parameters, "LAMB"), group)
-                if adapts:
-                    updates = lamb_updates(parameters, updates, group["weight_decay"])
-                torch._foreach_add_(parameters, updates, alpha=-group["lr"])
-        return loss
+    def step_group(self, group: dict[str, Any]) -> None:
+        for parameters, adapts in foreach_groups(group):
+            updates = self._directions(parameters, gradients(parameters, "LAMB"), group)
+            if adapts:
+                updates = lamb_updates(parameters, updates, group["weight_decay"])
+            torch._foreach_add_(parameters, updates, alpha=-group["lr"])
 
     def _directions(self, parameters: list[Tensor], gradients: list[Tensor], group: dict[str, Any]) -> list[Tensor]:
         """Adam's `m_hat / (sqrt(v_hat) + eps)`."""

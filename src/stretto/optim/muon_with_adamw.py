@@ -285,7 +285,11 @@ def excluded_by(named: Sequence[tuple[str, Tensor]], exclude: Iterable[str | Ten
         raise UsageError(f"muon: exclude={shown(exclude)}: give a list, exclude=[{shown(exclude)}]")
     excluded: set[int] = set()
     for entry in exclude:
-        found = {id(p) for name, p in named if entry is p or (isinstance(entry, str) and is_in(name, entry))}
+        found = {
+            id(p)
+            for name, p in named
+            if entry is p or (isinstance(entry, str) and (name == entry or name.startswith(f"{entry}.")))
+        }
         if not found and isinstance(entry, str):
             names = [name for name, _ in named if name]
             remedy = nearest(entry, names) if names else "give (name, parameter) pairs, model.named_parameters()"
@@ -294,11 +298,6 @@ def excluded_by(named: Sequence[tuple[str, Tensor]], exclude: Iterable[str | Ten
             raise UsageError(f"muon: exclude has {shown(entry)}, which is none of the parameters that muon was given")
         excluded |= found
     return excluded
-
-
-def is_in(name: str, entry: str) -> bool:
-    """Whether a name is that of the parameter `entry`, or of one in the module `entry`."""
-    return name == entry or name.startswith(f"{entry}.")
 
 
 def check_used(optimizers: Iterable[torch.optim.Optimizer | None], labels: Iterable[Label], *, all_known: bool) -> None:

@@ -94,11 +94,6 @@ def read_objects(file: Path | None) -> None:
         _loaded.add(file)
 
 
-def given_digest(value: Any) -> str:
-    """The digest of a registered object."""
-    return value.digest if isinstance(value, ObjectFactory) else object_digest(value)
-
-
 def import_object(text: str, what: str = "model") -> Any:
     """The object that `text` names. Raises UsageError, which calls it `what`, where there is none."""
     if is_given(text):
@@ -228,7 +223,7 @@ def source_digest(text: str, what: str = "model") -> str:
     """
     value = import_object(text, what)
     if is_given(text):
-        return given_digest(value)
+        return value.digest if isinstance(value, ObjectFactory) else object_digest(value)
     place = text.rpartition(":")[0]
     file = Path(place) if place.endswith(".py") else source_of(place)
     return "no source" if file is None or not file.is_file() else digest_of_files(file)

@@ -63,11 +63,6 @@ def turns_apart(lowered: Lowered, value: int) -> int:
     return lowered.late[passing.user] - passing.back - lowered.late[passing.source]
 
 
-def farthest(lowered: Lowered) -> int:
-    """The most turns that any value spans, at least 1: a turn's times follow from those of as many turns before."""
-    return max([1, *(abs(turns_apart(lowered, value)) for value in range(len(lowered.passings)))])
-
-
 def period(schedule: Schedule, rules: Rules, durations: Durations, *, latency: float = 0) -> float:
     """The time of one turn in the steady state of the slowest worker, in the unit of `durations`.
 
@@ -283,7 +278,7 @@ def repeating(lowered: Lowered, outcome: SimulatedTimes, *, queues: bool) -> Rep
     messages queue, the next event follows from the state of all lanes at one moment. So there has to be a moment at
     which all actions and messages under way belong to these turns, and the same one period later.
     """
-    reach = farthest(lowered)
+    reach = max([1, *(abs(turns_apart(lowered, value)) for value in range(len(lowered.passings)))])
     begins, ends = by_turn(lowered, outcome, outcome.turns - reach)
     for turns in range(1, begins.shape[1] // 2 + 1):
         time = begins[0, -1] - begins[0, -1 - turns]

@@ -16,10 +16,10 @@ from stretto.nn.batch import Named, as_tuple, call, inputs_of, inputs_on
 from stretto.nn.preserve import device_of, undisturbed
 from stretto.options.checks import mapping, of_kind, one_of, sequence
 from stretto.splitting.choice import FAIR, StageCut, measured, most_even, uneven, ways
-from stretto.splitting.cost import Inputs, PieceCosts
+from stretto.splitting.cost import PieceCosts
 from stretto.splitting.parts import tied_notes
 from stretto.splitting.proof import Proof
-from stretto.splitting.structure import check_layers, find
+from stretto.splitting.structure import Request, check_layers, find
 
 
 class Stages(list[nn.Module]):
@@ -128,6 +128,7 @@ def explain(noun: str, bounds: Sequence[int], kinds: Sequence[str], costs: Piece
 LOGGER = logging.getLogger("stretto")
 BY = ("flops", "time", "parameters")
 TIED = ("apart", "together")
+Example = Tensor | tuple[Tensor, ...] | Mapping[str, Tensor]
 
 
 def split(
@@ -190,7 +191,7 @@ def divide(
     model: nn.Module | Sequence[nn.Module],
     num_stages: int | Sequence[int],
     *,
-    example: Tensor | tuple[Tensor, ...] | Mapping[str, Tensor] | None = None,
+    example: Example | None = None,
     path: str | None = None,
     by: str = "flops",
     tied: str = "apart",
@@ -200,11 +201,11 @@ def divide(
     if isinstance(model, nn.Module):
         leaves = [(name or "0", part) for name, part in model.named_modules() if not [*part.children()]]
         check_layers([*leaves, ("0", model)], "the model")
-    names, inputs = named_inputs(model, example)
-    target_stages = num_stages if isinstance(num_stages, int) else len(num_stages) - 1
-    possible_ways = ways(model, inputs, names, path, target_stages, together=tied == "together")
+    request = request_for(
+        model, example, path, num_stages if isinstance(num_stages, int) else len(num_stages) - 1, tied
+    )
     try:
-        cut, stages, proof = most_even(possible_ways, inputs, by, num_stages)
+        cut, stages, proof = most_even(ways(request), request.inputs, by, num_stages)
     except UsageError:
         if num_stages == 1 and isinstance(model, nn.Module) and gives_tensors(model, example):
             return Stages([model], model=model, bounds=[0, 1], explanation="the whole model", shares=[1.0])
@@ -225,7 +226,7 @@ def divide(
     )
 
 
-def gives_tensors(model: nn.Module, example: Tensor | tuple[Tensor, ...] | Mapping[str, Tensor] | None) -> bool:
+def gives_tensors(model: nn.Module, example: Example | None) -> bool:
     """Whether a model is a stage as it is: it takes the example and returns a tensor, or a tuple of tensors."""
     if example is None or any(is_lazy(tensor) for tensor in (*model.parameters(), *model.buffers())):
         return False
@@ -239,18 +240,17 @@ def gives_tensors(model: nn.Module, example: Tensor | tuple[Tensor, ...] | Mappi
 def pieces(
     model: nn.Module | Sequence[nn.Module],
     *,
-    example: Tensor | tuple[Tensor, ...] | Mapping[str, Tensor] | None = None,
+    example: Example | None = None,
     path: str | None = None,
     tied: str = "apart",
 ) -> Stages:
     """As `split`, into as many stages as possible: the pieces that two stages would be made of."""
     check(model, 1, example, path, BY[0], tied)
-    names, inputs = named_inputs(model, example)
-    together = tied == "together"
+    request = request_for(model, example, path, 2, tied)
     try:
-        cut = most_even(ways(model, inputs, names, path, 2, together=together), inputs, BY[0], 2).cut
+        cut = most_even(ways(request), request.inputs, BY[0], 2).cut
     except UsageError:  # there is a single piece; any other mistake is raised again below
-        cut = measured(find(model, inputs, names, path, 2, together=together), inputs, BY[0])
+        cut = measured(find(request), request.inputs, BY[0])
     finest = cut.into(len(cut.units) - 1)
     return Stages(
         finest.parts.cut(finest.bounds),
@@ -261,17 +261,18 @@ def pieces(
     )
 
 
-def named_inputs(
-    model: nn.Module | Sequence[nn.Module], example: Tensor | tuple[Tensor, ...] | Mapping[str, Tensor] | None
-) -> tuple[list[str] | None, Inputs | None]:
-    """The names of the example's tensors, None for a tuple, and the tensors, on the model's device."""
+def request_for(
+    model: nn.Module | Sequence[nn.Module], example: Example | None, path: str | None, num_wanted: int, tied: str
+) -> Request:
+    """The request, with the example's tensors on the model's device."""
+    together = tied == "together"
     if example is None:
-        return None, None
+        return Request(model, None, None, path, num_wanted, together)
     tensors = inputs_of(example, "example")
     roots = [model] if isinstance(model, nn.Module) else [root for root in model if isinstance(root, nn.Module)]
     device = device_of(roots)
     names = list(tensors.names) if isinstance(tensors, Named) else None
-    return names, tuple(tensor.to(device) for tensor in tensors)
+    return Request(model, tuple(tensor.to(device) for tensor in tensors), names, path, num_wanted, together)
 
 
 def explanation_of(cut: StageCut, stages: Sequence[nn.Module], proof: Proof) -> str:

@@ -45,7 +45,7 @@ class Rule(ABC):
 
     def ahead(self) -> float:
         """How many updates ahead of the current weights the rule's values are; 0 for a rule that does not predict."""
-        return horizon_at(self.horizon, self.updates)
+        return self.horizon(self.updates) if callable(self.horizon) else self.horizon
 
     def ahead_of(self, parameter: Tensor) -> float:
         """As `ahead`, for one parameter."""
@@ -243,11 +243,6 @@ class Interpolated(Rule):
             return parameter
         value = self.rule.value(name, parameter)
         return value if self.part == 1 or value is parameter else torch.lerp(parameter, value, self.part)
-
-
-def horizon_at(horizon: Horizon, updates: int) -> float:
-    """The horizon (in updates) that holds after `updates` updates."""
-    return horizon(updates) if callable(horizon) else horizon
 
 
 def remember(copies: dict[str, Tensor], parameters: Parameters) -> None:

@@ -138,7 +138,7 @@ class LayerChain:
                     return None
                 self.layouts[user] = layout
                 pending.append(user)
-                for uncut in self.uncut_inputs(user):
+                for uncut in [value for value in user.all_input_nodes if value not in self.layouts]:
                     traced_nodes = self.trace_back(uncut, layout)
                     if traced_nodes is None:
                         return None
@@ -209,10 +209,6 @@ class LayerChain:
             return None
         self.roles[self.name(node)] = role
         return layout if role.style != "groups" else ChannelLayout(role.sizes, layout.spatial)
-
-    def uncut_inputs(self, node: fx.Node) -> list[fx.Node]:
-        """The inputs of a node that have no layout yet."""
-        return [value for value in node.all_input_nodes if value not in self.layouts]
 
     def trace_back(self, node: fx.Node, needed: ChannelLayout) -> list[fx.Node] | None:
         """Cut a value that is combined with a cut one, such as a residual: make a layer that it comes from a column.

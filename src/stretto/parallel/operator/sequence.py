@@ -8,7 +8,7 @@ dropouts and modules without parameters. What it computes outside the cut pairs 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -108,7 +108,8 @@ def block_at(
         gate is None
         or not linear
         or cut_roles.keys() - cut - random
-        or not all(is_outer_norm(root, norm, attention_path) for norm in norms)
+        or any(within(norm, attention_path) for norm in norms)
+        or not all(type(root.get_submodule(norm)).__name__.endswith(NORMS) for norm in norms)
     ):
         return None
     return CutBlock(path, module, tuple(cut), (attention_path, *gate) if not packed else gate, tuple(norms))
@@ -136,11 +137,6 @@ def within(path: str, module: str) -> bool:
     return path == module or path.startswith(f"{module}.")
 
 
-def is_outer_norm(root: nn.Module, path: str, attention: str) -> bool:
-    """Whether a layer is a norm over features outside the attention."""
-    return type(root.get_submodule(path)).__name__.endswith(NORMS) and not within(path, attention)
-
-
 def runs(root: nn.Module, cut_blocks: Sequence[CutBlock]) -> Iterator[tuple[nn.Module | None, list[CutBlock]]]:
     """Container and blocks of each run of blocks that follow each other; each other block alone, with None."""
     num_parents = Counter(id(child) for module in root.modules() for child in module._modules.values())
@@ -153,7 +149,7 @@ def runs(root: nn.Module, cut_blocks: Sequence[CutBlock]) -> Iterator[tuple[nn.M
                 if (
                     block is not None
                     and num_parents[id(child)] == 1
-                    and (not together or same_dims(block, together[0]))
+                    and (not together or block.batch_first == together[0].batch_first)
                 ):
                     together.append(block)
                     continue
@@ -163,11 +159,6 @@ def runs(root: nn.Module, cut_blocks: Sequence[CutBlock]) -> Iterator[tuple[nn.M
                         del remaining[id(member.module)]
                 together = [] if block is None or num_parents[id(child)] > 1 else [block]
     yield from ((None, [block]) for block in remaining.values())
-
-
-def same_dims(block: CutBlock, other: CutBlock) -> bool:
-    """Whether the activations of two blocks have the same order of dims."""
-    return block.batch_first == other.batch_first
 
 
 def runs_in_turn(container: nn.Module) -> bool:
@@ -195,18 +186,18 @@ def share_parts(root: nn.Module, blocks: Sequence[CutBlock], axis: Axis) -> dict
         parts = SequenceParts(axis, together[0].batch_first)
         parts_of |= {block.path: parts for block in together}
         if container is not None:
-            container.register_forward_pre_hook(SetRunning(parts, True))
-            container.register_forward_hook(SetRunning(parts, False), always_call=True)
+            container.register_forward_pre_hook(partial(set_running, parts, True))
+            container.register_forward_hook(partial(set_running, parts, False), always_call=True)
         for block in together:
             block.module.register_forward_pre_hook(CutInput(parts, block is together[0]), with_kwargs=True)
-            block.module.register_forward_hook(GatherSequence(parts, block is together[-1]))
+            block.module.register_forward_hook(partial(gather_sequence, parts, block is together[-1]))
     return parts_of
 
 
 def install(root: nn.Module, block: CutBlock, parts: SequenceParts, roles: Mapping[str, Any]) -> None:
     """Let the uncut modules of a block work on parts of the sequence."""
     for path in block.gates:
-        root.get_submodule(path).register_forward_pre_hook(GatherInput(parts), with_kwargs=True)
+        root.get_submodule(path).register_forward_pre_hook(partial(gather_input, parts), with_kwargs=True)
     for path in block.norms:
         norm = root.get_submodule(path)
         norm.__class__ = with_summed_gradients(type(norm), tuple(norm._parameters))  # type: ignore[arg-type]
@@ -257,54 +248,30 @@ def with_input(
     return (change(args[0]), *args[1:]), kwargs
 
 
-@dataclass(frozen=True, eq=False)
-class SetRunning:
-    """Marks the beginning and the end of the forward of a container of blocks."""
+# Hooks, whose arguments before the layer are bound.
+def set_running(parts: SequenceParts, begins: bool, *call: Any) -> None:
+    """Mark the beginning or the end of the forward of a container of blocks."""
+    parts.running = begins
 
-    parts: SequenceParts
-    begins: bool
 
-    def __call__(self, *call: Any) -> None:
-        """A forward hook or pre-hook."""
-        self.parts.running = self.begins
+def gather_sequence(parts: SequenceParts, last: bool, layer: nn.Module, args: Any, output: Any) -> Any:
+    """Gather the output of a block, unless the next block takes parts."""
+    if parts.running and not last:
+        return None
+    return (parts.whole(output[0]), *output[1:]) if isinstance(output, tuple) else parts.whole(output)
+
+
+def gather_input(parts: SequenceParts, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Gather the input of a module that holds several columns of a pair, once for all of them."""
+    return with_input(args, kwargs, parts.enter)
 
 
 @dataclass(frozen=True, eq=False)
 class CutInput:
-    """Cuts the input of a block, unless the block before has passed on its part."""
+    """A hook that cuts the input of a block, unless the block before has passed on its part."""
 
     parts: SequenceParts
     first: bool
 
     def __call__(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A forward pre-hook."""
-        if self.parts.running and not self.first:
-            return None
-        return with_input(args, kwargs, self.parts.cut)
-
-
-@dataclass(frozen=True, eq=False)
-class GatherSequence:
-    """Gathers the output of a block, unless the next block takes parts."""
-
-    parts: SequenceParts
-    last: bool
-
-    def __call__(self, layer: nn.Module, args: Any, output: Any) -> Any:
-        """A forward hook."""
-        if self.parts.running and not self.last:
-            return None
-        if isinstance(output, tuple):
-            return self.parts.whole(output[0]), *output[1:]
-        return self.parts.whole(output)
-
-
-@dataclass(frozen=True, eq=False)
-class GatherInput:
-    """Gathers the input of a module that holds several columns of a pair, once for all of them."""
-
-    parts: SequenceParts
-
-    def __call__(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A forward pre-hook."""
-        return with_input(args, kwargs, self.parts.enter)
+        return None if self.parts.running and not self.first else with_input(args, kwargs, self.parts.cut)
