@@ -73,7 +73,6 @@ class Copies(nn.Module):
         self.layers = nn.ModuleList(layers)
 
     def forward(self, *features: Tensor) -> Any:
-        """An output like the model's."""
         values: Any = tuple(tensor.clone() for tensor in features)
         for layer in self.layers:
             values = as_tuple(layer(*values))

@@ -175,7 +175,6 @@ class TrainedLoss(nn.Module):
         self.loss = loss
 
     def forward(self, *features: Any) -> Any:
-        """The model's output as it is."""
         return features if len(features) > 1 else features[0]
 
 
@@ -187,7 +186,6 @@ class First(nn.Module):
         self.head = head
 
     def forward(self, x: Tensor, *others: Tensor) -> Tensor:
-        """The head's output on the first tensor."""
         output: Tensor = self.head(x)
         return output
 

@@ -96,7 +96,6 @@ def first_layers(stage: nn.Module, last: bool, *, depth: int, **others: object) 
 
 
 def has_parameters(layer: nn.Module) -> bool:
-    """Whether a layer holds any parameter."""
     return any(True for _ in layer.parameters())
 
 
@@ -147,7 +146,6 @@ class MomentumAuxiliary(ReadingHead):
 
     @property
     def copied(self) -> nn.Module:
-        """The average."""
         return self.average
 
     def forward(self, *features: Tensor) -> Tensor:
@@ -161,7 +159,6 @@ class MomentumAuxiliary(ReadingHead):
         return weight.lerp(arrived, 1 - self.momentum)
 
     def extra_repr(self) -> str:
-        """The momentum, for repr."""
         return f"momentum={self.momentum:g}"
 
 

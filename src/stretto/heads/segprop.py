@@ -55,7 +55,6 @@ class SharedTop(Copies):
 
     @property
     def shared(self) -> Iterator[nn.Parameter]:
-        """The parameters that other stages own."""
         for layer in self.layers[1:]:
             yield from layer.parameters()
 

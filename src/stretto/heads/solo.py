@@ -99,7 +99,6 @@ class SharedReadout(ReadingHead):
 
     @property
     def copied(self) -> nn.Module:
-        """The readout."""
         return self.readout
 
     def forward(self, x: Tensor, *others: Tensor) -> Tensor:

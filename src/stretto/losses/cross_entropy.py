@@ -98,7 +98,6 @@ class CrossEntropy:
         of_fields("CrossEntropy: ", self)
 
     def __call__(self, output: Tensor, target: Tensor) -> Tensor:
-        """The mean over the targets that count."""
         return self._reduced(*self._flat(output, target), "mean")
 
     def value(self, output: Tensor, target: Tensor, *, counted: bool) -> Tensor | Sum:

@@ -204,6 +204,5 @@ def with_ignored(target: Tensor, first: int) -> Tensor:
 
 
 def differs(marked: Any, target: Any) -> bool:
-    """Whether any entry of the targets has been marked."""
     pairs = zip(tensors_of(marked), tensors_of(target), strict=True)
     return any(not torch.equal(one, other.to(one.device)) for one, other in pairs)

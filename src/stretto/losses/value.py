@@ -41,7 +41,6 @@ class MeanOverExamples:
     loss: Loss
 
     def __call__(self, output: Any, target: Any) -> Any:
-        """The loss's own value."""
         return self.loss(output, target)
 
 
@@ -59,7 +58,6 @@ class MeanOfStage:
     remedy: str
 
     def __call__(self, output: Any, target: Any) -> Any:
-        """The loss's own value."""
         return self.loss(output, target)
 
 
@@ -71,17 +69,14 @@ class Trial:
     remedy: str
 
     def __call__(self, output: Any, target: Any) -> Any:
-        """The loss's own value."""
         return self.loss(output, target)
 
 
 def of_stage(loss: Loss, stage: int) -> Loss:
-    """The loss that stage `stage` calls."""
     return loss.of(stage) if isinstance(loss, MeanOfStage) else loss
 
 
 def trial_of_stage(loss: Loss, stage: int) -> Loss:
-    """The loss that checks of stage `stage` call."""
     return Trial(loss.trial(stage), loss.remedy) if isinstance(loss, MeanOfStage) else loss
 
 

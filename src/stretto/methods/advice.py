@@ -92,7 +92,6 @@ class Finding:
 
 @cache
 def findings() -> tuple[Finding, ...]:
-    """All that the studies found."""
     text = resources.files("stretto.methods").joinpath("findings.json").read_text(encoding="utf-8")
     return tuple(Finding(**entry) for entry in json.loads(text))
 

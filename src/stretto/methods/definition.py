@@ -39,7 +39,6 @@ class Phases:
         return minibatch < self.warmup or (self.finish is not None and minibatch >= self.finish)
 
     def synchronous_among(self, minibatches: int) -> int:
-        """How many of the first `minibatches` minibatches are synchronous."""
         late = 0 if self.finish is None else max(0, minibatches - self.finish)
         return min(self.warmup, minibatches) + late
 
@@ -65,7 +64,6 @@ class Advice(NamedTuple):
 
 
 def one_each(num_stages: int) -> int:
-    """One worker for each stage."""
     return num_stages
 
 

@@ -62,7 +62,6 @@ class SourceEmbedding(nn.Module):
         self.embedding = Embedding(vocabulary, context, width)
 
     def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Embed the source, and pass the decoder's tokens on."""
         source, target = tokens.unbind(1)
         return self.embedding(source), source != PAD, target
 
@@ -88,7 +87,6 @@ class Logits(nn.Module):
         self.unembedding = Unembedding(vocabulary, width)
 
     def forward(self, h: Tensor, memory: Tensor, mask: Tensor) -> Tensor:
-        """The logits at every position; the source is no longer needed."""
         logits: Tensor = self.unembedding(h)
         return logits
 
@@ -130,7 +128,6 @@ class EncoderBlock(nn.Module):
         initialise(self, ("attention.output", "mlp.2"), depth)
 
     def forward(self, h: Tensor, mask: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Attend from every source token to every other, then apply the perceptron."""
         normed = self.attention_norm(h)
         h = h + self.attention(normed, normed, mask)
         return h + self.mlp(self.mlp_norm(h)), mask, tokens
@@ -164,7 +161,6 @@ class BranchStart(nn.Module):
         self.norm = nn.LayerNorm(width)
 
     def forward(self, h: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
-        """Normalise h for the branch, and pass h on."""
         return self.norm(h), h, *others
 
 
@@ -177,7 +173,6 @@ class OnFirst(nn.Module):
         initialise(self, (), 1)
 
     def forward(self, x: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
-        """Apply the layer to x, and pass the others on."""
         return self.layer(x), *others
 
 
@@ -190,7 +185,6 @@ class BranchEnd(nn.Module):
         initialise(self, ("layer",), branches)
 
     def forward(self, x: Tensor, h: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
-        """Add the branch to the residual stream."""
         return h + self.layer(x), *others
 
 
@@ -207,7 +201,6 @@ class AttentionLayer(nn.Module):
         initialise(self, (), 1)
 
     def forward(self, x: Tensor, h: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
-        """Attend to x or to the memory, without the output layer."""
         memory, mask = others if self.across else (x, others[0])
         return self.attention(x, memory, mask), h, *others
 
@@ -220,7 +213,6 @@ class TargetEmbedding(nn.Module):
         self.embedding = Embedding(vocabulary, context, width)
 
     def forward(self, memory: Tensor, mask: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Embed the decoder's tokens."""
         return self.embedding(tokens), memory, mask
 
 

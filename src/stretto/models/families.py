@@ -31,7 +31,6 @@ class ParallelCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, target: Tensor) -> Tensor:
-        """Keep the softmax, where the logits were."""
         logits.sub_(logits.amax(-1, keepdim=True))
         scores = logits.gather(1, target[:, None])
         total = logits.exp_().sum(-1, keepdim=True)
@@ -64,7 +63,6 @@ class TokenStart(nn.Module):
         self.dropout = Dropout(shape.dropout)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Embed the tokens."""
         embedded: Tensor = self.embedding(tokens)
         if self.token_type is not None:
             embedded = embedded + self.token_type.weight[0]
@@ -83,7 +81,6 @@ class PatchStart(nn.Module):
         self.dropout = Dropout(shape.dropout)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Embed the patches."""
         patches = self.patches(images).flatten(2).transpose(1, 2)
         tokens = torch.cat([self.first.expand(len(patches), -1, -1), patches], dim=1)
         out: Tensor = self.dropout(tokens + self.position)
@@ -99,7 +96,6 @@ class LogitsEnd(nn.Module):
         self.score = unembedding(vocabulary, shape.width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The logits at every position."""
         logits: Tensor = self.score(self.norm(x))
         return logits
 
@@ -115,7 +111,6 @@ class MaskedTokenEnd(nn.Module):
         self.score = transform(shape.width, vocabulary)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The logits at every position."""
         logits: Tensor = self.score(self.transform(self.norm(x)))
         return logits
 
@@ -129,7 +124,6 @@ class ClassifierEnd(nn.Module):
         self.score = nn.Linear(shape.width, classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Classify by the first token."""
         logits: Tensor = self.score(self.norm(x)[:, 0])
         return logits
 
@@ -216,7 +210,6 @@ def encoder(options: EncoderOptions) -> PublishedNetwork:
 def language(
     model: str, options: DecoderOptions, shape: BlockShape, end: Callable[[], nn.Module], *, types: int
 ) -> PublishedNetwork:
-    """A network of tokens, ending in `end`."""
     owner = f"model {model!r}"
     choose(owner, "tied", options.tied, (True, False))
     whole(owner, "vocabulary", options.vocabulary)
@@ -369,6 +362,5 @@ def block_shape(model: str, options: DecoderOptions, *, causal: bool) -> BlockSh
 
 
 def check_image(model: str, *, side: int, classes: int, least: int) -> None:
-    """Refuse a side below `least`, and no classes."""
     whole(f"model {model!r}", "side", side, least=least)
     whole(f"model {model!r}", "classes", classes)

@@ -54,7 +54,6 @@ def _(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
 
 @library.custom_op("stretto::rms_norm_backward", mutates_args=())
 def rms_norm_backward(gradient: Tensor, x: Tensor, weight: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradients of x and of the weight."""
     normed, wide = x * scale, gradient.to(scale.dtype)
     scaled = wide * weight
     towards = (scaled * normed).mean(-1, keepdim=True)
@@ -153,7 +152,6 @@ class ResidualSum(nn.Module):
         self.bias = nn.Parameter(torch.zeros(width)) if bias else None
 
     def forward(self, residual: Tensor, branch: Tensor) -> Tensor:
-        """Add the branch to the stream."""
         out: Tensor = dropped_sum(residual, branch, self.bias, self.dropout if self.training else 0.0)[0]
         return out
 
@@ -167,7 +165,6 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(width))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise the last dim."""
         out: Tensor = rms_norm(x, self.weight, self.eps)[0]
         return out
 
@@ -176,7 +173,6 @@ class EagerLinear(nn.Linear):
     """nn.Linear that adds its bias behind the product, as torch did until 2020 to tensors of three dims."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """Apply the layer to each token."""
         out = linear(input, self.weight)
         return out if self.bias is None else out + self.bias
 
@@ -224,7 +220,6 @@ class EagerSum(nn.Module):
         self.bias = nn.Parameter(torch.zeros(width)) if bias else None
 
     def forward(self, residual: Tensor, branch: Tensor) -> Tensor:
-        """Add the branch to the stream."""
         whole = branch if self.bias is None else branch + self.bias
         out: Tensor = residual + self.dropout(whole)
         return out
@@ -297,7 +292,6 @@ class EarlyFusedAttention(nn.Module):
         self.causal = causal
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Mix the values of each head."""
         mixed: Tensor = attention_2022(query, key, value, self.causal)[0]
         return mixed.transpose(1, 2).flatten(2)
 
@@ -335,7 +329,6 @@ class BlockShape:
         return NORMS[self.norm](self.width)
 
     def core(self) -> nn.Module:
-        """The core of an attention."""
         if self.attention == "fused":
             return FusedAttention(causal=self.causal)
         if self.attention == "fused-2022":
@@ -377,7 +370,6 @@ class GroupedAttention(nn.Module):
         self.output = nn.Linear(shape.width, shape.width, bias=False)  # its bias is in the sum behind it
 
     def forward(self, x: Tensor) -> Tensor:
-        """Attend from each token to the others, or to those before it."""
         heads = self.qkv(x).unflatten(2, (-1, self.group + 2, self.head_width))  # [N, T, key heads, group + 2, d]
         query, key, value = (
             part.flatten(2, 3).transpose(1, 2) for part in heads.split((self.group, 1, 1), dim=3)
@@ -398,7 +390,6 @@ class Perceptron(nn.Module):
         self.narrow = nn.Linear(shape.hidden, shape.width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Apply the two layers to each token."""
         out: Tensor = self.narrow(self.gelu(self.widen(x)))
         return out
 
@@ -416,7 +407,6 @@ class GatedPerceptron(nn.Module):
         self.narrow = nn.Linear(shape.hidden, shape.width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Apply the layers to each token."""
         gate, gated = self.gates(x).unflatten(-1, (-1, 2)).unbind(-1)
         out: Tensor = self.narrow(self.silu(gate) * gated)
         return out
@@ -436,12 +426,10 @@ class ResidualBlock(nn.Module):
         initialise(self, ("attention.output", "mlp.narrow"), shape.depth)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Add both branches to the residual stream."""
         x = self.attention_sum(x, self.attention(self.attention_norm(x)))
         out: Tensor = self.mlp_sum(x, self.mlp(self.mlp_norm(x)))
         return out
 
 
 def blocks(shape: BlockShape) -> list[Callable[[], nn.Module]]:
-    """A recipe of all blocks."""
     return [partial(ResidualBlock, shape)] * shape.depth

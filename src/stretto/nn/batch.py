@@ -116,7 +116,6 @@ def with_numbers(tensor: Tensor, name: str) -> Tensor:
 
 
 def inputs_on(x: Any, device: torch.device) -> tuple[Tensor, ...]:
-    """The tensors of x, given in one of FORMS, on the device."""
     tensors = inputs_of(x)
     return with_names_of(tensors, [tensor.to(device) for tensor in tensors])
 
@@ -140,7 +139,6 @@ def target_of(y: Any, name: str = "y") -> Any:
 
 
 def target_on(y: Any, device: torch.device) -> Any:
-    """The target, as `target_of` gives it, on the device."""
     return to_device(target_of(y), device)
 
 
@@ -238,7 +236,6 @@ def tensors_in(value: Any, name: str) -> Iterator[tuple[str, Tensor]]:
 
 
 def shapes(tensors: Iterable[Tensor]) -> str:
-    """The shapes of tensors as text, for messages."""
     return ", ".join(str(list(tensor.shape)) for tensor in tensors)
 
 

@@ -61,7 +61,6 @@ class Copies:
         self._containers: dict[int, tuple[object, Any]] = {}
 
     def of(self, value: Any) -> Any:
-        """The copy of a value."""
         if isinstance(value, Tensor):
             return value if isinstance(value, nn.Parameter) or value.is_inference() else self._of_tensor(value)
         if id(value) in self._containers:
@@ -102,7 +101,6 @@ def exchanged_attributes(then: Carried) -> Iterator[None]:
 
 
 def states_of(module: nn.Module) -> dict[str, Any]:
-    """The attributes of a module that may be carried on."""
     return {name: value for name, value in own_attributes(module).items() if is_state(value)}
 
 

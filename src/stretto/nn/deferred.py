@@ -35,7 +35,6 @@ class RemoteStage(nn.Module):
         )
 
     def extra_repr(self) -> str:
-        """The stage and its worker, for repr."""
         return f"stage {self.stage} on worker {self.worker}"
 
 

@@ -120,7 +120,6 @@ def host_memory(size: int, device: torch.device) -> Tensor:
 
 
 def generator_of(device: torch.device) -> "torch.Generator | SingleGenerator":
-    """The global random generator of a device."""
     if device.type in HOST:
         return torch.default_generator
     module: Any = torch.get_device_module(device)

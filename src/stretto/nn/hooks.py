@@ -27,7 +27,6 @@ def hooked(parameter: nn.Parameter, gradient: Tensor) -> Tensor:
 
 
 def with_hooks_of(parameter: nn.Parameter, leaf: T) -> T:
-    """A leaf in place of the parameter, with the parameter's hooks."""
     for hook in (parameter._backward_hooks or {}).values():
         leaf.register_hook(hook)  # type: ignore[no-untyped-call]
     return leaf
@@ -73,7 +72,6 @@ REMEDY = "hook a module inside one stage, or do in a module's forward what the h
 
 
 def hooks_of(module: nn.Module) -> list[dict[int, Callable[..., Any]]]:
-    """The hooks of a module, by kind."""
     return [getattr(module, kind) for kind in KINDS]
 
 

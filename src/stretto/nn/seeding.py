@@ -94,7 +94,6 @@ class FixedDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *error: Any) -> None:
-        """End the mode."""
         super().__exit__(*error)  # type: ignore[no-untyped-call]
         self._eager.close()
 

@@ -145,7 +145,6 @@ def hash_of(tensor: Tensor) -> str:
 
 
 def hash_of_bytes(*parts: bytes | memoryview) -> str:
-    """The hash of bytes, one part after the other."""
     digest = hashlib.blake2b(digest_size=16)
     for part in parts:
         digest.update(part)

@@ -73,7 +73,6 @@ def find(
 
 
 def of_copies(ties: Iterable[Tied], stages: Sequence[nn.Module]) -> list[Tied]:
-    """The same ties among copies of the stages."""
     return [replace(tied, parameter=stages[tied.owner].get_parameter(tied.name)) for tied in ties]
 
 

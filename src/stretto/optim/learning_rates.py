@@ -176,7 +176,6 @@ def copy_without_parameters(optimizer: torch.optim.Optimizer, start: Options) ->
 
 
 def without_parameters(group: dict[str, Any]) -> dict[str, Any]:
-    """The options of a parameter group."""
     return {key: value for key, value in group.items() if key not in ("params", "param_names")}
 
 

@@ -155,7 +155,6 @@ def stepping(
 
 
 def rules_of(groups: Sequence[dict[str, Any]]) -> list[Any]:
-    """The name of each group's rule."""
     return [group.get("rule") for group in groups]
 
 

@@ -32,13 +32,11 @@ def row_of(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> Optimi
 
 
 def rows_of(optimizer: torch.optim.Optimizer) -> list[Optimizer | None]:
-    """The row of each group."""
     return [row_of(optimizer, group) for group in optimizer.param_groups]
 
 
 @cache
 def function_of(place: str) -> Callable[..., Any]:
-    """The function that a row names."""
     found: Callable[..., Any] = pkgutil.resolve_name(place)
     return found
 

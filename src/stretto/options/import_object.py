@@ -36,7 +36,6 @@ class ObjectFactory:
         self._value, self.digest, self._copied = value, digest, copied
 
     def __call__(self) -> Any:
-        """The object; a copy of it for each caller if it is one that training changes."""
         from copy import deepcopy
 
         return deepcopy(self._value) if self._copied else self._value

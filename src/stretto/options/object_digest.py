@@ -37,7 +37,6 @@ class Walk:
         self._digest, self._places, self._kept = sha256(), dict[int, int](), list[Any]()
 
     def of(self, value: Any) -> str:
-        """The digest of an object."""
         self._add(value)
         return self._digest.hexdigest()[:16]
 

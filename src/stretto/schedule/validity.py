@@ -56,7 +56,6 @@ class Turn(NamedTuple):
 
     @classmethod
     def of(cls, schedule: Schedule, rules: Rules, period: int) -> "Turn":
-        """The turn of `period` micro-batches."""
         per_turn = schedule.per_turn
         behind = max((max(tie.behind) for tie in rules.ties), default=0)
         first = (schedule.drain + max(0, behind) + 2) * period

@@ -325,7 +325,6 @@ def turn_numbers(late: Sequence[int], turns: int) -> Whole:
 
 
 def unrolled(lowered: Lowered, outcome: SimulatedTimes, repeat: Repeat) -> SimulatedTimes:
-    """The times of all turns, from those of the simulated ones and what repeats."""
     turns = outcome.turns + repeat.turns * repeat.times
 
     def whole(times: Floats, late: Sequence[int]) -> Floats:

@@ -32,7 +32,6 @@ PLAIN_TYPES = (int, float, complex, bool, str, slice, range, torch.Size, torch.d
 
 
 def form_of(value: Any) -> Form:
-    """The form of a value that the example produced."""
     if isinstance(value, Tensor):
         return ValueKind.TENSOR if value.requires_grad or not differentiable(value) else ValueKind.FIXED
     if value is None:

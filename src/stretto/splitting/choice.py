@@ -70,7 +70,6 @@ class StageCut:
 
     @cached_property
     def shares(self) -> list[float]:
-        """Each stage's share of the cost."""
         stage_costs = self.costs.together(self.chosen).values
         return [cost / sum(stage_costs) for cost in stage_costs]
 
@@ -95,7 +94,6 @@ class StageCut:
         )
 
     def name(self, unit: int) -> str:
-        """The pieces of a unit, for messages."""
         return self.parts.name(self.units[unit], self.units[unit + 1])
 
     def into(self, num_stages: int) -> "StageCut":
@@ -117,7 +115,6 @@ class ProvedCut(NamedTuple):
 
 
 def measured(parts: SplitParts, inputs: Inputs | None, by: str) -> StageCut:
-    """The parts and their costs, all in one stage."""
     units = stage_starts(parts)
     unit_names = [parts.name(start, stop) for start, stop in pairwise(units)]
     costs = measure(parts.cut(units), unit_names, inputs, by)

@@ -55,7 +55,6 @@ def saved(graph: fx.Graph) -> list[tuple[Any, ...]]:
 
 
 def read(name: str, nodes: Sequence[tuple[Any, ...]], state: dict[str, Any]) -> GraphModule:
-    """The module that was saved."""
     graph, made = fx.Graph(), list[fx.Node]()
 
     def found(value: Any) -> Any:
@@ -74,7 +73,6 @@ def read(name: str, nodes: Sequence[tuple[Any, ...]], state: dict[str, Any]) -> 
 
 
 def operator(saved_name: Operator) -> Any:
-    """The operator of torch.ops."""
     namespace, _, name = saved_name.name.partition("::")
     return getattr(getattr(getattr(torch.ops, namespace), name), saved_name.overload or "default")
 

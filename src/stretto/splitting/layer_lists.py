@@ -37,7 +37,6 @@ def opens(module: nn.Module) -> bool:
 
 
 def is_list(value: object) -> bool:
-    """Whether a value is a list of modules."""
     return isinstance(value, (nn.ModuleList, nn.Sequential)) or (
         isinstance(value, (list, tuple)) and bool(value) and all(isinstance(entry, nn.Module) for entry in value)
     )
@@ -162,7 +161,6 @@ class Layers(SplitParts):
         self.joints = dict(sorted({**joints, **(tied(owned, names) if together else {})}.items()))
 
     def __len__(self) -> int:
-        """The number of layers."""
         return len(self._layers)
 
     def cut(self, bounds: Sequence[int]) -> list[nn.Module]:

@@ -276,7 +276,6 @@ def request_for(
 
 
 def explanation_of(cut: StageCut, stages: Sequence[nn.Module], proof: Proof) -> str:
-    """The text of `Stages.explanation`."""
     kinds = [cut.parts.kinds(start, stop) for start, stop in pairwise(cut.bounds)]
     notes = [*cut.parts.notes(cut.bounds), *tied_notes(stages), proof.text]
     return explain(cut.parts.noun, cut.bounds, kinds, cut.costs.together(cut.chosen), notes)

@@ -63,7 +63,6 @@ def refuse_names(names: Iterable[str]) -> NoReturn:
 
 
 def find_blocks(request: Request, path: str) -> Blocks:
-    """The blocks of the list at `path`."""
     assert isinstance(request.model, nn.Module)
     blocks = {f"{path}.{name}": block for name, block in entries(lookup(request.model, path), repr(path))}
     check_layers(list(blocks.items()), repr(path))

@@ -86,7 +86,6 @@ class Origins:
     copies: dict[int, Copy] = field(default_factory=dict)
 
     def of(self, tensor: Tensor) -> Origin:
-        """What a tensor was computed from."""
         return self.kinds.get(storage_address(tensor), Origin.CONSTANT)
 
     def record(self, operation: str, operands: list[Tensor], results: list[Tensor], module: str) -> None:
@@ -340,7 +339,6 @@ def is_compiled(module: nn.Module) -> bool:
 
 
 def graph_nodes(output: Any) -> Iterator[Any]:
-    """The nodes of the autograd graph of `output`, each once."""
     pending = [tensor.grad_fn for tensor in tensors_in([output])]
     seen = set()
     while pending:

@@ -67,7 +67,6 @@ def move(parameter: Tensor) -> None:
 
 
 def is_dense(argument: object) -> bool:
-    """Whether it is no sparse tensor."""
     return not isinstance(argument, Tensor) or argument.layout == torch.strided
 
 

@@ -272,19 +272,15 @@ class Rounded(Rule):
         return parameter if value is master else value.to(parameter.dtype)
 
     def before(self, parameters: Parameters) -> None:
-        """Pass the masters to the rule's `before`."""
         self.rule.before(self._masters_of(parameters))
 
     def after(self, parameters: Parameters) -> None:
-        """Pass the masters to the rule's `after`."""
         self.rule.after(self._masters_of(parameters))
 
     def ahead(self) -> float:
-        """The rule's horizon, in updates."""
         return self.rule.ahead()
 
     def held(self) -> Iterator[Tensor]:
-        """The rule's tensors."""
         return self.rule.held()
 
     def forget(self) -> None:
@@ -292,11 +288,9 @@ class Rounded(Rule):
         self.rule.forget()
 
     def state_dict(self) -> dict[str, Any]:
-        """The rule's state, of the masters."""
         return self.rule.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load the rule's state from `state_dict`."""
         self.rule.load_state_dict(state)
 
     def _masters_of(self, parameters: Parameters) -> Parameters:

@@ -124,7 +124,6 @@ class Enter(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        """The gradient, summed over processes."""
         return ctx.axis.sum(gradients[0]), None
 
 
@@ -133,13 +132,11 @@ class Leave(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, axis: Axis) -> Tensor:
-        """The sum of x over processes."""
         return axis.sum(x)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        """The gradient, unchanged."""
         return gradients[0], None
 
 
@@ -148,14 +145,12 @@ class AlongDim(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, exchange: Exchange, reverse: Exchange, dim: int, sizes: tuple[int, ...]) -> Tensor:
-        """Exchange x along `dim`."""
         ctx.reverse, ctx.dim, ctx.sizes = reverse, dim, sizes
         return exchange(x, dim, sizes)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        """Exchange the gradient along `dim`."""
         return ctx.reverse(gradients[0], ctx.dim, ctx.sizes), None, None, None, None
 
 

@@ -67,7 +67,6 @@ class Tracer(fx.Tracer):
     proxy_buffer_attributes = True  # tracing changes no buffer
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        """Whether a module is one node of the graph."""
         return is_transposed(m) or super().is_leaf_module(m, module_qualified_name)
 
 
@@ -272,7 +271,6 @@ MLP_PAIRS = (  # MLPs whose two layers are in different modules (BERT, ViT), or 
 
 
 def roles(module: nn.Module, axis: Axis, plan: Mapping[str, str]) -> tuple[dict[str, Role], list[AttentionLayers]]:
-    """The role of every layer that has one, by path, and the attentions that are cut."""
     check(module, plan)
     role_of = {
         path: planned_role(module.get_submodule(path), path, style, axis) for path, style in planned(module, plan)

@@ -95,7 +95,6 @@ def cut_module(
 
 
 def install(layer: nn.Module, role: Role, axis: Axis, boundary: Boundary | None, *, torch_styles: bool) -> None:
-    """Cut one layer for its role."""
     if role.style == "random":
         draw_apart(layer, axis)
     elif role.style == "attention":

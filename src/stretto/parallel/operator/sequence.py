@@ -133,7 +133,6 @@ def parameter_holders(root: nn.Module, prefix: str) -> Iterator[str]:
 
 
 def within(path: str, module: str) -> bool:
-    """Whether a path is that of a module or of a part of it."""
     return path == module or path.startswith(f"{module}.")
 
 

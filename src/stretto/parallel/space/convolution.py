@@ -184,7 +184,6 @@ class HaloConvolution(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        """The gradients of input, weight and bias."""
         with PlainTensors():
             return halo_convolution_backward(ctx, *gradients)
 

@@ -53,7 +53,6 @@ class RowExchange:
 
 @lru_cache(maxsize=4096)
 def route(axis_rows: tuple[AxisRows, ...], place: Place) -> RowExchange:
-    """The exchange as the process at `place` sees it."""
     places = list(product(*(range(len(axis.own)) for axis in axis_rows)))
     keep = tuple(boxes(axis_rows, place, place, 0))
     others = [(rank, other) for rank, other in enumerate(places) if other != place]

@@ -27,7 +27,6 @@ class Normalized(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, grid: Grid, count: int, eps: float
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Combine the statistics of all processes, and normalize with them."""
         mean, variance = statistics(x, grid, count)
         ctx.grid, ctx.count, ctx.eps = grid, count, eps
         ctx.save_for_backward(x, weight, mean, torch.rsqrt(variance + eps))

@@ -94,7 +94,6 @@ class ToSlabs:
         self.grid = grid
 
     def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        """The module's arguments, with slabs."""
         where = f"stretto.parallel.spatial: the input of {type(module).__name__}"
         enter = lambda value: self.entered(value, where)  # noqa: E731
         return tree_map(enter, args), tree_map(enter, kwargs)

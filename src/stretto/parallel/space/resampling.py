@@ -105,7 +105,6 @@ def interpolate(
 
 
 def hull(index: Any) -> RowRange:
-    """The range from the first to the last row in an index."""
     return RowRange(int(index.min()), int(index.max()) + 1)
 
 

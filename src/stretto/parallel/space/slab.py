@@ -120,7 +120,6 @@ class ImageCut:
         return ImageCut(self.grid, self.dims, tuple(sizes))
 
     def whole(self, shape: torch.Size) -> torch.Size:
-        """The image's shape for a slab's."""
         sizes = list(shape)
         for dim, size in zip(self.dims, self.sizes, strict=True):
             sizes[dim] = size

@@ -46,7 +46,6 @@ def as_tuple(args: tuple[Any, ...]) -> tuple[int, ...]:
 
 
 def permute(func: Func, x: Slab, *args: Any, dims: Any = None) -> Any:
-    """The dims in another order."""
     order = tuple(dim % x.ndim for dim in as_tuple(args or (dims,)))
     moved = tuple(order.index(dim % x.ndim) - x.ndim for dim in x.cut.dims)
     return slab(torch.permute(x, order), ImageCut(x.cut.grid, moved, x.cut.sizes))

@@ -290,7 +290,6 @@ class Exported(Traced):
         self.joints = tied(self._parameters(), names) if together else {}
 
     def __len__(self) -> int:
-        """The number of pieces."""
         return len(self._starts)
 
     def name(self, start: int, stop: int) -> str:

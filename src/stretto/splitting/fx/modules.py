@@ -97,7 +97,6 @@ class Modules(Units):
         )
 
     def __len__(self) -> int:
-        """The number of calls."""
         return len(self._calls)
 
     def name(self, start: int, stop: int) -> str:
@@ -191,7 +190,6 @@ class Blocks(Units):
         self.joints = dict(sorted({**uncuttable, **sharing}.items()))
 
     def __len__(self) -> int:
-        """The number of blocks."""
         return len(self._blocks)
 
     def name(self, start: int, stop: int) -> str:

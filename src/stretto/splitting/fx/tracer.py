@@ -104,12 +104,10 @@ class BlockTracer(fx.Tracer):
         self.outputs: tuple[str, ...] = ()  # names of the tensors in the output, if it is a record
 
     def trace(self, root: Any, concrete_args: dict[str, Any] | None = None) -> fx.Graph:
-        """The graph of the root's forward."""
         self._known = {id(module) for module in root.modules()} | set(self._blocks)
         return super().trace(root, concrete_args)
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        """Whether a module is recorded as one node: every block, and every module that contains none."""
         return id(m) in self._blocks or not any(id(inner) in self._blocks for inner in m.modules())
 
     def path_of_module(self, mod: nn.Module) -> str:
