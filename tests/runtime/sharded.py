@@ -10,8 +10,7 @@ from torch import nn
 
 import stretto
 from runtime import replicated
-from stretto.optim.lamb import LAMB
-from stretto.optim.lars import LARS
+from stretto.optim.layerwise import LAMB, LARS
 
 OPTIMIZERS = {
     "adamw": lambda params: torch.optim.AdamW(params, lr=0.01),

@@ -11,9 +11,8 @@ from typing import Any
 
 from stretto.errors import UsageError
 from stretto.files.destinations import is_below
-from stretto.options.import_object import refuse_functions
-from stretto.options.parse import parse, split_list
-from stretto.options.user_function import is_function
+from stretto.options.import_object import is_function, refuse_functions
+from stretto.options.named import parse, split_list
 from stretto.settings.planning import EXPORTED, PAGE
 from stretto.settings.runs import refuse_named
 

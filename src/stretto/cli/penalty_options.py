@@ -51,7 +51,7 @@ def with_findings(
 
     A plan knows no momentum: an optimizer of the table has its usual one, as `stretto train` gives it.
     """
-    from stretto.optim.kind import name_of_setting
+    from stretto.optim.by_name import name_of_setting
     from stretto.study.found_penalties import best_of_delay, found_penalties
 
     if objective.goal != "loss" or study is not None:

@@ -12,7 +12,7 @@ from stretto.cli.output import aligned, print_json, write, writing_to
 from stretto.cli.penalty_options import in_words as penalties_in_words
 from stretto.cli.scaling import in_words as scaling_in_words
 from stretto.errors import UsageError
-from stretto.options.user_function import is_function
+from stretto.options.import_object import is_function
 from stretto.settings.planning import EXPORTED
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def exported(best: "Plan", model: "Costed", out: Path) -> None:
 
     from stretto.methods import method
     from stretto.plan.plan_file import split_points
-    from stretto.schedule.write_csv_file import to_csv
+    from stretto.schedule.csv_file import to_csv
 
     c = best.candidate
     schedule, _ = method(str(c)).plan(c.stages, c.pipeline)
@@ -302,7 +302,7 @@ def passed_rows(passed: Sequence[Mapping[str, float]]) -> list[tuple[str, str]]:
 
 def is_none(name: str, seconds: float, step: float) -> bool:
     """Whether a part of a step is a bubble too short to be one."""
-    from stretto.schedule.idle_share import RESOLUTION
+    from stretto.schedule.draw import RESOLUTION
 
     return name == "bubble" and seconds < RESOLUTION * step
 

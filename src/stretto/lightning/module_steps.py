@@ -22,9 +22,8 @@ from stretto.lightning.batch_parts import StepExamples, members
 from stretto.lightning.logged_values import LogRecorder, StepRecord, detached, metrics_protected
 from stretto.lightning.network import Arguments, bind
 from stretto.nn.devices import generator_of
-from stretto.nn.fixed_draws import FixedDraws
 from stretto.nn.preserve import python_generators_restored
-from stretto.nn.seeding import PreservedGenerator, derive
+from stretto.nn.seeding import FixedDraws, PreservedGenerator, derive
 from stretto.options.checks import shown
 
 

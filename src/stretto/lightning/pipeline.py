@@ -36,10 +36,10 @@ from stretto.losses.value import MeanOfStage
 from stretto.methods import Method
 from stretto.nn.batch import cut
 from stretto.nn.buckets import align, tensors_of
+from stretto.nn.deferred import RemoteStage
 from stretto.nn.preserve import modes_restored
-from stretto.nn.remote_stage import RemoteStage
-from stretto.optim.kind import name_of
-from stretto.optim.named import NamedOptimizer
+from stretto.optim.by_name import name_of
+from stretto.optim.from_function import NamedOptimizer
 from stretto.runtime import membership
 from stretto.trainer.build import settled
 from stretto.trainer.host import cut_of, evaluator

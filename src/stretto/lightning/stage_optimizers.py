@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from stretto.errors import UsageError
-from stretto.optim.named import Named
+from stretto.optim.from_function import Named
 from stretto.options.checks import shown
 from stretto.splitting import Stages
 from stretto.trainer.host import StageOptimizers

@@ -5,7 +5,7 @@ from typing import Any, Literal, get_args
 
 from stretto.errors import UsageError, nearest
 from stretto.measure.flops import Flops, count, durations, paper
-from stretto.methods.phases import Phases
+from stretto.methods.definition import Phases
 from stretto.options.checks import of_kind, shown
 from stretto.simulate import period
 from stretto.trainer.trainer import Trainer

@@ -8,8 +8,7 @@ from typing import NamedTuple
 
 from stretto.cost.layer_table import ImageWindow, LayerCost
 from stretto.parallel.space.geometry import RowRange, SlidingWindow, Window, cuts, want
-from stretto.parallel.space.halo import axis_rows
-from stretto.parallel.space.route import AxisRows, route
+from stretto.parallel.space.halo import AxisRows, axis_rows, route
 
 
 class Exchanged(NamedTuple):

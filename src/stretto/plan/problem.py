@@ -267,7 +267,7 @@ class Problem:
     @property
     def whole_layers(self) -> bool:
         """Whether the optimizer needs all of a layer's weights in one process, so that no tensor axis divides them."""
-        return optimizer_of(self.optimizer).needs_whole
+        return bool(optimizer_of(self.optimizer).whole)
 
     @property
     def state_of_repeated(self) -> float:

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from stretto.errors import UsageError
 from stretto.nn.state_check import check_like, check_optimizer
 from stretto.optim import Masters
-from stretto.optim.copied_optimizer import copied
-from stretto.optim.loading import load
+from stretto.optim.loading import copied, load
 from stretto.replicas.reducer import ReplicaReducer
 
 BLOCK = 64  # elements; no kernel works on more of them at once, so that a cut at a multiple changes no bit

@@ -6,9 +6,9 @@ from typing import ClassVar
 from stretto.errors import UsageError, nearest
 from stretto.methods.definition import Method
 from stretto.options.checks import is_among, is_number, is_whole, shown
-from stretto.options.choices import choice_text, find_choice
+from stretto.options.named import choice_text, find_choice
 from stretto.replicas.parameter_server.tickets import Order
-from stretto.schedule.replicated import Agreement
+from stretto.schedule.added_actions import Agreement
 
 HOOKS = ("bf16", "fp16", "powersgd")
 

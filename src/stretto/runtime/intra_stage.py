@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_map
 from stretto.mesh import Placement
 from stretto.nn.buckets import align, tensors_of
 from stretto.optim import Masters
-from stretto.optim.whole_matrices import refuse_parts
+from stretto.optim.traits import refuse_parts
 from stretto.parallel.operator import gather, norms, tensor
 from stretto.parallel.space import collect, refuse_whole, scatter, spatial, whole
 from stretto.runtime.failure import PeerLostError

@@ -13,14 +13,20 @@ import torch
 from torch import Tensor, nn
 
 from stretto.errors import UsageError
-from stretto.heads.head import LocalLoss, TrainedLoss
-from stretto.heads.reading import ReadingHead
+from stretto.heads.head import LocalLoss, ReadingHead, TrainedLoss
+from stretto.losses.cross_entropy import Sum
 from stretto.losses.minibatch_counts import Gradient, MinibatchCounts, Target, divide, message, shared_divisor
-from stretto.losses.sums import Sum
 from stretto.losses.value import Loss, call, mean_and_weight, of_stage, trial_of_stage, value_function
 from stretto.nn.batch import as_tuple, tensors_in, to_device, with_names_of
-from stretto.nn.buffers import Buffers, Snapshot, exchanged
-from stretto.nn.carried_attributes import Carried, CarriedAttributes, exchanged_attributes
+from stretto.nn.carried_attributes import (
+    Buffers,
+    Carried,
+    CarriedAttributes,
+    Snapshot,
+    UnsavedBuffers,
+    exchanged,
+    exchanged_attributes,
+)
 from stretto.nn.input_errors import advice_on, error_text, is_misfit
 from stretto.nn.layer_recompute import Recomputing, recomputed, refuse_changed_weights
 from stretto.nn.nested import map_tensors, tensors_of
@@ -28,10 +34,8 @@ from stretto.nn.preserve import device_of, unique
 from stretto.nn.seeding import ForwardSeeds
 from stretto.nn.shapes import describe, summary
 from stretto.nn.sharded_modules import gathered, is_sharded, local_share, local_state, whole_state
-from stretto.nn.sparse_gradients import entries, plus
 from stretto.nn.state_check import check_part, check_weights, explaining_misfits
-from stretto.nn.tied_weights import Borrower, Lender
-from stretto.nn.unsaved_buffers import UnsavedBuffers
+from stretto.nn.tied_weights import Borrower, Lender, entries, plus
 from stretto.optim import Label, Masters
 from stretto.optim.loading import load
 from stretto.optim.update_feedback import plain_sums

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from stretto.cost.head_costs import HeadCosts
 from stretto.cost.layer_table import ModelCosts, with_recomputed
 from stretto.errors import UsageError, nearest
-from stretto.options.user_function import is_function
+from stretto.options.import_object import is_function
 from stretto.study.tensor_format import AS_TORCH_HAS_THEM, TensorFormat
 
 if TYPE_CHECKING:

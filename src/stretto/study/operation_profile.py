@@ -7,7 +7,7 @@ from typing import Any
 
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from stretto.nn.torch_profiler import recording_operations, silence
+from stretto.nn.stopwatch import recording_operations, silence
 from stretto.schedule import Action
 from stretto.schedule.lower import COLLECTIVES
 from stretto.tracing import Recording, Span

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 from stretto.analysis.batch_tradeoff import fit
 from stretto.errors import UsageError
 from stretto.mesh import Mesh
-from stretto.methods.backprop import BASELINE
+from stretto.methods.synchronous_pipelines import BASELINE
 from stretto.methods.table import builder, method
 from stretto.options.import_object import refuse_functions
-from stretto.options.parse import parse
+from stretto.options.named import parse
 from stretto.plan.objective import Penalty, mean_delay, num_losses
 from stretto.plan.planned_methods import PlannedMethod, catalogue
 from stretto.plan.search_space import Candidate

@@ -10,7 +10,7 @@ from stretto.data import forever
 from stretto.measure import Costs
 from stretto.measure.energy import EnergyMeter
 from stretto.nn.seeding import derive
-from stretto.options.user_function import is_model_folder
+from stretto.options.import_object import is_model_folder
 from stretto.processes.stop_request import StopRequest
 from stretto.settings.runs import known
 from stretto.study.checkpoints import Checkpoints

@@ -15,9 +15,9 @@ from torch import Tensor
 from stretto.measure import Costs
 from stretto.measure.energy import EnergyMeter, energy_meter
 from stretto.models.hugging_face import write_surroundings
+from stretto.nn.deferred import RemoteStage
 from stretto.nn.devices import name_of, pick_device_of
-from stretto.nn.remote_stage import RemoteStage
-from stretto.options.user_function import is_model_folder
+from stretto.options.import_object import is_model_folder
 from stretto.processes.stop_request import StopRequest
 from stretto.report.record import Record
 from stretto.runtime.process_memory import forget_most_held

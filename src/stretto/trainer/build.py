@@ -20,12 +20,12 @@ from stretto.methods.advice import advised
 from stretto.methods.table import is_advised
 from stretto.nn import deferred, memory_limit, tied_weights
 from stretto.nn.batch import arguments_of, inputs_on
+from stretto.nn.deferred import RemoteStage
 from stretto.nn.group_norm import has_batch_norm
 from stretto.nn.layer_recompute import check_marked
-from stretto.nn.remote_stage import RemoteStage
 from stretto.nn.seeding import PreservedGenerator, derive
 from stretto.nn.shapes import example_for_linear
-from stretto.optim.kind import name_made_by
+from stretto.optim.by_name import name_made_by
 from stretto.optim.muon_with_adamw import check_used
 from stretto.optim.parameter_labels import head_labels, stage_labels, takes_labels
 from stretto.schedule import Delays, Rules, Schedule

@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from stretto.errors import UsageError
 from stretto.nn.carried_attributes import CONTAINERS, PLAIN, own_attributes
-from stretto.nn.lost_hooks import REMEDY, hooks_of
+from stretto.nn.hooks import REMEDY, hooks_of
 from stretto.nn.nested import attributes
 from stretto.nn.preserve import unique
 from stretto.nn.sharded_modules import is_sharded

@@ -26,9 +26,9 @@ from stretto.errors import UsageError
 from stretto.mesh import Mesh, Placement
 from stretto.nn.batch import call, common_length, first_size, inputs_on, target_on, to_device
 from stretto.nn.buckets import align, tensors_of
+from stretto.nn.deferred import RemoteStage
 from stretto.nn.devices import pick_device_of, synchronizer
 from stretto.nn.preserve import evaluating
-from stretto.nn.remote_stage import RemoteStage
 from stretto.nn.shapes import trace
 from stretto.nn.sharded_modules import release
 from stretto.replicas import AllReduce, Order, ParameterServer, Sync

@@ -25,8 +25,7 @@ from stretto.data.user_data import (
     split_of,
 )
 from stretto.errors import UsageError
-from stretto.nn.batch import Examples, examples_of, first_size
-from stretto.nn.batches import refuse_workers
+from stretto.nn.batch import Examples, examples_of, first_size, refuse_workers
 from stretto.nn.seeding import derive
 from stretto.options.checks import shown
 from stretto.trainer.microbatches import MinibatchCut

@@ -24,7 +24,7 @@ from stretto.options.checks import flag, function, refuse, sequence, shown, whol
 from stretto.options.checks import path as check_path
 from stretto.options.named import MOST
 from stretto.processes.stop_request import StopRequest
-from stretto.schedule.idle_share import idle_share
+from stretto.schedule.draw import idle_share
 from stretto.trackers import RunDescription, Tracker
 from stretto.trackers import find as find_trackers
 from stretto.trainer.evaluate import named_metrics

@@ -9,7 +9,7 @@ from torch import nn
 
 from stretto.methods import Method, method
 from stretto.methods.table import is_advised
-from stretto.optim.copied_optimizer import copied
+from stretto.optim.loading import copied
 from stretto.trainer.microbatches import MinibatchCut
 from stretto.trainer.trainer import Trainer
 

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from stretto.errors import UsageError
 from stretto.losses import CrossEntropy, Loss, MeanCheck, Sum
+from stretto.losses.comparison import Neighbours
 from stretto.losses.mean_check import Check
 from stretto.losses.minibatch_counts import Target
-from stretto.losses.neighbours import Neighbours
 from stretto.methods import Method
 from stretto.methods.advice import refusal
 from stretto.methods.table import with_fewer

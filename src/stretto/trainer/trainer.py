@@ -22,10 +22,10 @@ from stretto.losses.network_reads import network_of, refuse_network_reads
 from stretto.mesh import Mesh
 from stretto.methods import Method
 from stretto.methods.advice import explained, idle_chunks, other_advice
-from stretto.nn.batches import Batches, InputBatches
+from stretto.nn.batch import Batches, InputBatches
 from stretto.nn.chain import Chain
 from stretto.nn.group_norm import parted_norms, uses_batch_statistics
-from stretto.nn.lost_hooks import refuse_lost_hooks
+from stretto.nn.hooks import refuse_lost_hooks
 from stretto.nn.seeding import PreservedGenerator
 from stretto.nn.sharded_modules import is_sharded
 from stretto.options.checks import function, mapping, of_kind, positive, refuse, whole

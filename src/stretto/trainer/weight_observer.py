@@ -23,7 +23,7 @@ from stretto.schedule import Action
 from stretto.schedule.delay import BACKWARD
 from stretto.stage.interpreter import Interpreter
 from stretto.stage.stage import ForwardState, Graph, Stage, begins_in_place, head_loss
-from stretto.weights.tensor_origins import tensors_in
+from stretto.weights.saved_tensor_check import tensors_in
 
 Values = Mapping[str, Tensor]
 

@@ -17,7 +17,7 @@ from stretto.losses import Loss
 from stretto.losses.value import mean_and_weight, understand
 from stretto.methods import Method
 from stretto.nn.preserve import device_of
-from stretto.optim.named import NamedOptimizer
+from stretto.optim.from_function import NamedOptimizer
 from stretto.splitting import Stages, split
 from stretto.trainer.host import evaluator, grad_norms
 from stretto.trainer.trainer import Trainer

@@ -8,7 +8,7 @@ from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from stretto.errors import UsageError
-from stretto.optim.named import Named
+from stretto.optim.from_function import Named
 from stretto.trainer.host import StageOptimizers
 
 MATRIX = 2  # dims from which on the weights of an auxiliary head decay

@@ -21,7 +21,7 @@ from stretto.methods import method as find_method
 from stretto.methods.table import check_written, is_advised, with_microbatches
 from stretto.nn.preserve import python_generators_restored
 from stretto.nn.seeding import PreservedGenerator
-from stretto.optim.named import NamedOptimizer
+from stretto.optim.from_function import NamedOptimizer
 from stretto.options.checks import positive
 from stretto.runtime import membership
 from stretto.splitting import Stages

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from stretto.errors import UsageError
 from stretto.nn.state_check import check_part, check_updates
-from stretto.optim.elementwise import is_elementwise
 from stretto.optim.loading import load
+from stretto.optim.traits import is_elementwise, touches_only_rows
 from stretto.schedule.even_split import bounds
 
 SMALL = 4096  # elements; a tensor with fewer is not cut
@@ -178,10 +178,3 @@ def as_gradient(piece: Tensor | tuple[Tensor, Tensor], parameter: Tensor) -> Ten
         return piece.to(parameter.device)
     rows, values = (tensor.to(parameter.device) for tensor in piece)
     return torch.sparse_coo_tensor(rows[None], values, parameter.shape, is_coalesced=True, check_invariants=False)
-
-
-def touches_only_rows(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether a step with a sparse gradient surely changes no rows but the gradient's own."""
-    if isinstance(optimizer, torch.optim.SGD):
-        return all(group["momentum"] == 0 for group in optimizer.param_groups)
-    return isinstance(optimizer, torch.optim.SparseAdam | torch.optim.Adagrad)

@@ -1,4 +1,6 @@
-"""Activation recomputation: a forward keeps no graph, a second one, C, makes it shortly before the backward.
+"""Schedules with actions added: recomputes (C), norms of all gradients (R), agreement of replicas (A, M).
+
+**C.** Activation recomputation: a forward keeps no graph, a second one, C, makes it shortly before the backward.
 
 Where a pipeline drains with every minibatch each stage recomputes for itself, right before its backward, and keeps its
 input until then (Chen et al. 2016, arXiv 1604.06174; Huang et al. 2019, arXiv 1811.06965). C needs nothing from other
@@ -19,6 +21,23 @@ stage's backward follows its forward at once, a recompute could not come later. 
     2 ..012.aa3bb4cc5dd.ee.ff.....
     1 .01234*.aa5*bb*cc*dd*ee*ff..
     0 01234*5**.aa*.bb*cc*dd.ee.ff
+
+**R.** In a synchronous schedule stages exchange the norms of their gradients before any of them updates.
+
+1F1B with three stages and two micro-batches; R sends the norms of a stage's gradients to all stages, and U waits for
+all of them:
+
+    2 ..0aa1bbRU
+    1 .01.aa.bbRU
+    0 01..aa..bbRU
+
+**A, M.** Replicas of a pipeline agree at each of its updates.
+
+1F1B with two stages and two micro-batches, every replica alike. Replicas add up their gradients before an update (A),
+or merge their weights after it (M), or first one and later the other (AM):
+
+    1 .0a1bAU       1 .0a1bUM
+    0 01.a.bAU      0 01.a.bUM
 """
 
 import math
@@ -26,8 +45,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from typing import Literal
 
-from stretto.errors import UsageError
+from stretto.errors import ScheduleError, UsageError
 from stretto.schedule.action import Action
 from stretto.schedule.schedule import Schedule
 
@@ -86,3 +106,40 @@ def inserted(body: Sequence[Action], recomputed: Mapping[int, Sequence[int]]) ->
 def backwards(schedule: Schedule, stage: int) -> list[int]:
     """The micro-batches of a stage's backwards, in their order."""
     return [action.microbatch for action in schedule.of_stage(stage) if action.kind in "BI"]
+
+
+def with_reduce(schedule: Schedule) -> Schedule:
+    """Replace each update by R, and put all updates at the end of their worker's turn: for global-norm clipping.
+
+    Raises ScheduleError for a schedule whose updates do not end a minibatch:
+    a stage would wait for gradients of minibatches that have not entered.
+    """
+    body = []
+    for worker, actions in enumerate(schedule.body):
+        early = next((action for action in actions if action.microbatch < 0), None)
+        if early is not None:
+            raise ScheduleError(
+                f"worker {worker}: {early} is of an earlier minibatch; only synchronous schedules reduce"
+            )
+        updates = [action for action in actions if action.kind == "U"]
+        body.append((*(Action("R", *action[1:]) if action.kind == "U" else action for action in actions), *updates))
+    return Schedule(tuple(body), schedule.per_turn)
+
+
+Agreement = Literal["A", "M", "AM"]
+
+
+def with_agreement(schedule: Schedule, kind: Agreement) -> Schedule:
+    """A before every stage's update, or before its R if all stages reduce; M right after every update; AM is both."""
+    first = "R" if any(action.kind == "R" for actions in schedule.body for action in actions) else "U"
+    body = []
+    for actions in schedule.body:
+        with_kind: list[Action] = []
+        for action in actions:
+            if "A" in kind and action.kind == first:
+                with_kind.append(action._replace(kind="A"))
+            with_kind.append(action)
+            if "M" in kind and action.kind == "U":
+                with_kind.append(action._replace(kind="M"))
+        body.append(tuple(with_kind))
+    return Schedule(tuple(body), schedule.per_turn)

@@ -1,4 +1,4 @@
-"""Schedules from files: one minibatch as `to_csv` and torch.distributed.pipelining write it.
+"""Schedules as files, read and written: one minibatch as `to_csv` and torch.distributed.pipelining write it.
 
 One row a worker, cells in the order of its actions, each a stage, a kind and a micro-batch; empty cells are pauses:
 
@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from stretto.errors import ScheduleError, UsageError
+from stretto.options.checks import of_kind
 from stretto.options.checks import path as check_path
 from stretto.schedule.action import Action
 from stretto.schedule.dataflow import Rules
@@ -96,3 +97,33 @@ def with_updates(row: tuple[Action, ...], per_turn: int) -> tuple[Action, ...]:
         if all(later.stage != action.stage for later in row[position + 1 :]):
             updated.append(Action("U", action.stage, per_turn - 1))
     return tuple(updated)
+
+
+def to_csv(schedule: Schedule) -> str:
+    """One minibatch as torch.distributed.pipelining's `_PipelineScheduleRuntime._load_csv` reads it ("compute_only").
+
+    One row a worker, actions as stage, kind and micro-batch: forward F, whole backward B, input gradient I, weight
+    gradient W. There the caller steps the optimizer after the last action, so updates are left out and only a
+    synchronous schedule can be written: for others UsageError names the first action that does not fit. Heads and
+    how far their gradients travel are not in the file either: torch runs it as backprop.
+    """
+    of_kind("schedule", schedule, Schedule, "a stretto.schedule.Schedule")
+    for worker, actions in enumerate(schedule.body):
+        for position, action in enumerate(actions):
+            if action.kind == "C":
+                raise UsageError(
+                    f"{action} of worker {worker} is a recompute, which torch.distributed.pipelining's file does not "
+                    "know: export the method without recompute=, and wrap the stages in torch.utils.checkpoint there"
+                )
+            if action.microbatch < 0:
+                raise UsageError(
+                    f"{action} of worker {worker} belongs to an earlier minibatch: torch.distributed.pipelining runs "
+                    "one minibatch at a time; export a synchronous schedule (gpipe, 1f1b, interleaved, zb-h1, ...)"
+                )
+            if action.kind == "U" and any(later.stage == action.stage for later in actions[position + 1 :]):
+                raise UsageError(
+                    f"{action} of worker {worker} comes before the minibatch's end: torch.distributed.pipelining "
+                    f"leaves updates to its caller; export a schedule with one update a stage, after its last backward"
+                )
+    rows = (",".join(str(action) for action in actions if action.kind not in "RU") for actions in schedule.body)
+    return "".join(f"{row}\n" for row in rows)

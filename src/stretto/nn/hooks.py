@@ -1,16 +1,19 @@
-"""Hooks on parameters, which a plain loop calls once a step, with the whole minibatch's gradient.
+"""Hooks of users: those on parameters, and those that nothing calls once a model is cut.
+
+Hooks on parameters, which a plain loop calls once a step, with the whole minibatch's gradient.
 
 A stage's backward computes a part of it: of a micro-batch, or of one of the stages that share a parameter. A hook that
 is linear, a mask or a factor, gives the same on the parts. What is no leaf of autograd's (a stash) gets the hooks, too.
 """
 
-from collections.abc import Iterable
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from stretto.errors import UsageError
+from stretto.nn.preserve import unique
 
 T = TypeVar("T", bound=Tensor)
 
@@ -24,7 +27,6 @@ def hooked(parameter: nn.Parameter, gradient: Tensor) -> Tensor:
 
 
 def with_hooks_of(parameter: nn.Parameter, leaf: T) -> T:
-    """A leaf in place of the parameter, with the parameter's hooks."""
     for hook in (parameter._backward_hooks or {}).values():
         leaf.register_hook(hook)  # type: ignore[no-untyped-call]
     return leaf
@@ -63,3 +65,34 @@ def is_linear(parameter: nn.Parameter) -> bool:
     whole, parts_of_it = hooked(parameter, one + other), hooked(parameter, one) + hooked(parameter, other)
     largest = float(torch.maximum(whole.abs().max(), parts_of_it.abs().max()))
     return torch.allclose(parts_of_it, whole, rtol=1e-3, atol=1e-3 * largest)
+
+
+KINDS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+REMEDY = "hook a module inside one stage, or do in a module's forward what the hook does"
+
+
+def hooks_of(module: nn.Module) -> list[dict[int, Callable[..., Any]]]:
+    return [getattr(module, kind) for kind in KINDS]
+
+
+def refuse_lost_hooks(root: nn.Module, stages: Sequence[nn.Module]) -> None:
+    """Raise UsageError for hooks of modules that stages do not call, torch's own left out, which graphs record."""
+    called = {id(module) for module in unique(stages)}
+    lost = [
+        f"{getattr(hook, '__qualname__', type(hook).__name__)} of {path or type(root).__name__}"
+        for path, module in root.named_modules()
+        if id(module) not in called
+        for hooks in hooks_of(module)
+        for hook in hooks.values()
+        if not of_torch(hook)
+    ]
+    if lost:
+        raise UsageError(
+            f"{type(root).__name__} has hooks on modules that its stages do not call: {'; '.join(lost[:3])}"
+            f"{' ...' * (len(lost) > 3)}. Remove them, {REMEDY}"
+        )
+
+
+def of_torch(thing: Any) -> bool:
+    """Whether a function or class is torch's own."""
+    return str(getattr(thing, "__module__", type(thing).__module__)).partition(".")[0] == "torch"
