@@ -14,10 +14,10 @@ import altair as alt
 
 from stretto import study
 from stretto.report import METRICS, Metric, Panel, Record, panels
-from stretto.report.encodings import color, shape
-from stretto.report.filter_pictures import COLUMNS, GAP, SIDE
-from stretto.report.filter_pictures import picture as filter_picture
+from stretto.report.charts import color, shape
 from stretto.report.frontier import frontier_chart
+from stretto.report.inspection import COLUMNS, GAP, SIDE
+from stretto.report.inspection import picture as filter_picture
 from stretto.report.metric import metric
 from stretto.report.palette import Style, styles
 from stretto.report.panel import dominated

@@ -64,7 +64,7 @@ def whole(tmp_path_factory):
     place = tmp_path_factory.mktemp("whole")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(place)
-        patch.setattr("stretto.report.first_frontier.pictures", lambda _: {})
+        patch.setattr("stretto.report.frontier.pictures", lambda _: {})
         assert main(["compare", *STUDY, *MEASURES, "--out", "study"]) == 0
         assert main(["train", "--method", "1f1b", *NETWORK, "--trace", "run.pftrace", "--out", "run"]) == 0
         Path("cluster.toml").write_text(cluster_text("elsewhere"))
@@ -91,7 +91,7 @@ def copied(whole, tmp_path, monkeypatch):
     """Makes the current folder a fresh copy of it."""
     (tmp_path / "copy").mkdir()
     monkeypatch.chdir(tmp_path / "copy")
-    monkeypatch.setattr("stretto.report.first_frontier.pictures", lambda _: {})
+    monkeypatch.setattr("stretto.report.frontier.pictures", lambda _: {})
 
     def copy():
         for path in Path().iterdir():

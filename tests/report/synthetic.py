@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from stretto.report import Page, Point, Record
 from stretto.report.record import Observation
-from stretto.report.turns import RecordedRun
+from stretto.report.recorded_run import RecordedRun
 
 # method -> (total FLOP per example, serial FLOP per step, floor of the loss, speed, learning rate that is too high)
 METHODS = {

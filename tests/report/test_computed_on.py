@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from stretto.report.computed_on import several_devices
 from stretto.report.html import render
+from stretto.report.record import several_devices
 
 from .synthetic import make_page, run
 

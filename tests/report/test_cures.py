@@ -4,9 +4,8 @@ import json
 import re
 
 from stretto.report import cures as charts
-from stretto.report.cures import grouped, memory_chart, memory_rows, of_all_stages, of_fullest_stage
+from stretto.report.cures import grouped, memory_chart, memory_rows, observed_methods, of_all_stages, of_fullest_stage
 from stretto.report.html import render
-from stretto.report.observed import observed_methods
 from stretto.report.palette import styles
 from stretto.report.summary import summarize
 

@@ -2,9 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stretto.report.cutoffs import choose, roundest
 from stretto.report.metric import METRICS, TRAIN_LOSS, VALIDATION_ACCURACY, VALIDATION_LOSS
-from stretto.report.panel import first_reaching
+from stretto.report.panel import choose, first_reaching, roundest
 from stretto.report.record import Record, methods
 
 from .synthetic import make_records, point, run

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from stretto.report import units
-from stretto.report.expenses import Tariff, expenses
 from stretto.report.html import render
+from stretto.report.measures import Tariff, expenses
 from stretto.report.record import Point
 
 from .synthetic import make_page, run

@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 import pytest
 
 from stretto.report import build
-from stretto.report.first_frontier import PNG, SVG, first_panel, picture_spec, pictures
+from stretto.report.frontier import PNG, SVG, first_panel, picture_spec, pictures
 
 from .synthetic import make_page, make_records, run
 

@@ -4,8 +4,18 @@ import altair as alt
 import pytest
 
 from report.synthetic import run
-from stretto.report.filter_pictures import COLUMNS, GAP, MOST_RECTANGLES, SIDE, picture
-from stretto.report.inspection import InspectedRun, build_inspection, cosine_chart, loss_chart, probe_chart
+from stretto.report.inspection import (
+    COLUMNS,
+    GAP,
+    MOST_RECTANGLES,
+    SIDE,
+    InspectedRun,
+    build_inspection,
+    cosine_chart,
+    loss_chart,
+    picture,
+    probe_chart,
+)
 from stretto.report.record import Measurement
 
 FIRST = Measurement(step=5, cosines=(0.25, None, 1.0), local_losses=(2.5, None, 0.75), probes=(0.5, 0.6, None))

@@ -6,7 +6,7 @@ import pytest
 
 from stretto.analysis.batch_tradeoff import Tradeoff
 from stretto.report import large_batches
-from stretto.report.chart_store import ChartSpecs
+from stretto.report.charts import ChartSpecs
 from stretto.report.html import render
 from stretto.report.large_batches import arrivals, by_batch_size, noise_of, sharpness_of, step_time
 from stretto.report.palette import styles

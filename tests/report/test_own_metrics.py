@@ -9,13 +9,12 @@ from pathlib import Path
 import pytest
 
 from stretto.report import tuning
-from stretto.report.chart_store import ChartSpecs
-from stretto.report.cutoffs import choose
+from stretto.report.charts import ChartSpecs
 from stretto.report.html import render
 from stretto.report.learning_curves import curve_charts, curve_rows
 from stretto.report.metric import METRICS, metrics_of, own_metrics
 from stretto.report.palette import styles
-from stretto.report.panel import panel, panels
+from stretto.report.panel import choose, panel, panels
 from stretto.report.record import Record
 from stretto.report.summary import summarize
 from stretto.study.comparison import Outcome

@@ -6,10 +6,10 @@ import pytest
 
 from stretto.errors import UsageError
 from stretto.report import units
+from stretto.report.charts import checked
 from stretto.report.metric import TRAIN_LOSS, metric
+from stretto.report.page import as_toml
 from stretto.report.palette import NEUTRAL, styles
-from stretto.report.picture import checked
-from stretto.report.settings import as_toml
 
 from .synthetic import PICTURE
 
@@ -78,7 +78,7 @@ def test_pictures_are_checked():
 
 
 def test_ticks_are_few_round_and_inside():
-    from stretto.report.cost_axis import linear_ticks, log_domain, log_ticks
+    from stretto.report.charts import linear_ticks, log_domain, log_ticks
 
     assert log_ticks(0.9, 1100) == [1, 3, 10, 30, 100, 300, 1000]
     assert log_ticks(4.1, 5.6) == [4.5, 5.0, 5.5]

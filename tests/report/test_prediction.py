@@ -8,7 +8,7 @@ import stretto
 from pairwise import slow_where
 from stretto.report.html import render
 from stretto.report.prediction import MEAN_TIMES, RunPrediction, compare_with_prediction, predicted_chart
-from stretto.report.turns import mean_durations
+from stretto.report.recorded_run import mean_durations
 from stretto.schedule import Action
 from stretto.simulate import Link, Network, period, simulate
 from stretto.simulate.timeline import recordings

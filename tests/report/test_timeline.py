@@ -7,8 +7,8 @@ import pytest
 import stretto
 from pairwise import in_turn, slow_where
 from stretto.report.html import render
+from stretto.report.recorded_run import Band, Bar, timelines, window
 from stretto.report.timeline import timeline_chart
-from stretto.report.turns import Band, Bar, timelines, window
 from stretto.schedule import Action
 from stretto.simulate import period, simulate
 from stretto.simulate.timeline import recordings

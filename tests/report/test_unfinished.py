@@ -5,7 +5,7 @@ import re
 import pytest
 
 from stretto.report.html import render
-from stretto.report.study_progress import StudyProgress, time_told
+from stretto.report.page import StudyProgress, time_told
 
 from .synthetic import make_page, run
 

@@ -5,7 +5,7 @@ from xml.etree import ElementTree
 import pytest
 
 import stretto
-from stretto.report.picture import checked
+from stretto.report.charts import checked
 from stretto.schedule import draw
 from stretto.simulate import simulate
 

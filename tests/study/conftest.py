@@ -24,4 +24,4 @@ def model():
 @pytest.fixture
 def no_pictures(monkeypatch):
     """Nothing is drawn beside a page: it takes longer than the page, and is tested with other pages."""
-    monkeypatch.setattr("stretto.report.first_frontier.pictures", lambda page: {})
+    monkeypatch.setattr("stretto.report.frontier.pictures", lambda page: {})

@@ -18,8 +18,8 @@ from stretto.cost import find_cluster
 from stretto.measure.energy import EnergyMeter
 from stretto.nn import devices
 from stretto.nn.chain import Chain
-from stretto.report.computed_on import several_devices
-from stretto.report.first_frontier import PNG, SVG
+from stretto.report.frontier import PNG, SVG
+from stretto.report.record import several_devices
 from stretto.settings.runs import CompareSettings, TrainSettings
 from stretto.study import (
     compare,
@@ -88,7 +88,7 @@ def numbers(out):
 def whole(tmp_path_factory):
     out = tmp_path_factory.mktemp("studies") / "whole"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("stretto.report.first_frontier.pictures", lambda _: {SVG: b"<svg/>", PNG: b""})  # drawn elsewhere
+        patch.setattr("stretto.report.frontier.pictures", lambda _: {SVG: b"<svg/>", PNG: b""})  # drawn elsewhere
         outcome = made(out)
     assert outcome.failures == ()
     return out

@@ -20,7 +20,7 @@ from stretto.settings.command_line import FLAG, NUMBER, WHOLE
 from stretto.settings.runs import CompareSettings, check_jobs, known
 
 if TYPE_CHECKING:
-    from stretto.report.heading import Heading
+    from stretto.report.record import Heading
     from stretto.study import Outcome, Study
 
 
@@ -225,7 +225,7 @@ def write_traces(study: "Study", output: Output) -> None:
 def show_outcome(outcome: "Outcome", output: Output) -> None:
     """Print the table, and where the page is."""
     from stretto.report import summarize
-    from stretto.report.computed_on import several_devices
+    from stretto.report.record import several_devices
     from stretto.report.terminal import table
 
     output.say(table(summarize(outcome.records)))

@@ -80,7 +80,7 @@ def prints_aside(wanted: bool) -> Iterator[None]:
     document = os.fdopen(os.dup(stdout.fileno()), "w", encoding="utf-8") if own else stdout
     token = _document.set(document)
     try:
-        sys.stdout = cast(TextIO, Aside())
+        sys.stdout = cast("TextIO", Aside())
         if own:
             os.dup2(sys.stderr.fileno(), stdout.fileno())
         yield
@@ -137,6 +137,6 @@ def print_settings(settings: "Settings", output: Output) -> None:
     if output.json:
         print_json(settings.to_show())
     else:
-        from stretto.report.settings import as_toml
+        from stretto.report.page import as_toml
 
         print(as_toml(settings.to_show()))

@@ -29,7 +29,7 @@ from stretto.files.path_names import in_path
 from stretto.options.kinds import parse_toml
 
 if TYPE_CHECKING:
-    from stretto.report.heading import Heading
+    from stretto.report.record import Heading
 
 SIZES = ("small", "full")
 WORDS = ("title", "source", "claim")
@@ -160,7 +160,7 @@ class StudyFile:
 
     def heading(self, size: str | None, part: str | None) -> "Heading":
         """The title, source and claim above the report. Raises UsageError for a size that is not there."""
-        from stretto.report.heading import Heading  # the report takes a while to import
+        from stretto.report.record import Heading  # the report takes a while to import
 
         words = {word: self.content.get(word, "") for word in WORDS}
         return Heading(**words, name=self.path.stem, size=self.size(size), part=part or "")

@@ -7,9 +7,7 @@ from typing import Any
 import altair as alt
 
 from stretto.report import units
-from stretto.report.chart_store import ChartSpecs
-from stretto.report.cost_axis import log_axis
-from stretto.report.encodings import Layer, color, dash, data, shape
+from stretto.report.charts import ChartSpecs, Layer, color, dash, data, log_axis, shape
 from stretto.report.metric import Metric
 from stretto.report.palette import Style
 from stretto.report.panel import Arrival, Panel

@@ -21,9 +21,9 @@ def build(page: Page, path: str | Path) -> Path:
     being made just now; the page links to them. The page loads nothing from elsewhere: its content security policy
     forbids it.
     """
-    from stretto.report.first_frontier import pictures
-
     text = render(page)
+    from stretto.report.frontier import pictures
+
     for name, content in ({} if page.progress else pictures(page)).items():
         with replacing(Path(path).with_name(name)) as temporary:
             temporary.write_bytes(content)

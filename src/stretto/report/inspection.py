@@ -3,6 +3,7 @@
 Cosines and head losses are drawn against the step, probes against the stage.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,10 +12,7 @@ from typing import Any
 import altair as alt
 
 from stretto.report import units
-from stretto.report.chart_store import ChartSpecs
-from stretto.report.cost_axis import loss_axis, stage_axis
-from stretto.report.encodings import Layer, data
-from stretto.report.filter_pictures import picture
+from stretto.report.charts import ChartSpecs, Layer, checked, data, loss_axis, stage_axis
 from stretto.report.html import fill, write
 from stretto.report.palette import NEUTRAL, styles
 from stretto.report.record import Measurement, Record
@@ -208,3 +206,38 @@ def hints() -> list[alt.Tooltip]:
 def layered(*layers: alt.Chart) -> alt.LayerChart:
     """Charts on top of one another, as wide as the page gives them room."""
     return alt.LayerChart(layer=list(layers), width="container", height=HEIGHT)
+
+
+SIDE, GAP, COLUMNS = 72, 8, 9  # pixels, pixels, images
+MOST_RECTANGLES = 9000  # of a picture: filters beyond are left out
+
+
+def picture(filters: Sequence[str], shape: Sequence[int], what: str) -> str:
+    """An SVG of filters: three channels are drawn as colors, of any other number the first one in grey.
+
+    `filters` are texts of channels * height * width bytes in hexadecimal, `shape` is (channels, height, width); `what`
+    names the picture in errors.
+    """
+    channels, height, width = shape
+    size = height * width
+    shown = filters[: max(1, MOST_RECTANGLES // size)]
+    pixel = SIDE / max(height, width)
+    tiles = []
+    for number, text in enumerate(shown):
+        left, top = (SIDE + GAP) * (number % COLUMNS), (SIDE + GAP) * (number // COLUMNS)
+        values = bytes.fromhex(text)
+        for place in range(size):
+            grey = (values[place],) * 3
+            color = (values[place], values[size + place], values[2 * size + place]) if channels == 3 else grey
+            row, column = divmod(place, width)
+            tiles.append(
+                f'<rect x="{left + column * pixel:.2f}" y="{top + row * pixel:.2f}" width="{pixel:.2f}" '
+                f'height="{pixel:.2f}" fill="#{bytes(color).hex()}"/>'
+            )
+    across = min(len(shown), COLUMNS) * (SIDE + GAP) - GAP
+    down = math.ceil(len(shown) / COLUMNS) * (SIDE + GAP) - GAP
+    svg = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {across} {down}" width="{across}" height="{down}" '
+        f'shape-rendering="crispEdges" role="img">{"".join(tiles)}</svg>'
+    )
+    return checked(svg, what)

@@ -10,9 +10,7 @@ import altair as alt
 
 from stretto.analysis.batch_tradeoff import Tradeoff, fit, positive_weights
 from stretto.report import units
-from stretto.report.chart_store import ChartSpecs
-from stretto.report.cost_axis import LABELS, log_axis
-from stretto.report.encodings import Layer, color, data, shape
+from stretto.report.charts import LABELS, ChartSpecs, Layer, color, data, log_axis, shape
 from stretto.report.metric import TRAIN_LOSS, Metric
 from stretto.report.palette import NEUTRAL, Style
 from stretto.report.panel import crossing, panels

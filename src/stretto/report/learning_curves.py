@@ -7,9 +7,7 @@ from typing import Any
 import altair as alt
 
 from stretto.report import units
-from stretto.report.chart_store import ChartSpecs
-from stretto.report.cost_axis import LABELS, loss_axis
-from stretto.report.encodings import Layer, color, dash, data
+from stretto.report.charts import LABELS, ChartSpecs, Layer, color, dash, data, loss_axis
 from stretto.report.metric import Metric, own_metrics
 from stretto.report.palette import Style
 from stretto.report.record import Point, Record

@@ -1,17 +1,78 @@
 """The data from which one report is made."""
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from stretto.errors import UsageError
 from stretto.options.checks import is_among, shown
-from stretto.report.expenses import Tariff
-from stretto.report.heading import Heading
+from stretto.report.measures import Tariff
 from stretto.report.prediction import PredictedRun
-from stretto.report.record import Record
-from stretto.report.study_progress import StudyProgress
-from stretto.report.turns import Timelines
+from stretto.report.record import Heading, Record
+from stretto.report.recorded_run import Timelines
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyProgress:
+    """The state of a study that is being made.
+
+    `share` of its steps are made, from 0 to 1. `seconds_left` is an estimate, None where there is none yet. The page
+    loads itself again after `reload` seconds; it was written at `written`, in seconds since 1970.
+    """
+
+    share: float
+    seconds_left: float | None
+    reload: float
+    written: float = field(default_factory=time.time)
+
+
+def runs_told(finished: int, planned: int) -> str:
+    """How many runs of a study are finished.
+
+    >>> runs_told(7, 16)
+    '7 of 16 runs are finished'
+    """
+    return f"{finished} of {planned} run{'s' * (planned != 1)} {'is' if 1 in (finished, planned) else 'are'} finished"
+
+
+def time_told(seconds: float | None) -> str:
+    """A time that is left, in words; empty if it is not known.
+
+    >>> time_told(200)
+    'about 3 minutes left'
+    """
+    if seconds is None:
+        return ""
+    for length, unit in ((86400, "day"), (3600, "hour"), (60, "minute")):
+        if seconds >= 1.5 * length:
+            return f"about {seconds / length:.0f} {unit}s left"
+        if seconds >= 0.9 * length:
+            return f"about 1 {unit} left"
+    return "less than a minute left"
+
+
+def as_toml(settings: Mapping[str, Any]) -> str:
+    """Settings as TOML; one that is None, which TOML cannot say, becomes a comment.
+
+    >>> print(as_toml({"clip": None, "steps": 10}))
+    # clip is not set
+    steps = 10
+    """
+    import tomli_w
+
+    unset = [f"# {name} is not set" for name, value in settings.items() if value is None]
+    return "\n".join([*unset, tomli_w.dumps(without_none(settings))]).strip()
+
+
+def without_none(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings without those that are None, on every level."""
+    return {
+        name: without_none(value) if isinstance(value, Mapping) else value
+        for name, value in settings.items()
+        if value is not None
+    }
+
 
 ACCOUNTINGS = {
     "counted": "FLOPs counted by PyTorch on the real modules",

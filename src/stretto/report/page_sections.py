@@ -8,7 +8,6 @@ from altair.utils.schemapi import debug_mode
 from stretto.report import (
     clock,
     cures,
-    first_frontier,
     frontier,
     large_batches,
     learning_curves,
@@ -19,17 +18,13 @@ from stretto.report import (
     tuning,
     units,
 )
-from stretto.report.chart_store import ChartSpecs
-from stretto.report.computed_on import several_devices
+from stretto.report.charts import ChartSpecs, checked
 from stretto.report.metric import VALIDATION_ACCURACY, VALIDATION_BLEU, Metric, metrics_of, own_metrics
-from stretto.report.page import ACCOUNTINGS, Page
+from stretto.report.page import ACCOUNTINGS, Page, as_toml, runs_told, time_told
 from stretto.report.palette import Style, styles
 from stretto.report.panel import panels
-from stretto.report.picture import checked
-from stretto.report.record import Record, methods
-from stretto.report.settings import as_toml
+from stretto.report.record import Record, methods, several_devices
 from stretto.report.speedup import baseline
-from stretto.report.study_progress import runs_told, time_told
 from stretto.report.summary import MethodSummary, summarize
 from stretto.report.verdict import sentences
 
@@ -148,13 +143,13 @@ def _unfinished(page: Page) -> dict[str, Any] | None:
 
 def _first(page: Page, look: Mapping[str, Style], specs: ChartSpecs) -> dict[str, Any] | None:
     """The frontier that stands first, with the names of its pictures; None if no run got better than it began."""
-    panel = first_frontier.first_panel(page.records)
+    panel = frontier.first_panel(page.records)
     if panel is None:
         return None
     place = specs.add("frontier-first", frontier.frontier_chart(panel, look, height=340))
     return {
         "goal": panel.goal, "missing": ", ".join(panel.missing), "lost": frontier.lost(panel), "place": place,
-        "pictures": [first_frontier.SVG, first_frontier.PNG] if place and not page.progress else [],
+        "pictures": [frontier.SVG, frontier.PNG] if place and not page.progress else [],
     }  # fmt: skip
 
 

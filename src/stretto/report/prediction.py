@@ -10,8 +10,7 @@ from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
 from stretto.report import units
-from stretto.report.excerpt import excerpts
-from stretto.report.recorded_run import MIN_STEPS, RecordedRun, mean_durations, steps_of
+from stretto.report.recorded_run import MIN_STEPS, RecordedRun, excerpts, mean_durations, steps_of
 from stretto.schedule import Rules, Schedule
 from stretto.schedule.draw import RESOLUTION
 from stretto.tracing import Recording
@@ -20,7 +19,7 @@ from stretto.tracing.run_phases import DRAIN, RAMP, STEADY, action_of
 if TYPE_CHECKING:
     import altair as alt
 
-    from stretto.report.chart_store import ChartSpecs
+    from stretto.report.charts import ChartSpecs
     from stretto.simulate import Durations, Network
     from stretto.simulate.network import Sizes
 
@@ -328,7 +327,7 @@ def predicted_chart(run: PredictedRun) -> "alt.LayerChart":
     """Seconds of each step against the step; the prediction is a horizontal line."""
     import altair as alt
 
-    from stretto.report.encodings import Layer, data
+    from stretto.report.charts import Layer, data
 
     steps = list(run.steps.items())[:: max(1, len(run.steps) // MOST_POINTS)]
     typical = sorted(seconds for _, seconds in steps)[len(steps) // 2]

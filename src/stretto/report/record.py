@@ -2,7 +2,8 @@
 
 import json
 import math
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from typing import Any, Self
 
@@ -280,3 +281,57 @@ def _known(cls: type, data: Mapping[str, Any], what: str) -> dict[str, Any]:
     if missing:
         raise UsageError(f"{what} lacks {', '.join(missing)}; it has {', '.join(data) or 'nothing'}: run it again")
     return values
+
+
+@dataclass(frozen=True, kw_only=True)
+class Heading:
+    """The heading of a study.
+
+    `name` is the name of its file; `source` the figure or table of the paper, `claim` what that claims; `size` and
+    `part` say which size of the study, and which of its parts, were run.
+    """
+
+    title: str
+    name: str
+    source: str = ""
+    claim: str = ""
+    size: str = ""
+    part: str = ""
+
+    @property
+    def text(self) -> str:
+        """The title, followed by the part if the study has several."""
+        return f"{self.title}: {self.part}" if self.part else self.title
+
+    @property
+    def folder(self) -> str:
+        """The name of the study's folder: file, size and part joined by hyphens."""
+        return "-".join(word for word in (self.name, self.size, self.part) if word)
+
+    def to_json(self) -> dict[str, Any]:
+        """The heading as study.json holds it."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any], place: str = "heading") -> Self:
+        """Read what `to_json` wrote. Raises UsageError for values of other kinds."""
+        check_values(place, data, cls)
+        wanted = {entry.name: entry for entry in fields(cls)}
+        if missing := [name for name, entry in wanted.items() if entry.default is MISSING and name not in data]:
+            raise UsageError(f"{place} lacks {', '.join(missing)}")
+        return cls(**{name: value for name, value in data.items() if name in wanted})
+
+
+def computed_on(records: Sequence[Record]) -> dict[str, int]:
+    """The number of runs by device and threads, as {"cpu, 1 thread": 8}; without runs that do not say."""
+    told = [record for record in records if record.device is not None]
+    return dict(Counter(f"{run.device}, {run.threads} thread{'' if run.threads == 1 else 's'}" for run in told))
+
+
+def several_devices(records: Sequence[Record]) -> str:
+    """A sentence for runs that were not all computed alike; empty for those that were."""
+    places = computed_on(records)
+    if len(places) < 2:
+        return ""
+    listed = "; ".join(f"{count} on {place}" for place, count in places.items())
+    return f"Runs were not all computed alike: {listed}. Do not compare their seconds."

@@ -8,9 +8,7 @@ from typing import Any
 import altair as alt
 
 from stretto.report import units
-from stretto.report.chart_store import ChartSpecs
-from stretto.report.cost_axis import log_axis
-from stretto.report.encodings import Layer, data
+from stretto.report.charts import ChartSpecs, Layer, data, log_axis
 from stretto.report.html import fill, write
 from stretto.report.palette import COLORS, NEUTRAL, SHAPES, Style
 

@@ -7,9 +7,8 @@ from typing import Any
 import altair as alt
 
 from stretto.report import units
-from stretto.report.chart_store import ChartSpecs
-from stretto.report.encodings import Layer, data
-from stretto.report.turns import WAIT, Band, Bar, Timelines, TurnWindow
+from stretto.report.charts import ChartSpecs, Layer, data
+from stretto.report.recorded_run import WAIT, Band, Bar, Timelines, TurnWindow
 from stretto.schedule.action import KINDS
 from stretto.schedule.draw import COLORS
 from stretto.tracing.run_phases import DRAIN, RAMP, STEADY, action_named

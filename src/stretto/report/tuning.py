@@ -8,9 +8,7 @@ from typing import Any
 import altair as alt
 
 from stretto.report import units
-from stretto.report.chart_store import ChartSpecs
-from stretto.report.cost_axis import LABELS, linear_ticks, log_axis, log_domain, log_ticks
-from stretto.report.encodings import Layer, data, state
+from stretto.report.charts import LABELS, ChartSpecs, Layer, data, linear_ticks, log_axis, log_domain, log_ticks, state
 from stretto.report.metric import VALIDATION_ACCURACY, Metric, own_metrics
 from stretto.report.palette import Style
 from stretto.report.record import Record, methods

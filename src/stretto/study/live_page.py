@@ -15,7 +15,7 @@ from typing import Self, TextIO
 from stretto.errors import StrettoError, UsageError
 from stretto.processes import fork_server
 from stretto.report import Page, Record, build
-from stretto.report.study_progress import StudyProgress
+from stretto.report.page import StudyProgress
 from stretto.settings.runs import known
 from stretto.study.disk_errors import locked, writing
 from stretto.study.report_page import PAGE

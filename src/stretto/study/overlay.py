@@ -7,8 +7,7 @@ from statistics import fmean, median
 
 from stretto.cost import Cluster
 from stretto.errors import UsageError
-from stretto.report.excerpt import Excerpt, excerpts
-from stretto.report.recorded_run import RecordedRun
+from stretto.report.recorded_run import Excerpt, RecordedRun, excerpts
 from stretto.study.predicted_runs import predict, recorded_run, recordings_of
 from stretto.study.prepare import prepare_trial
 from stretto.study.single_run import traced

@@ -127,7 +127,7 @@ def hardest_cutoff(records: "Sequence[Record]", baseline: str, where: str) -> fl
     Of several, the lowest.
     """
     from stretto.report import TRAIN_LOSS
-    from stretto.report.cutoffs import choose
+    from stretto.report.panel import choose
 
     names = {record.method for record in records}
     best: tuple[int, float] | None = None

@@ -22,9 +22,9 @@ from stretto.options.checks import path as check_path
 from stretto.options.import_object import ObjectFactory, register, write_objects
 from stretto.processes import fork_server
 from stretto.report import Record, summarize
-from stretto.report.computed_on import several_devices
 from stretto.report.metric import metric
 from stretto.report.panel import panel
+from stretto.report.record import several_devices
 from stretto.report.terminal import table
 from stretto.runtime.launch import LaunchSettings
 from stretto.runtime.process_memory import forget_most_held

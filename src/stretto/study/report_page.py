@@ -14,10 +14,9 @@ from stretto.measure.flops import durations
 from stretto.methods.table import builder
 from stretto.options.named import parse
 from stretto.report import Page, Record, build, summarize
-from stretto.report.expenses import Tariff
+from stretto.report.measures import Tariff
 from stretto.report.prediction import PredictedRun, compare_with_prediction
-from stretto.report.recorded_run import RecordedRun
-from stretto.report.turns import timelines
+from stretto.report.recorded_run import RecordedRun, timelines
 from stretto.schedule import draw
 from stretto.settings.runs import TrainSettings
 from stretto.simulate import simulate

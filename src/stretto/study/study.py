@@ -19,7 +19,7 @@ from stretto.nn.group_norm import parted_norms, uses_batch_statistics
 from stretto.options.import_object import is_function
 from stretto.options.kinds import check_values, read_json
 from stretto.report import Record
-from stretto.report.heading import Heading
+from stretto.report.record import Heading
 from stretto.schedule import Rules, Schedule
 from stretto.settings.runs import CompareSettings, Settings, TrainSettings, known, short
 from stretto.study import disk_errors
