@@ -30,7 +30,7 @@ from stretto.runtime.launch import LaunchSettings
 from stretto.runtime.process_memory import peak_memory
 from stretto.study.prepare import dataset, prepare, resolve
 from stretto.study.run_processes import start
-from stretto.study.training_loop import training_batches
+from stretto.study.training_run import training_batches
 from stretto.study.trial_processes import settings_of
 
 HERE = Path(__file__).parent

@@ -23,7 +23,7 @@ from torch.nn.functional import cross_entropy
 
 import stretto
 from stretto.data import Dataset, Split
-from stretto.data.labels import randomised
+from stretto.data.table import randomised
 from stretto.models import build
 from stretto.models.resnet import ReluSum
 from stretto.nn.chain import Chain

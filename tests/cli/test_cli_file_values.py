@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 
 from stretto.cli import main
-from stretto.cli.file_values import ROLES
 from stretto.cli.program import app
-from stretto.cli.toml_file import spelled, takes_text
+from stretto.cli.toml_file import ROLES, spelled, takes_text
 
 WITH_FILE = ("train", "compare", "plan")
 

@@ -7,7 +7,7 @@ from torch import nn
 
 from stretto.cli import main
 from stretto.heads.head import First
-from stretto.study.inspected_runs import description
+from stretto.study.report_page import description
 
 SMALL = ["--model-options.width", "8", "--model-options.depth", "3", "--steps", "12", "--evaluations", "4", "--quiet"]
 

@@ -152,7 +152,7 @@ def test_a_run_that_could_not_be_kept_is_not_begun(out, tmp_path, monkeypatch):
 
 def test_a_run_without_room_is_not_begun(tmp_path, monkeypatch):
     usage = shutil.disk_usage(tmp_path)
-    monkeypatch.setattr("stretto.study.disk_errors.shutil.disk_usage", lambda _: usage._replace(free=2**16 + 23))
+    monkeypatch.setattr("stretto.study.store.shutil.disk_usage", lambda _: usage._replace(free=2**16 + 23))
     monkeypatch.setattr("stretto.study.python_calls.run_prepared", None)
     with pytest.raises(stretto.StrettoError, match=r"run has 64\.0 KiB free, a run needs 64\.0 KiB: free"):  # 24 bytes
         tiny_run(out=tmp_path / "run")

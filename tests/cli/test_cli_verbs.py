@@ -16,7 +16,7 @@ import safetensors.torch
 import torch
 
 from stretto.cli import main
-from stretto.cli.progress_bar import progress
+from stretto.cli.output import progress
 
 SMALL = [
     "--model-options.width",
@@ -231,7 +231,7 @@ def test_doctor(capsys):
 
 
 def test_a_full_disk_is_a_failure_not_a_mistake(capsys, monkeypatch):
-    monkeypatch.setattr("stretto.study.disk_errors.FREE_BYTES", 2**80)
+    monkeypatch.setattr("stretto.study.store.FREE_BYTES", 2**80)
     assert main([*STUDY, "--json"]) == 1
     out, err = capsys.readouterr()
     assert out == ""

@@ -15,7 +15,7 @@ from stretto.cli import main
 from stretto.collectives import ALGORITHMS, stored_calibration
 from stretto.collectives.calibration import SizeTimes
 from stretto.doctor import environment as doctor
-from stretto.files import user_folders
+from stretto.files import path_names
 from stretto.replicas import find
 
 
@@ -33,14 +33,14 @@ def cache(tmp_path, monkeypatch):
 
 
 def test_the_user_folder_of_each_platform(monkeypatch, tmp_path):
-    assert user_folders.user_cache() == tmp_path / "cache" / "stretto"
+    assert path_names.user_cache() == tmp_path / "cache" / "stretto"
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("LOCALAPPDATA", str(tmp_path / "Local"))
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")  # which the specification has programs ignore
     places = {"linux": ".cache/stretto", "darwin": "Library/Caches/stretto", "win32": "Local/stretto"}
     for platform, place in places.items():
         monkeypatch.setattr(sys, "platform", platform)
-        assert user_folders.user_cache() == tmp_path / place
+        assert path_names.user_cache() == tmp_path / place
 
 
 def test_the_newest_of_each_size_is_kept_whole(cache):

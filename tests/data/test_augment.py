@@ -2,7 +2,7 @@
 
 import torch
 
-from stretto.data.augment import crop_and_flip
+from stretto.data.cifar import crop_and_flip
 
 
 def test_every_image_is_a_crop_of_its_padded_self_mirrored_or_not():

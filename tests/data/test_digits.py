@@ -2,8 +2,8 @@ import pytest
 import torch
 
 from stretto.data import DATASETS, load
+from stretto.data.dataset import stratify
 from stretto.data.digits import read
-from stretto.data.split import stratify
 from stretto.errors import UsageError
 
 

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from stretto.data import load, passages
+from stretto.data import load, pydoc
 from stretto.errors import UsageError
 
 WIDTH = 60
@@ -16,7 +16,7 @@ def even(text):
     return " ".join(text.split())
 
 
-windows = functools.cache(passages.windows)
+windows = functools.cache(pydoc.windows)
 
 
 def shared(part, whole, width=WIDTH):
@@ -33,13 +33,13 @@ def phrases(text, num=5):
 
 @pytest.fixture(scope="module")
 def clean():
-    return passages.texts()
+    return pydoc.texts()
 
 
 @pytest.fixture(scope="module")
 def naive():
     """The same split by topic, of the topics as they are."""
-    return {name: "\n\n".join(chosen.values()) for name, chosen in passages.split(passages.topics()).items()}
+    return {name: "\n\n".join(chosen.values()) for name, chosen in pydoc.split(pydoc.topics()).items()}
 
 
 PAIRS = [("validation", "train"), ("test", "train"), ("test", "validation")]
@@ -47,7 +47,7 @@ PAIRS = [("validation", "train"), ("test", "train"), ("test", "validation")]
 
 @pytest.mark.parametrize(("part", "whole"), PAIRS)
 def test_no_paragraph_stands_in_two_splits(clean, part, whole):
-    parts, wholes = ({even(p) for p in passages.paragraphs(clean[name])} for name in (part, whole))
+    parts, wholes = ({even(p) for p in pydoc.paragraphs(clean[name])} for name in (part, whole))
     assert not parts & wholes
 
 
@@ -68,7 +68,7 @@ def test_no_paragraph_is_a_small_edit_of_one_in_train(clean, naive, part):
 
     def copies(texts):
         known = set(phrases(texts["train"]))
-        own = [found for p in passages.paragraphs(texts[part]) if len(found := phrases(p)) >= 4]
+        own = [found for p in pydoc.paragraphs(texts[part]) if len(found := phrases(p)) >= 4]
         return sum(sum(phrase in known for phrase in found) > 0.5 * len(found) for found in own) / len(own)
 
     assert copies(clean) < 0.01
@@ -78,7 +78,7 @@ def test_no_paragraph_is_a_small_edit_of_one_in_train(clean, naive, part):
 def test_sizes_come_out_at_80_10_10(clean):
     total = sum(map(len, clean.values()))
     assert total > 200_000
-    for name, share in passages.SHARES.items():
+    for name, share in pydoc.SHARES.items():
         assert len(clean[name]) / total == pytest.approx(share, abs=0.01)
 
 
@@ -89,7 +89,7 @@ def test_a_repetition_goes_whole_or_edited_and_a_remnant_of_headings_with_it():
         "short": f"With\n\n{passage.replace('  ', ' ').replace('used', 'employed')}",
         "other": "Some words that stand nowhere else, and these alone remain of all.\n\nEverything",
     }
-    assert passages.unique(source) == {
+    assert pydoc.unique(source) == {
         "long": source["long"].rstrip(),
         "other": "Some words that stand nowhere else, and these alone remain of all.",
     }
@@ -97,12 +97,12 @@ def test_a_repetition_goes_whole_or_edited_and_a_remnant_of_headings_with_it():
 
 def test_white_space_and_line_breaks_do_not_hide_a_repetition():
     line = "one sentence that is long enough to be told from every other sentence there is"
-    assert passages.unique({"a": f"{line} indeed.", "b": line.replace(" ", "\n  ", 2)}) == {"a": f"{line} indeed."}
+    assert pydoc.unique({"a": f"{line} indeed.", "b": line.replace(" ", "\n  ", 2)}) == {"a": f"{line} indeed."}
 
 
 def test_each_topic_goes_whole_to_the_split_that_lacks_most():
     source = {"a": "x" * 80, "b": "y" * 10, "c": "z" * 10}
-    chosen = passages.split(source)
+    chosen = pydoc.split(source)
     assert {name: list(topics) for name, topics in chosen.items()} == {
         "train": ["a"],
         "validation": ["b"],
@@ -112,6 +112,6 @@ def test_each_topic_goes_whole_to_the_split_that_lacks_most():
 
 def test_a_python_without_topics_is_told_what_to_use(monkeypatch):
     monkeypatch.setitem(sys.modules, "pydoc_data.topics", None)
-    passages.texts.cache_clear()
+    pydoc.texts.cache_clear()
     with pytest.raises(UsageError, match=r"pydoc_data\.topics, which this Python lacks .* --data digits"):
         load("pydoc")

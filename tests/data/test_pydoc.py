@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from stretto.data import load
-from stretto.data.passages import texts
+from stretto.data.pydoc import texts
 from stretto.data.text import number, octets, words
 from stretto.errors import UsageError
 

@@ -10,7 +10,7 @@ import tokenizers
 import torch
 
 from stretto.data import forever, load
-from stretto.data.tokens import Windows
+from stretto.data.text import Windows
 from stretto.errors import UsageError
 
 LINES = "the cat sat on the mat and the dog sat on the log\n"

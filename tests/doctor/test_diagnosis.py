@@ -5,8 +5,7 @@ import torch
 from torch import nn
 
 import stretto
-from stretto.doctor.model_check import Remark, cut, diagnose, methods_of
-from stretto.doctor.objections import MECHANISMS
+from stretto.doctor.model_check import MECHANISMS, Remark, cut, diagnose, methods_of
 from stretto.errors import UsageError
 from stretto.methods import METHODS
 

@@ -11,8 +11,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from stretto import Trainer
-from stretto.cli.layout import lay_out
-from stretto.cli.show import facts_of
+from stretto.cli.show import facts_of, lay_out
 from stretto.cost import find_cluster
 from stretto.cost.stage_prediction import Machine, matrix_seconds, stage_times
 from stretto.cost.step_prediction import forecast

@@ -142,8 +142,8 @@ def test_options_of_networks_and_data(text, value):
 
 def test_nesterov_brings_its_optimizer_and_the_papers_beta():
     from stretto.settings.runs import CompareSettings, TrainSettings
-    from stretto.study.methods import choose
     from stretto.study.prepare import resolve
+    from stretto.study.study import choose
 
     alone = resolve(TrainSettings(method="nesterov"))
     assert (alone.optimizer, alone.momentum, alone.lr) == ("nadam", 0.99, 0.003)

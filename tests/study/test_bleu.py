@@ -13,7 +13,7 @@ from stretto.nn.chain import Chain
 from stretto.runtime.launch import LaunchSettings
 from stretto.settings.runs import CompareSettings, TrainSettings
 from stretto.study import compare, open_study, run
-from stretto.study.measurements import BLEU_EXAMPLES
+from stretto.study.evaluation import BLEU_EXAMPLES
 from stretto.study.prepare import costs_of, dataset, prepare, resolve
 from stretto.study.run_processes import run_on_processes
 from stretto.study.store import read_run

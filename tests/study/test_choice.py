@@ -8,7 +8,7 @@ from stretto import UsageError, advised
 from stretto.methods import METHODS
 from stretto.settings.runs import CompareSettings
 from stretto.study import compare, open_study, read_study
-from stretto.study.methods import choose
+from stretto.study.study import choose
 
 SETTINGS = CompareSettings(
     model_options={"depth": 4, "width": 8}, steps=3, evaluations=1, methods=("all",), lr=(0.05,), batch_size=(32,),
@@ -24,7 +24,7 @@ EVERY = pytest.param("every", marks=pytest.mark.slow)
 def table(request, monkeypatch):
     """The names of the methods that there are: some, of which any may be left out for its reason, or every one."""
     names = TABLES[request.param]
-    monkeypatch.setattr("stretto.study.methods.METHODS", {name: METHODS[name] for name in names})
+    monkeypatch.setattr("stretto.study.study.METHODS", {name: METHODS[name] for name in names})
     return names
 
 

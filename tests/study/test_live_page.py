@@ -8,10 +8,10 @@ import pytest
 
 from stretto.processes import fork_server
 from stretto.settings.runs import CompareSettings
-from stretto.study import compare, live_page, open_study, read_study, write_report
-from stretto.study.disk_errors import locked
-from stretto.study.live_page import LivePage, PageWriter
+from stretto.study import compare, comparison, open_study, read_study, write_report
+from stretto.study.comparison import LivePage, PageWriter
 from stretto.study.report_page import describe
+from stretto.study.store import locked
 from stretto.study.study import claimed
 from stretto.study.training_run import run
 from waiting import wait_for
@@ -56,8 +56,8 @@ def test_a_page_of_the_runs_that_are_finished(opened, described):
 
 def test_not_more_often_than_its_cost_allows(opened, described, monkeypatch):
     now, spent = 1000.0, 0.0
-    monkeypatch.setattr(live_page.time, "monotonic", lambda: now)
-    monkeypatch.setattr(live_page.time, "process_time", lambda: spent)
+    monkeypatch.setattr(comparison.time, "monotonic", lambda: now)
+    monkeypatch.setattr(comparison.time, "process_time", lambda: spent)
     made = []
 
     def build(page, path):
@@ -65,7 +65,7 @@ def test_not_more_often_than_its_cost_allows(opened, described, monkeypatch):
         spent += 1.0  # a second of computing
         made.append(len(page.records))
 
-    monkeypatch.setattr(live_page, "build", build)
+    monkeypatch.setattr(comparison, "build", build)
     writer = PageWriter(opened, described)
     assert writer.write_if_due(0.3, None)
     run(opened.tasks[1].settings, opened.tasks[1].folder)
@@ -82,7 +82,7 @@ def test_the_last_page_is_left_to_the_command(opened, described):
 
 
 def test_one_writer_of_several_commands(opened, described, monkeypatch):
-    monkeypatch.setattr(live_page, "build", lambda page, path: None)
+    monkeypatch.setattr(comparison, "build", lambda page, path: None)
     second = PageWriter(opened, described, shared=True)
     with PageWriter(opened, described, shared=True) as first:
         assert first.write_if_due(0.3, None)
@@ -140,7 +140,7 @@ def test_a_process_that_dies_is_told_once(opened, described):
 
 @pytest.mark.usefixtures("no_pictures")
 def test_the_study_has_the_same_page_at_its_end(tmp_path, monkeypatch):
-    monkeypatch.setattr(live_page, "BEGIN", 0.0)
+    monkeypatch.setattr(comparison, "BEGIN", 0.0)
     study = open_study(replace(SETTINGS, seeds=1), tmp_path / "study")
     pages = []
 

@@ -14,7 +14,8 @@ from stretto.analysis.noise_scale import noise_scale
 from stretto.analysis.sharpness import sharpness
 from stretto.settings.runs import MEASURES, TrainSettings
 from stretto.study import run
-from stretto.study.measurements import (
+from stretto.study.checkpoints import Progress
+from stretto.study.evaluation import (
     COSINE_EXAMPLES,
     NOISE_BATCH,
     NOISE_EXAMPLES,
@@ -24,7 +25,6 @@ from stretto.study.measurements import (
     sample,
 )
 from stretto.study.prepare import build_model, dataset, prepare, rate_and_momentum, resolve, scheduler
-from stretto.study.run_progress import Progress
 from stretto.study.store import read_run
 
 SETTINGS = TrainSettings(model_options={"depth": 3, "width": 8}, steps=12, evaluations=4, batch_size=16)

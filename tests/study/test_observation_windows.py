@@ -8,7 +8,7 @@ import pytest
 from stretto.report.record import Observation
 from stretto.settings.runs import TrainSettings
 from stretto.study import run
-from stretto.study.measurements import WINDOW_MINIBATCHES, window_starts
+from stretto.study.evaluation import WINDOW_MINIBATCHES, window_starts
 from stretto.study.prepare import resolve
 from stretto.study.store import read_run
 
@@ -48,7 +48,7 @@ def test_observations_are_kept_with_the_run(observed):
 
 def test_a_run_is_the_same_without_observations(observed, tmp_path, monkeypatch):
     folder, record = observed
-    monkeypatch.setattr("stretto.study.measurements.window_starts", lambda steps, drain: set())
+    monkeypatch.setattr("stretto.study.evaluation.window_starts", lambda steps, drain: set())
     plain = run(resolve(SETTINGS), tmp_path / "plain")
     assert plain.observations == ()
     assert (tmp_path / "plain" / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()

@@ -23,7 +23,6 @@ from stretto.report.record import several_devices
 from stretto.settings.runs import CompareSettings, TrainSettings
 from stretto.study import (
     compare,
-    disk_errors,
     open_study,
     process_pool,
     read_study,
@@ -32,15 +31,14 @@ from stretto.study import (
     run,
     store,
     study,
-    training_loop,
     training_run,
     write_report,
 )
-from stretto.study.disk_errors import FullDiskError, locked
+from stretto.study.checkpoints import Progress
 from stretto.study.evaluation import evaluation_steps
 from stretto.study.prepare import prepare, resolve
-from stretto.study.run_progress import Progress
 from stretto.study.single_run import claim, default_folder, summary
+from stretto.study.store import FullDiskError, locked
 
 SETTINGS = CompareSettings(
     model_options={"depth": 3, "width": 8},
@@ -249,7 +247,7 @@ def test_a_full_disk_while_the_report_is_written(whole, monkeypatch):
 
 
 def test_too_little_room_is_found_out_before_training(tmp_path, monkeypatch):
-    monkeypatch.setattr(disk_errors, "FREE_BYTES", 2**80)
+    monkeypatch.setattr(store, "FREE_BYTES", 2**80)
     with pytest.raises(FullDiskError, match=r"study has .* free, a study needs"):
         made(tmp_path / "study")
 
@@ -510,8 +508,8 @@ def test_measurements_and_checkpoints_are_not_in_the_energy(tmp_path, monkeypatc
         return works
 
     monkeypatch.setattr(training_run, "energy_meter", lambda _: EnergyMeter([counter]))
-    monkeypatch.setattr(training_loop.Measurer, "measure", counted(training_loop.Measurer.measure))
-    monkeypatch.setattr(training_loop.Checkpoints, "save", counted(training_loop.Checkpoints.save))
+    monkeypatch.setattr(training_run.Measurer, "measure", counted(training_run.Measurer.measure))
+    monkeypatch.setattr(training_run.Checkpoints, "save", counted(training_run.Checkpoints.save))
     record = run(resolve(replace(SINGLE, checkpoint_every=3, measure=("sharpness",))), tmp_path / "run")
     assert [point.joules for point in record.points] == [1.0, 4.0]  # up to step 2; to checkpoints 3 and 6, and the end
 

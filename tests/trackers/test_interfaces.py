@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from stretto.trackers import CSV, MLflow, RunDescription, TensorBoard, WandB
-from stretto.trackers.tracked_run import TrackedRun
+from stretto.trackers.tracker import TrackedRun
 
 RUN = RunDescription("baseline", {"method": "pb", "nested": {"width": 8}}, "worker 0  0F0", group="study")
 ROWS = [(1, {"loss": 1.0, "lr": 0.1}), (2, {"loss": 0.5})]

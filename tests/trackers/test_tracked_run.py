@@ -7,8 +7,7 @@ import pytest
 
 from stretto.errors import UsageError
 from stretto.trackers import CSV, RunDescription, Tracker, TrackerRun, find
-from stretto.trackers.tracked_run import TrackedRun
-from stretto.trackers.tracker import grouped
+from stretto.trackers.tracker import TrackedRun, grouped
 
 
 class Memory(TrackerRun):

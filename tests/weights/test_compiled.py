@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 
 import stretto
 from pairwise import in_turn, slow_where
-from stretto.doctor.objections import survey
+from stretto.doctor.model_check import survey
 from stretto.errors import UsageError
 from stretto.measure import layer_costs
 from stretto.nn.flop_counter import counting

@@ -9,8 +9,8 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from pairwise import in_turn
-from stretto.doctor.objections import MECHANISMS as MECHANISMS_OF_A_SURVEY
-from stretto.doctor.objections import survey
+from stretto.doctor.model_check import MECHANISMS as MECHANISMS_OF_A_SURVEY
+from stretto.doctor.model_check import survey
 from stretto.errors import UsageError
 from stretto.weights import CurrentRule, DoubleBuffered, Live, Stash, Substituted, WeightPrediction
 from stretto.weights.saved_tensor_check import backward_reads, watched_call

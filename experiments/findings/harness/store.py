@@ -10,7 +10,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from harness.cells import Record, Run
-from stretto.files.whole_files import write_whole
+from stretto.files.destinations import write_whole
 
 CLAIMS = ".claims"  # files that processes lock: one for the store, one for each run under way
 

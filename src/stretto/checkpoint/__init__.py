@@ -22,14 +22,16 @@ Until `finish`, all files are in `.run.partial`. A checkpoint that is replaced i
 and every function that reads finds it there.
 """
 
-from stretto.checkpoint.digest import Digest, FileDigest
+from stretto.checkpoint.digest import Contents, Digest, FileDigest
 from stretto.checkpoint.folder import (
     begin,
     contents,
     discard,
     exists,
     finish,
+    newest,
     partial_of,
+    prune,
     read_manifest,
     read_stage,
     verify,
@@ -37,8 +39,6 @@ from stretto.checkpoint.folder import (
     write_stage,
 )
 from stretto.checkpoint.manifest import Manifest
-from stretto.checkpoint.state_hashes import Contents
-from stretto.checkpoint.steps import newest, prune
 
 __all__ = [
     "Contents",

@@ -11,8 +11,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from torch import Tensor
+
 from stretto.errors import UsageError
 from stretto.files.path_names import in_path
+from stretto.nn.state_check import hash_of, hash_of_bytes
 
 
 class FileDigest(NamedTuple):
@@ -65,3 +68,13 @@ def crc32(file: Path) -> str:
         while block := stream.read(1 << 20):
             value = zlib.crc32(block, value)
     return f"{value:08x}"
+
+
+Contents = Mapping[str, str]  # hexadecimal hashes: of the tree under "", of each tensor under its name
+
+TREE = ""  # the tree's key
+
+
+def contents_of(tree: str, tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    """The hashes of a flattened state: of its tree, as JSON, and of each tensor's dtype, shape and values."""
+    return {TREE: hash_of_bytes(tree.encode()), **{name: hash_of(tensor) for name, tensor in tensors.items()}}

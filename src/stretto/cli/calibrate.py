@@ -5,8 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from stretto.cli.output import aligned, print_json, write, writing_to
-from stretto.cli.progress_bar import progress
+from stretto.cli.output import aligned, print_json, progress, write, writing_to
 from stretto.errors import UsageError
 from stretto.files.destinations import check_file, check_folder
 from stretto.settings.command_line import FLAG, WHOLE, WHOLES

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from stretto import interrupts
-from stretto.cli.output import Output, print_json, print_settings
-from stretto.cli.progress_bar import progress
+from stretto.cli.output import Output, print_json, print_settings, progress
 from stretto.cli.study_file import study_file
 from stretto.errors import UsageError
 from stretto.processes import fork_server

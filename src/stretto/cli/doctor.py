@@ -80,7 +80,7 @@ def try_functions(
     """Try a step and an evaluation of the model as one stage. Raises UsageError for what does not work."""
     from stretto.optim.by_name import takes_rate
     from stretto.settings.runs import TrainSettings
-    from stretto.study.first_evaluation import refuse_evaluation
+    from stretto.study.first_batches import refuse_evaluation
     from stretto.study.prepare import costs_of, prepare_trial, resolve
 
     rate = 0.01 if optimizer is not None and takes_rate(optimizer) else None

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stretto.cli.output import aligned, writing_to
-from stretto.cli.progress_bar import progress, rising
+from stretto.cli.output import aligned, progress, rising, writing_to
 from stretto.errors import UsageError
 from stretto.files.destinations import check_file
 from stretto.settings.planning import PlanSettings

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 from stretto.cli.output import aligned
 from stretto.errors import UsageError
 from stretto.options.checks import positive
+from stretto.settings.command_line import Trusted
 from stretto.settings.planning import PlanSettings
-from stretto.settings.trusted import Trusted
 
 if TYPE_CHECKING:
     from stretto.plan import Objective, Problem

@@ -7,10 +7,9 @@ from cyclopts import Parameter
 
 from stretto.cli.failures import reliability_of, told
 from stretto.cli.measured_plans import check_trials, tried_or_kept
-from stretto.cli.output import print_json
+from stretto.cli.output import print_json, progress, rising
 from stretto.cli.penalty_options import methods_of, objective_of, penalty_rows, study_of, with_findings
 from stretto.cli.plan_output import explained, in_words, points, summary, tell_difference, written
-from stretto.cli.progress_bar import progress, rising
 from stretto.cli.scaling import scaled
 from stretto.errors import UsageError
 from stretto.files.destinations import check_file

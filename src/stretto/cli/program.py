@@ -21,10 +21,9 @@ from stretto import __version__, interrupts
 from stretto.cli.calibrate import calibrate
 from stretto.cli.compare import compare
 from stretto.cli.doctor import doctor
-from stretto.cli.inspect import inspect
 from stretto.cli.output import Output, prints_aside
 from stretto.cli.plan import plan
-from stretto.cli.report import report
+from stretto.cli.report import inspect, report
 from stretto.cli.show import show
 from stretto.cli.simulate import simulate
 from stretto.cli.toml_file import file_first, parts_of, settings_from_file

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from stretto.cli.layout import MethodLayout, lay_out
 from stretto.cli.output import aligned, inside, print_json, write, write_trace
+from stretto.cli.show import MethodLayout, lay_out
 from stretto.errors import UsageError
 from stretto.options.import_object import is_function
 from stretto.settings.command_line import FLAG, NUMBER, NUMBERS, OPTIONS, TEXTS, WHOLE, Option

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from stretto import interrupts
-from stretto.cli.output import Output, print_json, print_settings, write_trace
-from stretto.cli.progress_bar import progress
+from stretto.cli.output import Output, print_json, print_settings, progress, write_trace
 from stretto.errors import UsageError
 from stretto.mesh import Mesh
 from stretto.processes import fork_server
@@ -132,12 +131,11 @@ def train(
         import torch
 
         from stretto.runtime.world import place_in_job, take_place
-        from stretto.study.first_batches import refuse_other_sizes
-        from stretto.study.first_evaluation import refuse_evaluation
+        from stretto.study.first_batches import refuse_evaluation, refuse_other_sizes
         from stretto.study.prepare import prepare, prepare_trial
+        from stretto.study.report_page import track_run
         from stretto.study.single_run import Resume, claim, default_folder, refuse_full_disk
         from stretto.study.study import notes_on_run
-        from stretto.study.tracked_report import track_run
 
     if resume and auto_resume:
         raise UsageError(
@@ -321,8 +319,7 @@ def unfinished(prepared: "Prepared", folder: Path, command: str | None) -> Itera
     """When the run does not come to its end, say what is kept, and how to go on: by that command, if it is known."""
     from stretto.runtime.launch import WorkerFailedError
     from stretto.study.checkpoints import Checkpoints
-    from stretto.study.disk_errors import FullDiskError
-    from stretto.study.store import RUN, discard
+    from stretto.study.store import RUN, FullDiskError, discard
 
     try:
         yield

@@ -1,5 +1,9 @@
-"""Scikit-learn's handwritten digits: small enough to train to 97 % in seconds on one core."""
+"""Scikit-learn's handwritten digits: small enough to train to 97 % in seconds on one core.
 
+As a segmentation task, too: each pixel is of a digit, or of the background.
+"""
+
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -7,8 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from stretto.data.dataset import Dataset, Split
-from stretto.data.split import stratify
+from stretto.data.dataset import Dataset, Split, stratify
 from stretto.options.named import whole
 
 SIDE = 8
@@ -50,3 +53,27 @@ def read() -> tuple[Tensor, Tensor]:
     with np.load(Path(__file__).with_name("digits.npz")) as file:  # digits.LICENSE says where it is from
         images, labels = torch.from_numpy(file["images"]), torch.from_numpy(file["labels"])
     return images.to(torch.float32).view(-1, 1, SIDE, SIDE), labels.long()
+
+
+def digit_masks(*, side: int = 16) -> Dataset:
+    """Load the images and splits of `digits`, with targets y int64 [N, side, side] in 0..10.
+
+    0 is the background, 1 + d the ink of digit d: pixels that are at least half as dark as the darkest. Which digit it
+    is cannot be told from a pixel alone.
+    """
+    plain = digits(side=side)
+    ink = (plain.train.x[:].min() + plain.train.x[:].max()) / 2
+
+    def masked(split: Split) -> Split:
+        return Split(split.x, torch.where(split.x[:].squeeze(1) >= ink, split.y[:][:, None, None] + 1, 0))
+
+    return replace(
+        plain,
+        name="digit-masks",
+        task="segmentation",
+        num_classes=11,
+        train=masked(plain.train),
+        validation=masked(plain.validation),
+        test=None if plain.test is None else masked(plain.test),
+        description=f"{plain.description} To be said of each pixel: of which digit it is, or background.",
+    )

@@ -4,9 +4,8 @@ from pathlib import Path
 
 import torch
 
-from stretto.data.dataset import Dataset, Split
+from stretto.data.dataset import Dataset, Split, stratify
 from stretto.data.pictures import Pictures, pillow, random_crop
-from stretto.data.split import stratify
 from stretto.errors import UsageError
 from stretto.options.named import whole
 

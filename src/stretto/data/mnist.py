@@ -9,8 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stretto.data.dataset import Dataset, Split
-from stretto.data.split import stratify
+from stretto.data.dataset import Dataset, Split, stratify
 from stretto.errors import UsageError
 
 SIDE = 28

@@ -9,8 +9,7 @@ import torch
 
 from stretto.data.dataset import Dataset, Split
 from stretto.data.pictures import Pictures, random_crop
-from stretto.data.text import SPLITS, Level, language, refuse_tokenizer
-from stretto.data.tokens import Source, tokenized
+from stretto.data.text import SPLITS, Level, Source, language, refuse_tokenizer, tokenized
 from stretto.data.translation import UNKNOWN, Pair, translation
 from stretto.errors import UsageError
 from stretto.options.named import choose, whole

@@ -17,7 +17,7 @@ from stretto.schedule.validity import explain
 from stretto.stage.interpreter import Interpreter, count
 from stretto.stage.stage import Stage
 from stretto.tracing import Recording
-from stretto.tracing.naming import channel, worker_name
+from stretto.tracing.recording import channel, worker_name
 
 
 class Emulator(Interpreter):

@@ -1,11 +1,13 @@
 """Where results go: proved before they are computed. A link is followed: results are written to what it leads to.
 
-The checks leave nothing behind. Permissions do not say whether a disk is mounted read-only, nor count for root: so a
-file without a name is made where the results will be.
+Files appear whole or not at all, whatever happens while they are written. The checks leave nothing behind. Permissions
+do not say whether a disk is mounted read-only, nor count for root: so a file without a name is made where the results
+will be.
 """
 
 import contextlib
 import os
+import secrets
 import stat
 import tempfile
 from collections.abc import Callable, Iterator
@@ -13,7 +15,30 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from stretto.errors import UsageError
-from stretto.files.whole_files import replacing
+
+
+@contextmanager
+def replacing(file: Path) -> Iterator[Path]:
+    """Yield the path of a temporary file in the same folder, which replaces `file` at the end of the block.
+
+    If the block raises, the temporary file is removed and `file` stays as it was. Folders are made. Raises OSError.
+    """
+    file.parent.mkdir(parents=True, exist_ok=True)
+    temporary = file.with_name(f".{file.name}.{secrets.token_hex(8)}")
+    temporary.touch(exist_ok=False)  # with the permissions that any new file of this user has
+    try:
+        yield temporary
+        temporary.replace(file)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def write_whole(file: Path, content: str) -> None:
+    """Write text in UTF-8; a process that reads the file meanwhile finds the former content, or no file."""
+    with replacing(file) as temporary:
+        temporary.write_text(content, encoding="utf-8")
+
 
 BESIDE = f"..{'0' * 16}"  # what the name of a file gets while it is written
 

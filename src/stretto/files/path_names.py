@@ -1,5 +1,11 @@
-"""Names that become parts of paths: a name from a file or the command line must not lead out of its folder."""
+"""Names that become parts of paths: a name from a file or the command line must not lead out of its folder.
 
+And the folders of the user, where the platform keeps them.
+"""
+
+import os
+import sys
+from pathlib import Path
 from typing import Any
 
 from stretto.errors import UsageError
@@ -29,3 +35,21 @@ def in_path(name: Any, what: str, *, hidden: bool = False) -> str:
 def words_in_path(text: str) -> str:
     """The words of a text as a part of a path: "mine.py:slow(k=2)" is mine-py-slow-k-2."""
     return "-".join("".join(letter if letter.isalnum() else " " for letter in text).split())
+
+
+def user_cache() -> Path | None:
+    """Stretto's folder in this user's cache, for what can be computed again; None for a user without a home.
+
+    $XDG_CACHE_HOME where it is set, else ~/.cache; ~/Library/Caches on macOS, %LOCALAPPDATA% on Windows.
+    """
+    cache = os.environ.get("XDG_CACHE_HOME", "")
+    if Path(cache).is_absolute():  # the specification ignores a relative one
+        return Path(cache) / "stretto"
+    local = os.environ.get("LOCALAPPDATA", "")
+    if sys.platform == "win32" and local:
+        return Path(local) / "stretto"
+    try:
+        home = Path.home()
+    except RuntimeError:
+        return None
+    return home / ("Library/Caches" if sys.platform == "darwin" else ".cache") / "stretto"

@@ -11,7 +11,7 @@ from typing import Any
 
 from stretto.cost.cluster_file import names
 from stretto.errors import UsageError
-from stretto.files.whole_files import write_whole
+from stretto.files.destinations import write_whole
 from stretto.options.kinds import check_values, naming, read_json
 
 Record = Mapping[str, Any]

@@ -6,7 +6,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stretto.files.whole_files import replacing, write_whole
+from stretto.files.destinations import replacing, write_whole
 from stretto.options.extras import require
 from stretto.report.page import Page
 

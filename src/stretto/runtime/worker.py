@@ -21,7 +21,7 @@ from stretto.stage.interpreter import OF_STAGE, Interpreter, count
 from stretto.stage.intra_stage import StageSharing
 from stretto.stage.stage import Stage
 from stretto.tracing import Recording
-from stretto.tracing.naming import channel as name
+from stretto.tracing.recording import channel as name
 
 ROUNDS = 8  # of asking what time it is elsewhere
 

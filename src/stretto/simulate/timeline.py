@@ -11,8 +11,7 @@ from stretto.schedule import Action, Edge, Rules, Schedule
 from stretto.schedule.action import Span
 from stretto.schedule.lower import COLLECTIVES, Lane, Lowered
 from stretto.simulate.engine import Floats, SimulatedTimes, Transfers, Whole
-from stretto.tracing.naming import channel, worker_name
-from stretto.tracing.recording import Recording
+from stretto.tracing.recording import Recording, channel, worker_name
 
 
 class SimulatedMessage(NamedTuple):

@@ -18,9 +18,9 @@ from stretto.options.user_errors import exits_told
 from stretto.processes import fork_server
 from stretto.runtime.launch import LaunchSettings
 from stretto.settings.runs import known
-from stretto.study.disk_errors import FullDiskError
 from stretto.study.prepare import costs_of, prepare_trial
 from stretto.study.run_processes import REPORT_EVERY, run_on_processes
+from stretto.study.store import FullDiskError
 from stretto.study.study import Task
 from stretto.study.training_run import counting, run
 

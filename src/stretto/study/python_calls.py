@@ -31,14 +31,13 @@ from stretto.runtime.process_memory import forget_most_held
 from stretto.settings.runs import CompareSettings, Settings, TrainSettings, check_jobs, known
 from stretto.study.comparison import Outcome, run_json
 from stretto.study.comparison import compare as make_runs
-from stretto.study.first_batches import refuse_other_sizes
-from stretto.study.first_evaluation import refuse_evaluation
+from stretto.study.first_batches import refuse_evaluation, refuse_other_sizes
 from stretto.study.prepare import advice_in, costs_of, prepare, prepare_trial, resolve
+from stretto.study.report_page import track_run
 from stretto.study.run_processes import run_on_processes
 from stretto.study.single_run import Resume, as_begun, claim, default_folder, in_words, refuse_full_disk, summary
 from stretto.study.store import FOLDER, MODEL, read_run
 from stretto.study.study import notes_on_run, open_study
-from stretto.study.tracked_report import track_run
 from stretto.study.training_run import counting, run_prepared
 from stretto.trackers import find as find_trackers
 from stretto.trainer.progress_line import say

@@ -1,32 +1,46 @@
-"""The report of a study: gathers its runs, schedules, delays and traces into a page."""
+"""The pages of a study, and where they go: its report, `stretto inspect`, and trackers, which keep the report.
+
+The report gathers its runs, schedules, delays and traces; inspected are the best runs of each method on validation.
+"""
 
 import inspect
 import itertools
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from torch import nn
 
 from stretto.cost import Cluster
-from stretto.heads.head import TrainedLoss
+from stretto.errors import UsageError
+from stretto.heads.head import First, TrainedLoss
 from stretto.measure import NOTES
 from stretto.measure.flops import durations
 from stretto.methods.table import builder
+from stretto.nn.shapes import summary
+from stretto.options.extras import missing
 from stretto.options.named import parse
 from stretto.report import Page, Record, build, summarize
 from stretto.report.measures import Tariff
 from stretto.report.prediction import PredictedRun, compare_with_prediction
 from stretto.report.recorded_run import RecordedRun, timelines
 from stretto.schedule import draw
-from stretto.settings.runs import TrainSettings
+from stretto.settings.runs import TrainSettings, known
 from stretto.simulate import simulate
-from stretto.study.disk_errors import writing
 from stretto.study.predicted_runs import phases_of, predict, recorded_run, recordings_of, seconds_per_step
 from stretto.study.prepare import Prepared, costs_of, prepare_trial
-from stretto.study.store import versions
-from stretto.study.study import Study, Task, norms_note, record_of, sample
+from stretto.study.store import read_run, versions, writing
+from stretto.study.study import Study, Task, norms_note, read_study, record_of, sample
 from stretto.tracing import Recording
 from stretto.tracing.run_phases import RunPhase
+from stretto.trackers import RunDescription, Tracker, find
+from stretto.trackers.tracker import TrackedRun
+
+if TYPE_CHECKING:
+    from stretto.report.inspection import InspectedRun
 
 MOST_NAMES = 8  # of methods in a title
 HEADS_NOTE = (
@@ -205,3 +219,101 @@ def picture(prepared: Prepared, turns: int = 3) -> str:
     megaflops = {key: value / 1e6 for key, value in costs.flops.items()}
     timeline = simulate(trainer.schedule, trainer.rules, turns, durations(megaflops))
     return draw.svg(timeline.spans, title=f"{trainer.method}: the first {turns} minibatches, to scale (MFLOP)")
+
+
+INSPECTION = "inspect.html"
+
+
+def inspect_study(study: Study) -> "tuple[InspectedRun, ...]":
+    """The best run of each method; methods without a finished run are left out."""
+    chosen = [summary.chosen for summary in summarize(study.records())]
+    return tuple(inspected(study, record) for record in chosen if record is not None)
+
+
+def inspected(study: Study, record: Record) -> "InspectedRun":
+    """Describe a run: its stages, its heads, and the delay of its gradients by stage."""
+    from stretto.report.inspection import InspectedRun  # it imports altair
+
+    prepared = prepare_trial(next(task.settings for task in study.tasks if task.settings.id == record.id))
+    trainer = prepared.trainer
+    kind = trainer.method.head
+    heads = ["" if head is None else description(head) if kind == "auto" else kind for head in trainer.heads]
+    heads[-1] = "its output"
+    for tie in trainer.rules.ties:
+        heads[tie.user] += f", {tie.behind[0]} minibatches behind"
+    return InspectedRun(
+        record=record, stages=tuple(map(description, trainer.stages)), heads=tuple(heads), delays=delays(prepared)
+    )
+
+
+def description(module: nn.Module) -> str:
+    """A stage or a head in a few words; a container of one module is described as that module."""
+    while isinstance(module, nn.Sequential | First) and len(children := list(module.children())) == 1:
+        (module,) = children
+    return summary(module).removeprefix("Sequential of ")
+
+
+def write_inspection(study: Study, runs: "tuple[InspectedRun, ...]") -> Path:
+    """Write the page into the study's folder and return its path."""
+    from stretto.report.inspection import build_inspection
+
+    settings = study.settings
+    title = f"Inside {settings.model} on {settings.data}: {names([run.record.method for run in runs])}"
+    facts = {
+        "Model": f"{settings.model}, {settings.stages} stages",
+        "Data": known(settings.data) + "".join(f", {key} {value}" for key, value in settings.data_options.items()),
+        "Runs": f"{len(runs)}, the best of each method on validation",
+    }
+    with writing(study.out):
+        return build_inspection(study.out / INSPECTION, title=title, inspected=runs, facts=facts)
+
+
+PICTURES = ("frontier.svg", "frontier.png")
+
+
+def prepare_trackers(study: Study) -> None:
+    """Do, before the runs of a study, what trackers do once; one that fails is told by the runs."""
+    for tracker in find(study.settings.log):
+        try:
+            tracker.prepare(study.out.name)
+        except Exception as error:  # noqa: BLE001 - whatever a tracker raises, the study goes on
+            tell(f"tracker {tracker.name} could not be prepared ({type(error).__name__}: {error})")
+
+
+def track_study(study: Study, report: Path) -> None:
+    """Add the report of a study to its trackers, as a run of its own beside those of the study."""
+    files = [report, *(report.with_name(name) for name in PICTURES if report.with_name(name).is_file())]
+    description = RunDescription("report", study.settings.to_show(), group=study.out.name)
+    add_files(find(study.settings.log), description, files)
+
+
+def track_run(folder: Path, settings: TrainSettings) -> None:
+    """Add the report of a finished run to the run that its trackers have of it."""
+    trackers = find(settings.log)
+    run, record = read_run(folder)
+    ids: Mapping[str, str] = run.get("trackers", {})
+    known = [tracker for tracker in trackers if tracker.name in ids]
+    if not known or missing("report"):
+        return
+    try:
+        report = write_report(read_study(folder, settings.functions.values()))
+    except UsageError as error:
+        tell(f"the run's report is not added to {', '.join(ids)}: {error}")
+        return
+    description = RunDescription(folder.name, ids=ids, since=settings.steps or 0)  # all of its rows are kept
+    add_files(known, description, [report], finished=record.status == "finished")
+
+
+def add_files(
+    trackers: Sequence[Tracker], description: RunDescription, files: Sequence[Path], *, finished: bool = True
+) -> None:
+    """Open a run in trackers, add files to it, and end it: `finished`, or else as failed."""
+    run = TrackedRun(trackers, description, tell)
+    for file in files:
+        run.add_file(file)
+    run.close(finished=finished)
+
+
+def tell(text: str) -> None:
+    """Print a line on stderr."""
+    print(f"stretto: {text}", file=sys.stderr, flush=True)

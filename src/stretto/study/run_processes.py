@@ -22,10 +22,8 @@ from stretto.options.import_object import read_objects
 from stretto.runtime.launch import LaunchSettings, WorkerFailedError, launch
 from stretto.runtime.world import take_place
 from stretto.settings.runs import TrainSettings
-from stretto.study.disk_errors import FullDiskError
-from stretto.study.store import discard, refuse_busy
-from stretto.study.training_loop import OnStep
-from stretto.study.training_run import run
+from stretto.study.store import FullDiskError, discard, refuse_busy
+from stretto.study.training_run import OnStep, run
 
 REPORT_EVERY = 0.1  # seconds from one report of a process on its progress to the next, at least
 RAISED_AGAIN = {kind.__name__: kind for kind in (FullDiskError, UsageError)}  # as they were raised in a process

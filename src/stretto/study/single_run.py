@@ -15,9 +15,8 @@ from stretto.report import units
 from stretto.report.record import Record
 from stretto.settings.runs import TrainSettings, known, short
 from stretto.study.checkpoints import Checkpoints
-from stretto.study.disk_errors import refuse_full
 from stretto.study.prepare import Prepared
-from stretto.study.store import CHECKPOINTS, RUN, check_run_folder, read_run, refuse_other
+from stretto.study.store import CHECKPOINTS, RUN, check_run_folder, read_run, refuse_full, refuse_other
 from stretto.tracing import Recording, read_recordings
 from stretto.tracing.operation_spans import OPERATION
 

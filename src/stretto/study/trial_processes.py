@@ -184,7 +184,7 @@ def train_when_asked(pipe: Connection, training: Mapping[str, Any]) -> None:
     """
     from stretto.study.first_batches import refuse_other_sizes
     from stretto.study.prepare import prepare
-    from stretto.study.training_loop import training_batches
+    from stretto.study.training_run import training_batches
 
     prepared = prepare(placed(training), TIMEOUT)
     refuse_other_sizes(prepared)
@@ -219,7 +219,7 @@ def count_bytes(pipe: Connection, training: Mapping[str, Any]) -> None:
     """
     from stretto.runtime.process_memory import peak_memory
     from stretto.study.prepare import dataset, prepare
-    from stretto.study.training_loop import training_batches
+    from stretto.study.training_run import training_batches
 
     settings = placed(training)
     dataset(settings)

@@ -1,4 +1,7 @@
-"""The recording of one worker: spans of work, messages sent and received, and counters, each with its time."""
+"""The recording of one worker: spans of work, messages sent and received, and counters, each with its time.
+
+Workers and messages have the same names in all interpreters, and at both ends of a message.
+"""
 
 import json
 import os
@@ -9,9 +12,10 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from stretto.errors import UsageError
-from stretto.files.whole_files import replacing
+from stretto.files.destinations import replacing
 from stretto.options.checks import shown
 from stretto.options.kinds import MOST, check_values, naming, read_json, read_text
+from stretto.schedule import Edge, Schedule
 
 FORMAT = 1
 LIMIT = 1 << 18  # events kept of a recording: about 40 MB in memory, 15 MB on disk
@@ -199,3 +203,14 @@ def is_event(event: Any) -> bool:
 def read_recordings(folder: Path) -> list[Recording]:
     """The recordings of all workers in a run's folder, by worker; empty if the run was not traced."""
     return sorted((Recording.read(path) for path in folder.glob(FILES)), key=lambda recording: recording.worker)
+
+
+def channel(edge: Edge) -> str:
+    """The channel of a message: kind of value, sending and receiving stage. The message's number is its micro-batch."""
+    return f"{edge.value} {edge.source.stage}>{edge.stage}"
+
+
+def worker_name(worker: int, schedule: Schedule) -> str:
+    """The number of a worker and its stages, e.g. `worker 1: stages 2, 3`."""
+    stages = [str(stage) for stage, owner in sorted(schedule.worker_of.items()) if owner == worker]
+    return f"worker {worker}: stage{'s' * (len(stages) > 1)} {', '.join(stages)}"

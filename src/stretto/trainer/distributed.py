@@ -49,7 +49,7 @@ from stretto.stage.interpreter import Interpreter
 from stretto.stage.stage import Stage
 from stretto.stage.trainer_arguments import Specification
 from stretto.tracing import Recording
-from stretto.tracing.naming import worker_name
+from stretto.tracing.recording import worker_name
 from stretto.trainer.backend import Backend, InterpreterPlan, Outputs, State, emulates_all
 from stretto.trainer.evaluate import Metric, Tally
 

@@ -14,8 +14,7 @@ from stretto.runtime.process_memory import most_held
 from stretto.runtime.serialize import as_tensor, as_text
 from stretto.schedule import Rules, Schedule, draw
 from stretto.stage.trainer_arguments import Specification
-from stretto.trackers.tracked_run import TrackedRun
-from stretto.trackers.tracker import RunDescription, Tracker
+from stretto.trackers.tracker import RunDescription, TrackedRun, Tracker
 from stretto.trainer.backend import Backend
 
 MOST_ACTIONS = 2500  # of a turn that is drawn and whose bubble is computed: some 0.1 s

@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from stretto.errors import UsageError
-from stretto.files.whole_files import replacing, write_whole
+from stretto.files.destinations import replacing, write_whole
 from stretto.options.checks import shown
 from stretto.options.user_errors import called
 
