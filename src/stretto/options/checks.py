@@ -6,8 +6,8 @@ Each raises UsageError with the argument's name, its value and what to give inst
 import inspect
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import fields
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields, is_dataclass
 from functools import cache
 from numbers import Integral, Real
 from types import NoneType, UnionType
@@ -16,6 +16,7 @@ from typing import Any, Literal, NoReturn, TypeGuard, Union, get_args, get_origi
 from stretto.errors import UsageError, nearest
 
 LONGEST = 80  # characters of a value in a message
+MOST = 2**63  # a number of a file is below
 MOST_STAGES = 10_000
 """More stages are taken for a mistyped number: a schedule of so many would take too long to list."""
 MOST_DELAY = 2 * MOST_STAGES  # updates; a sum over those that a gradient missed would not end
@@ -169,7 +170,7 @@ def of_fields(owner: str, given: Any, *names: str) -> None:
     hints = hints_of(kind)
     for name in names or hints:
         value = getattr(given, name)
-        if not fits(value, hints[name]):
+        if misfit(value, hints[name]) is not None:
             refuse(owner + name, value, in_words(hints[name]))
 
 
@@ -180,26 +181,66 @@ def hints_of(kind: Any) -> dict[str, Any]:
     return {field.name: hints[field.name] for field in fields(kind)}
 
 
-def fits(value: Any, hint: Any) -> bool:
-    """Whether a value is of a kind that an annotation names. A whole number is a number, too, and True is neither."""
-    container, inner = get_origin(hint), get_args(hint)
+Misfit = tuple[str, Any, Sequence[Any]]
+"""The place of a value, the value, and the type hints of which none fits it."""
+
+
+def misfit(value: Any, hint: Any, place: str = "", *, read: bool = False) -> Misfit | None:
+    """The innermost part of a value at a place that is of no kind which a type hint names; None where all fits.
+
+    A whole number is a number, too, and True is neither. With `read` the value is from a file: a table stands for a
+    dataclass and a list for a tuple, and a number is finite and fits into 64 bits.
+    """
+    container: Any = get_origin(hint) or hint
+    inner = get_args(hint)
     if container in (Union, UnionType):
-        return any(fits(value, member) for member in inner)
+        alike = [each for each in inner if is_alike(value, get_origin(each) or each)]
+        if len(alike) == 1:
+            return misfit(value, alike[0], place, read=read)
+        return None if any(misfit(value, each, read=read) is None for each in inner) else (place, value, inner)
     if container is Literal:
-        return is_among(value, inner)
-    if hint is Any:
-        return True
-    if hint is int:
-        return isinstance(value, Integral) and not isinstance(value, bool)  # NumPy's, too
-    if hint is float:
-        return isinstance(value, Real) and not isinstance(value, bool)
-    if container is tuple and inner[1:] == (...,):
-        return isinstance(value, tuple | list) and all(fits(member, inner[0]) for member in value)
-    if isinstance(container, type) and issubclass(container, Mapping):
-        return isinstance(value, container) and all(
-            fits(key, inner[0]) and fits(member, inner[1]) for key, member in value.items()
-        )
-    return isinstance(value, container or hint)
+        return None if is_among(value, inner) else (place, value, [hint])
+    kind: Any = container
+    parts: list[tuple[str, Any, Any]] = []  # place, value and hint of each
+    if container is tuple or (read and container in (list, Sequence)):
+        fixed = container is tuple and bool(inner) and inner[-1] is not ...
+        fits = isinstance(value, list | tuple) and not (fixed and len(value) != len(inner))
+        if fits and inner:
+            parts = [(f"{place}[{at}]", each, inner[at if fixed else 0]) for at, each in enumerate(value)]
+    elif isinstance(container, type) and issubclass(container, Mapping):
+        fits = isinstance(value, Mapping if read else container)
+        for key, each in value.items() if fits and inner else ():
+            parts += [(f"{place}: a key", key, inner[0]), (f"{place}.{key}", each, inner[1])]
+    elif read and is_dataclass(container):
+        fits = isinstance(value, Mapping)
+        if fits:
+            parts = [(f"{place}: {key}", value[key], each) for key, each in hints_of(kind).items() if key in value]
+    else:
+        fits = container is Any or is_plain(value, container, read=read)
+    if not fits:
+        return place, value, [hint]
+    found = (misfit(each, of, where, read=read) for where, each, of in parts)
+    return next((each for each in found if each is not None), None)
+
+
+def is_alike(value: Any, container: Any) -> bool:
+    """Whether a value is a list and a hint's class that of lists; or both are of tables."""
+    if isinstance(value, Mapping):
+        return container in (dict, Mapping) or is_dataclass(container)
+    return isinstance(value, list | tuple) and container in (tuple, list, Sequence)
+
+
+def is_plain(value: Any, kind: Any, *, read: bool) -> bool:
+    """Whether a value is an instance of a class that is no container; see `misfit`."""
+    if isinstance(value, bool):
+        return kind in (bool, object)
+    if kind not in (int, float):
+        return isinstance(kind, type) and isinstance(value, kind)
+    if not read:  # NumPy's, too
+        return isinstance(value, Integral if kind is int else Real)
+    if isinstance(value, int):
+        return abs(value) < MOST
+    return kind is float and isinstance(value, float) and math.isfinite(value)
 
 
 WORDS: Mapping[Any, str] = {

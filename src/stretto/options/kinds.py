@@ -4,25 +4,22 @@ Lists stand for tuples, and whole numbers for numbers. A number is finite, and f
 """
 
 import json
-import math
 import tomllib
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import is_dataclass
-from functools import cache
+from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
-from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, Union, get_args, get_origin
 
 from stretto.errors import UsageError
-from stretto.options.checks import shown
+from stretto.options.checks import MOST, hints_of, is_alike, misfit, shown
 
-MOST = 2**63
 WORDS: Mapping[Any, str] = {
     bool: "true or false", int: "a whole number", float: "a number", str: "a text", type(None): "null",
     tuple: "a list", list: "a list", Sequence: "a list", dict: "a table", Mapping: "a table",
 }  # fmt: skip
-LISTS, TABLES = (tuple, list, Sequence), (dict, Mapping)
+R = TypeVar("R")
 
 
 def read_text(file: Path) -> str:
@@ -63,6 +60,35 @@ def naming(place: str) -> Iterator[None]:
         raise UsageError(f"{place} lacks {error.args[0]}") from error
 
 
+def read_record(kind: type[R], values: Any, place: str) -> R:
+    """Make a dataclass of a table at a `place` of a file. Other keys are ignored: newer files stay readable.
+
+    Raises UsageError, naming the place, for values of other kinds and for what is missing.
+    """
+    record: Any = kind
+    check_values(place, values, record)
+    required = [each for each in fields(record) if each.default is MISSING and each.default_factory is MISSING]
+    if missing := [each.name for each in required if each.name not in values]:
+        raise UsageError(f"{place} lacks {', '.join(missing)}; it has {', '.join(values) or 'nothing'}")
+    return kind(**{
+        name: converted(values[name], hint, f"{place}: {name}")
+        for name, hint in hints_of(record).items()
+        if name in values
+    })  # fmt: skip
+
+
+def converted(value: Any, hint: Any, place: str) -> Any:
+    """A checked value as its type hint has it: lists as tuples, tables as dataclasses."""
+    hints = [each for each in get_args(hint) if is_alike(value, get_origin(each) or each)]
+    kind = hints[0] if len(hints) == 1 and get_origin(hint) in (Union, types.UnionType) else hint
+    container, inner = get_origin(kind) or kind, get_args(kind)
+    if is_dataclass(container) and isinstance(container, type):
+        return read_record(container, value, place)
+    if container is tuple and inner:  # of one kind
+        return tuple(converted(each, inner[0], f"{place}[{at}]") for at, each in enumerate(value))
+    return value
+
+
 def check_values(place: str, values: Any, kind: Any) -> None:
     """Raise UsageError, naming the key and its value, unless a table's values are of the kinds that a class declares.
 
@@ -75,70 +101,19 @@ def check_values(place: str, values: Any, kind: Any) -> None:
             check_kind(f"{place}: {key}", values[key], hint)
 
 
-@cache
-def hints_of(kind: type) -> Mapping[str, Any]:
-    """The type hints of a class, evaluated once."""
-    return get_type_hints(kind)
-
-
 def check_kind(place: str, value: Any, hint: Any) -> None:
     """Raise UsageError for a value of another kind than a type hint names; `place` is where it stands."""
-    origin, members = get_origin(hint) or hint, get_args(hint)
-    if origin is Annotated:
-        check_kind(place, value, members[0])
-    elif origin in (Union, types.UnionType):
-        check_union(place, value, members)
-    elif origin in LISTS:
-        if not isinstance(value, list | tuple):
-            refuse(place, value, [hint])
-        fixed = origin is tuple and members and members[-1] is not ...
-        if fixed and len(value) != len(members):
-            raise UsageError(f"{place} = {shown(value)}: {len(members)} values belong here")
-        for index, member in enumerate(value if members else ()):
-            check_kind(f"{place}[{index}]", member, members[index] if fixed else members[0])
-    elif origin in TABLES:
-        if not isinstance(value, Mapping):
-            refuse(place, value, [hint])
-        for key, member in value.items() if members else ():
-            if not isinstance(key, str):  # as a checkpoint's may be
-                refuse(f"{place}: a key", key, [str])
-            check_kind(f"{place}.{key}", member, members[1])
-    elif is_dataclass(origin):
-        check_values(place, value, origin)
-    elif origin is not Any and not is_plain(value, origin):
-        refuse(place, value, [hint])
+    found = misfit(value, hint, place, read=True)
+    if found is None:
+        return
+    where, part, hints = found
+    wanted = ", or ".join(dict.fromkeys(map(in_words, hints)))
+    large = type(part) in (int, float) and not abs(part) < MOST and bool({int, float} & {*hints})
+    raise UsageError(f"{where} = {shown(part)}: {wanted} belongs here{', finite and of at most 64 bits' * large}")
 
 
-def check_union(place: str, value: Any, members: Sequence[Any]) -> None:
-    """Raise UsageError for a value that is of none of several kinds."""
-    alike = [hint for hint in members if is_alike(value, get_origin(hint) or hint)]
-    if len(alike) == 1:
-        check_kind(place, value, alike[0])
-    elif not any(is_plain(value, hint) for hint in members):
-        refuse(place, value, members)
-
-
-def is_alike(value: Any, origin: Any) -> bool:
-    """Whether a value is a list, and a hint's class that of lists; or both are of tables."""
-    if isinstance(value, Mapping):
-        return origin in TABLES or is_dataclass(origin)
-    return isinstance(value, list | tuple) and origin in LISTS
-
-
-def is_plain(value: Any, kind: Any) -> bool:
-    """Whether a value is one of a plain kind: a text, a number, true or false, null."""
-    if isinstance(value, bool) or kind is bool:
-        return isinstance(value, bool) and kind is bool
-    if kind in (int, float):
-        whole = isinstance(value, int) and abs(value) < MOST
-        return whole or (kind is float and isinstance(value, float) and math.isfinite(value))
-    return isinstance(kind, type) and isinstance(value, kind)
-
-
-def refuse(place: str, value: Any, hints: Sequence[Any]) -> None:
-    """Raise UsageError with the kinds that a value could be of."""
-    wanted = dict.fromkeys(WORDS.get(get_origin(hint) or hint, "something else") for hint in hints)
-    large = type(value) in (int, float) and not abs(value) < MOST and bool({int, float} & {*hints})
-    raise UsageError(
-        f"{place} = {shown(value)}: {', or '.join(wanted)} belongs here{', finite and of at most 64 bits' * large}"
-    )
+def in_words(hint: Any) -> str:
+    """What a type hint asks for in a file."""
+    container, inner = get_origin(hint) or hint, get_args(hint)
+    of_so_many = f" of {len(inner)} values" if container is tuple and inner and inner[-1] is not ... else ""
+    return WORDS.get(container, "something else") + of_so_many

@@ -4,24 +4,39 @@ import json
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Self
 
 from stretto.errors import UsageError
-from stretto.options.kinds import check_values
+from stretto.options.kinds import read_record
 
 LEAST_FALL = 0.05  # of the train loss, below which a run is stuck: losses of a sample move by some per cent
 STATUSES = ("finished", "diverged")
-SCORES = (
+NUMBERS = (  # of a record
     "train_loss", "train_accuracy", "validation_loss", "validation_accuracy", "validation_bleu",
-    "test_loss", "test_accuracy", "test_bleu",
+    "test_loss", "test_accuracy", "test_bleu", "metrics", "test_metrics",
+    "total_flops", "serial_flops", "seconds", "seconds_per_step",
 )  # fmt: skip
 ANSWERS = 0.1  # of the first evaluation's errors: a run that has mended more has learned something
 BY_STAGE = ("cosines", "local_losses", "probes", "filters", "filter_shape")  # of measurements
 
 
 @dataclass(frozen=True, kw_only=True)
-class Point:
+class Stored:
+    """Plain data that files hold as JSON."""
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any], place: str = "") -> Self:
+        """Read what `to_json` wrote, at a `place` of a file. Unknown keys are ignored: newer files stay readable."""
+        return read_record(cls, data, place or cls.__name__.lower())
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data, ready for `json.dumps(..., allow_nan=False)`."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point(Stored):
     """One evaluation during a run. Costs are what the run has spent up to here.
 
     Compute is in FLOP; `serial_flops` counts the examples of a batch and the workers of the schedule as parallel.
@@ -45,28 +60,11 @@ class Point:
     joules: float | None = None
 
     def __post_init__(self) -> None:
-        for name, value in self.metrics.items():
-            _check_number(value, f"{name} of the evaluation at step {self.step}")
-        for entry in fields(self):
-            value = getattr(self, entry.name)
-            if entry.name == "metrics":
-                continue
-            if value is None and entry.name in ("validation_accuracy", "validation_bleu", "train_accuracy", "joules"):
-                continue
-            _check_number(value, f"{entry.name} of the evaluation at step {self.step}")
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any], place: str = "evaluation") -> Self:
-        """Read what `to_json` wrote, at a `place` of a file. Unknown keys are ignored: newer files stay readable."""
-        return cls(**_known(cls, data, place))
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain data, ready for `json.dumps(..., allow_nan=False)`."""
-        return asdict(self)
+        _check_numbers(self, f"the evaluation at step {self.step}")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Observation:
+class Observation(Stored):
     """Figures by stage, observed during a few minibatches from `step` on.
 
     `mismatch` is ||w_forward - w_backward|| / ||w||; `prediction_error` ||w_predicted - w_actual|| / ||w_actual||, and
@@ -82,24 +80,11 @@ class Observation:
     activation_bytes: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        for entry in fields(self)[1:]:
-            for value in getattr(self, entry.name):
-                if value is not None:
-                    _check_number(value, f"{entry.name} of the observation at step {self.step}")
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any], place: str = "observation") -> Self:
-        """Read what `to_json` wrote, at a `place` of a file. Unknown keys are ignored: newer files stay readable."""
-        values = _known(cls, data, place)
-        return cls(step=values.pop("step"), **{key: tuple(value) for key, value in values.items()})
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain data, ready for `json.dumps(..., allow_nan=False)`."""
-        return asdict(self)
+        _check_numbers(self, f"the observation at step {self.step}")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measurement:
+class Measurement(Stored):
     """Measurements of the loss after `step`, on fixed training examples; `stretto.analysis` has the definitions.
 
     `sharpness` is the largest eigenvalue of the Hessian; `noise_trace` estimates the trace of the covariance of an
@@ -120,18 +105,8 @@ class Measurement:
     filter_shape: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
-        for entry in fields(self):
-            value = getattr(self, entry.name)
-            for number in value if isinstance(value, tuple) and entry.name != "filters" else (value,):
-                if number is not None and entry.name != "filters":
-                    _check_number(number, f"{entry.name} of the measurement at step {self.step}")
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any], place: str = "measurement") -> Self:
-        """Read what `to_json` wrote, at a `place` of a file. Unknown keys are ignored: newer files stay readable."""
-        known = _known(cls, data, place).items()
-        values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in known}
-        return cls(**values)
+        names = [entry.name for entry in fields(self) if entry.name != "filters"]
+        _check_numbers(self, f"the measurement at step {self.step}", names)
 
     def to_json(self) -> dict[str, Any]:
         """Plain data, ready for `json.dumps(..., allow_nan=False)`; without what was not asked for by stage."""
@@ -139,7 +114,7 @@ class Measurement:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Record:
+class Record(Stored):
     """One run that has ended: its configuration, its evaluations, and its cost.
 
     `method` is spelled with its options as the user wrote it; `options` holds what the sweep varied (`lr`,
@@ -178,15 +153,7 @@ class Record:
     def __post_init__(self) -> None:
         if self.status not in STATUSES:
             raise UsageError(f"run {self.id!r}: status is {self.status!r}; write one of {', '.join(STATUSES)}")
-        for name in SCORES:
-            if getattr(self, name) is not None:
-                _check_number(getattr(self, name), f"{name} of run {self.id!r}")
-        for name, value in (*self.metrics.items(), *self.test_metrics.items()):
-            _check_number(value, f"{name} of run {self.id!r}")
-        for name in ("total_flops", "serial_flops", "seconds"):
-            _check_number(getattr(self, name), f"{name} of run {self.id!r}")
-        if self.seconds_per_step is not None:
-            _check_number(self.seconds_per_step, f"seconds_per_step of run {self.id!r}")
+        _check_numbers(self, f"run {self.id!r}", NUMBERS)
         steps = [point.step for point in self.points]
         if steps != sorted(steps):
             raise UsageError(f"run {self.id!r}: its evaluations are at steps {steps}; write them in order of step")
@@ -240,20 +207,6 @@ class Record:
         """The options as a reader wants them, e.g. `lr=0.1, batch_size=64`."""
         return ", ".join(f"{name}={value}" for name, value in self.options.items())
 
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any], place: str = "record") -> Self:
-        """Read what `to_json` wrote, at a `place` of a file. Unknown keys are ignored: newer files stay readable."""
-        values = _known(cls, data, place)
-        values["points"] = tuple(Point.from_json(point, place) for point in values.get("points", ()))
-        values["observations"] = tuple(Observation.from_json(each, place) for each in values.get("observations", ()))
-        values["higher_is_better"] = tuple(values.get("higher_is_better", ()))
-        values["measurements"] = tuple(Measurement.from_json(each, place) for each in values.get("measurements", ()))
-        return cls(**values)
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain data, ready for `json.dumps(..., allow_nan=False)`."""
-        return asdict(self)
-
 
 def methods(records: tuple[Record, ...]) -> tuple[str, ...]:
     """List the methods in the order in which they first appear: the order of every table and legend."""
@@ -265,26 +218,27 @@ def family(method: str) -> str:
     return method.split("(", 1)[0].strip()
 
 
-def _check_number(value: Any, what: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise UsageError(
-            f"{what} is {value!r}, which is no finite number; leave the value out (null) or mark the run 'diverged'"
-        )
-
-
-def _known(cls: type, data: Mapping[str, Any], what: str) -> dict[str, Any]:
-    check_values(what, data, cls)
-    wanted = {entry.name: entry for entry in fields(cls)}
-    values = {name: value for name, value in data.items() if name in wanted}
-    required = [name for name, entry in wanted.items() if entry.default is MISSING and entry.default_factory is MISSING]
-    missing = [name for name in required if name not in values]
-    if missing:
-        raise UsageError(f"{what} lacks {', '.join(missing)}; it has {', '.join(data) or 'nothing'}: run it again")
-    return values
+def _check_numbers(record: Any, what: str, names: Sequence[str] | None = None) -> None:
+    """Refuse fields, all or those named, that hold what is no finite number; None may be a default, or in a tuple."""
+    for entry in fields(record):
+        value = getattr(record, entry.name)
+        if (names is not None and entry.name not in names) or (value is None and entry.default is None):
+            continue
+        numbers = [(entry.name, value)]
+        if isinstance(value, Mapping):
+            numbers = list(value.items())
+        elif isinstance(value, tuple):
+            numbers = [(entry.name, each) for each in value if each is not None]
+        for name, number in numbers:
+            if isinstance(number, bool) or not isinstance(number, int | float) or not math.isfinite(number):
+                raise UsageError(
+                    f"{name} of {what} is {number!r}, which is no finite number; leave the value out (null) or mark "
+                    "the run 'diverged'"
+                )
 
 
 @dataclass(frozen=True, kw_only=True)
-class Heading:
+class Heading(Stored):
     """The heading of a study.
 
     `name` is the name of its file; `source` the figure or table of the paper, `claim` what that claims; `size` and
@@ -307,19 +261,6 @@ class Heading:
     def folder(self) -> str:
         """The name of the study's folder: file, size and part joined by hyphens."""
         return "-".join(word for word in (self.name, self.size, self.part) if word)
-
-    def to_json(self) -> dict[str, Any]:
-        """The heading as study.json holds it."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any], place: str = "heading") -> Self:
-        """Read what `to_json` wrote. Raises UsageError for values of other kinds."""
-        check_values(place, data, cls)
-        wanted = {entry.name: entry for entry in fields(cls)}
-        if missing := [name for name, entry in wanted.items() if entry.default is MISSING and name not in data]:
-            raise UsageError(f"{place} lacks {', '.join(missing)}")
-        return cls(**{name: value for name, value in data.items() if name in wanted})
 
 
 def computed_on(records: Sequence[Record]) -> dict[str, int]:

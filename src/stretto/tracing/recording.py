@@ -13,8 +13,8 @@ from typing import Any, NamedTuple, Self
 
 from stretto.errors import UsageError
 from stretto.files.destinations import replacing
-from stretto.options.checks import shown
-from stretto.options.kinds import MOST, check_values, naming, read_json, read_text
+from stretto.options.checks import MOST, shown
+from stretto.options.kinds import check_values, naming, read_json, read_text
 from stretto.schedule import Edge, Schedule
 
 FORMAT = 1
