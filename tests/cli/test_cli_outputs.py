@@ -87,7 +87,7 @@ def test_what_trackers_write_is_looked_at_first(log, capsys, tmp_path, monkeypat
         pytest.importorskip("mlflow")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").write_text("kept")
-    monkeypatch.setattr("stretto.study.training_run.run_prepared", None)
+    monkeypatch.setattr("stretto.study.training_run.make_run", None)
     assert main([*TRAIN.split(), "--log", log]) == 2
     assert "file is a file" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
@@ -142,7 +142,7 @@ def test_a_run_that_could_not_be_kept_is_not_begun(out, tmp_path, monkeypatch):
         (tmp_path / name).symlink_to(target)
     (tmp_path / "mounted").mkdir()
     monkeypatch.setattr(destinations.os.path, "ismount", lambda path: path.name == "mounted")
-    monkeypatch.setattr("stretto.study.python_calls.run_prepared", None)
+    monkeypatch.setattr("stretto.study.python_calls.make_run", None)
     before = sorted(path.name for path in tmp_path.iterdir())
     with pytest.raises(UsageError) as raised:
         tiny_run(out=out)
@@ -153,7 +153,7 @@ def test_a_run_that_could_not_be_kept_is_not_begun(out, tmp_path, monkeypatch):
 def test_a_run_without_room_is_not_begun(tmp_path, monkeypatch):
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr("stretto.study.store.shutil.disk_usage", lambda _: usage._replace(free=2**16 + 23))
-    monkeypatch.setattr("stretto.study.python_calls.run_prepared", None)
+    monkeypatch.setattr("stretto.study.python_calls.make_run", None)
     with pytest.raises(stretto.StrettoError, match=r"run has 64\.0 KiB free, a run needs 64\.0 KiB: free"):  # 24 bytes
         tiny_run(out=tmp_path / "run")
 

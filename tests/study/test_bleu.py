@@ -17,6 +17,7 @@ from stretto.study.evaluation import BLEU_EXAMPLES
 from stretto.study.prepare import costs_of, dataset, prepare, resolve
 from stretto.study.run_processes import run_on_processes
 from stretto.study.store import read_run
+from stretto.study.training_run import Task
 
 SETTINGS = TrainSettings(
     model="encoder-decoder",
@@ -51,9 +52,8 @@ def test_bleu_is_that_of_the_weights_and_is_written(emulated):
 @pytest.mark.slow
 def test_on_processes_it_is_the_same(emulated, tmp_path):
     settings = resolve(replace(SETTINGS, workers=2))
-    run_on_processes(
-        settings, tmp_path / "run", lambda *_: None, LaunchSettings(workers=2), costs_of(prepare(settings))
-    )
+    task = Task(settings, tmp_path / "run", costs=costs_of(prepare(settings)))
+    run_on_processes(task, LaunchSettings(workers=2), lambda *_: None)
     record = read_run(tmp_path / "run")[1]
     assert record.test_loss == pytest.approx(emulated[1].test_loss, rel=1e-5)
     assert record.test_bleu == pytest.approx(emulated[1].test_bleu, rel=1e-5)

@@ -18,7 +18,7 @@ from stretto.processes import fork_server
 from stretto.settings.runs import CompareSettings
 from stretto.study import open_study, study
 from stretto.study.comparison import compare, share
-from stretto.study.process_pool import Failure
+from stretto.study.run_processes import Failure
 from stretto.study.shared_queue import (
     SharedQueue,
     last_trials,
@@ -220,10 +220,10 @@ class Unlucky(SharedQueue):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_that_fails_while_sharing_is_said(tmp_path, monkeypatch, kind):
-    def make(task, _, *, alone):
+    def make(task, _):
         raise RuntimeError(f"{task.settings.method} is tired")
 
-    monkeypatch.setattr("stretto.study.process_pool._make", make)
+    monkeypatch.setattr("stretto.study.run_processes._make", make)
     opened = open_study(replace(SETTINGS, lr=(0.1,)), tmp_path / "s")
     with study.claimed(opened), queue(url_of(kind, tmp_path), opened) as mine:
         (tmp_path / "s" / "runs").mkdir()

@@ -24,11 +24,11 @@ from stretto.settings.runs import CompareSettings, TrainSettings
 from stretto.study import (
     compare,
     open_study,
-    process_pool,
     read_study,
     report_page,
     resolve_study,
     run,
+    run_processes,
     store,
     study,
     training_run,
@@ -303,16 +303,16 @@ def test_a_process_that_dies_costs_one_run(tmp_path):
 
 @pytest.mark.usefixtures("plain_pages")
 def test_a_run_that_fails_is_told_and_the_others_go_on(tmp_path, monkeypatch):
-    original, out, two = run, tmp_path / "study", replace(SETTINGS, methods=("backprop",))
+    original, out, two = run_processes.make_run, tmp_path / "study", replace(SETTINGS, methods=("backprop",))
 
-    def breaks(settings, folder, on_step, **options):
-        if settings.id == "backprop-lr0.05-b32-s0":
+    def breaks(task, on_step):
+        if task.settings.id == "backprop-lr0.05-b32-s0":
             raise RuntimeError("out of luck")
-        return original(settings, folder, on_step, **options)
+        return original(task, on_step)
 
     advanced = []
     with monkeypatch.context() as patched:
-        patched.setattr(process_pool, "run", breaks)
+        patched.setattr(run_processes, "make_run", breaks)
         outcome = made(out, two, on_steps=advanced.append)
     (failure,) = outcome.failures
     story = out / "runs" / "backprop-lr0.05-b32-s0.failed.txt"
@@ -331,15 +331,15 @@ def test_a_run_that_fails_is_told_and_the_others_go_on(tmp_path, monkeypatch):
     [((0, 1, 2, 3, 4), True, 3, 3), ((0, 1, 2, 3, 4), False, 5, 0), ((1, 2, 3, 4), True, 4, 0), ((0, 1), True, 2, 0)],
 )
 def test_when_the_first_runs_fail_alike_the_others_are_not_tried(tmp_path, monkeypatch, failing, same, failed, untried):
-    original, begun = run, []
+    original, begun = run_processes.make_run, []
 
-    def breaks(settings, folder, on_step, **options):
-        begun.append(settings.id)
+    def breaks(task, on_step):
+        begun.append(task.settings.id)
         if len(begun) - 1 in failing:
-            raise RuntimeError("out of luck" if same else settings.id)
-        return original(settings, folder, on_step, **options)
+            raise RuntimeError("out of luck" if same else task.settings.id)
+        return original(task, on_step)
 
-    monkeypatch.setattr(process_pool, "run", breaks)
+    monkeypatch.setattr(run_processes, "make_run", breaks)
     outcome = made(tmp_path / "study", replace(SETTINGS, steps=3, evaluations=1, lr=(0.01, 0.02, 0.03)))
     assert (len(outcome.failures), len(outcome.not_tried), len(outcome.records)) == (
         failed, untried, 6 - failed - untried)  # fmt: skip
@@ -358,14 +358,14 @@ def test_a_study_with_a_finished_run_tries_all_others(tmp_path, monkeypatch):
     opened = open_study(many, tmp_path / "study")
     run(opened.tasks[-1].settings, opened.tasks[-1].folder)
     store.write_json(opened.out / "study.json", {"settings": opened.settings.to_json()})
-    monkeypatch.setattr(process_pool, "run", lambda *_, **__: (_ for _ in ()).throw(RuntimeError("out of luck")))
+    monkeypatch.setattr(run_processes, "make_run", lambda *_, **__: (_ for _ in ()).throw(RuntimeError("out of luck")))
     assert len(made(tmp_path / "study", many).failures) == 5
 
 
 def test_processes_give_up_too(tmp_path):
     study = open_study(replace(SETTINGS, lr=tuple(0.01 * k for k in range(1, 7))), tmp_path / "study")
     tasks = iter(replace(task, settings=replace(task.settings, data="nothing")) for task in study.tasks)
-    failures = process_pool.run_all(partial(next, tasks, None), 2, lambda _: None, lambda _: None, gives_up=True)
+    failures = run_processes.run_all(partial(next, tasks, None), 2, lambda _: None, lambda _: None, gives_up=True)
     assert 3 <= len(failures) <= 4
     assert len(list(tasks)) == 12 - len(failures)
 
@@ -410,11 +410,11 @@ def test_batch_norms_in_parts_of_minibatches_are_noted(tmp_path):
 def test_a_study_without_a_finished_run_is_begun_anew(tmp_path, monkeypatch):
     out, other = tmp_path / "study", replace(SETTINGS, steps=13, lr=(0.05,), methods=("overlapping",))
 
-    def breaks(settings, folder, on_step, **options):
+    def breaks(task, on_step):
         raise RuntimeError("out of luck")
 
     with monkeypatch.context() as patched:
-        patched.setattr(process_pool, "run", breaks)
+        patched.setattr(run_processes, "make_run", breaks)
         assert len(made(out).failures) == 3
     with study.claimed(open_study(SETTINGS, out)):
         pass  # the same settings: nothing is removed
@@ -727,7 +727,7 @@ def test_evaluations_are_closer_together_at_the_start():
 @pytest.mark.usefixtures("plain_pages")
 def test_processes_are_not_more_than_runs(tmp_path, monkeypatch):
     started = []
-    start = process_pool.fork_server.start
-    monkeypatch.setattr(process_pool.fork_server, "start", lambda work: started.append(start(work)) or started[-1])
+    start = run_processes.fork_server.start
+    monkeypatch.setattr(run_processes.fork_server, "start", lambda work: started.append(start(work)) or started[-1])
     made(tmp_path / "study", replace(SETTINGS, lr=(0.1,), methods=("greedy",)), jobs=5)
     assert len(started) == 1

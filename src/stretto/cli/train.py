@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from stretto.methods import Method
     from stretto.runtime.launch import LaunchSettings
     from stretto.study.prepare import Prepared
+    from stretto.study.training_run import Task
     from stretto.trainer.trainer import Trainer
 
 PATIENCE = 600.0  # seconds that workers wait for each other unless said otherwise
@@ -136,6 +137,7 @@ def train(
         from stretto.study.report_page import track_run
         from stretto.study.single_run import Resume, claim, default_folder, refuse_full_disk
         from stretto.study.study import notes_on_run
+        from stretto.study.training_run import Task
 
     if resume and auto_resume:
         raise UsageError(
@@ -171,10 +173,11 @@ def train(
         refuse_full_disk(prepared, folder)
         # another launcher's command is the one that was given
         with unfinished(prepared, folder, command if launched == 1 else None):
-            make_run(
-                prepared, folder, place, here=here, trace=trace is not None, operations=trace_operations,
-                resume=claimed.step > 0, timeout=processes.patience, silent=output.silent or rank > 0,
+            task = Task(
+                resolved, folder, timeout=processes.patience, trace=trace is not None, operations=trace_operations,
+                resume=claimed.step > 0, keeps=True,
             )  # fmt: skip
+            make_run(task, prepared, place, here=here, silent=output.silent or rank > 0)
         if rank == 0 and processes.nodes == 1:
             track_run(folder, resolved)
     return tell_result(prepared, folder, rank, trace, output, nodes=processes.nodes, operations=trace_operations)
@@ -234,45 +237,29 @@ def tell_algorithm(prepared: "Prepared", output: Output) -> None:
         output.say(f"{sync} goes by {chosen.words}")
 
 
-def make_run(
-    prepared: "Prepared",
-    folder: Path,
-    place: "LaunchSettings | None",
-    *,
-    here: bool,
-    trace: bool,
-    operations: bool,
-    resume: bool,
-    timeout: float,
-    silent: bool,
-) -> None:
+def make_run(task: "Task", prepared: "Prepared", place: "LaunchSettings | None", *, here: bool, silent: bool) -> None:
     """Train: on processes of its own if there is a `place`, as it was prepared if it trains `here` alone.
 
     Otherwise this process is one of a launcher's, and takes its part.
     """
+    from stretto.study import training_run
     from stretto.study.prepare import costs_of
     from stretto.study.run_processes import run_on_processes
-    from stretto.study.training_run import counting, run, run_prepared
 
-    settings, costs = prepared.settings, costs_of(prepared)
+    task, settings = replace(task, costs=costs_of(prepared)), task.settings
     title = f"{settings.model} on {settings.data}, {settings.method}"
     with progress(title, known(settings.steps), silent=silent) as bar:
-        advance = counting(bar.advance)
+        advance = training_run.counting(bar.advance)
 
         def on_step(step: int, loss: float | None) -> None:
             advance(step, loss)
             if loss is not None:
                 bar.note(f"loss {loss:.4f}")
 
-        options: dict[str, Any] = {
-            "trace": trace, "operations": operations, "costs": costs, "resume": resume, "keeps": True,
-        }  # fmt: skip
         if place is not None:
-            run_on_processes(settings, folder, on_step, place, **options)
-        elif here:
-            run_prepared(prepared, folder, on_step, **options)
+            run_on_processes(task, place, on_step)
         else:
-            run(settings, folder, on_step, timeout=timeout, **options)
+            training_run.make_run(task, on_step, prepared if here else None)
 
 
 def tell_result(

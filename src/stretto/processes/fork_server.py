@@ -32,7 +32,6 @@ NEEDED = (
     "stretto.cli.program",
     "stretto.trainer.distributed",
     "stretto.study.calibration_processes",
-    "stretto.study.process_pool",
     "stretto.study.run_processes",
 )
 LOST = (EOFError, ConnectionError)  # raised where a process is started and the fork server has ended meanwhile

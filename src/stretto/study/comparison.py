@@ -25,11 +25,12 @@ from stretto.report import Page, Record, build, panels
 from stretto.report.metric import metrics_of
 from stretto.report.page import StudyProgress
 from stretto.settings.runs import known
-from stretto.study.process_pool import Failure, OnRun, OnSteps, run_all
 from stretto.study.report_page import PAGE, describe, prepare_trackers, track_study, write_report
+from stretto.study.run_processes import Failure, OnRun, OnSteps, run_all
 from stretto.study.shared_queue import SharedQueue, open_storage, refuse_other_sources, storage_errors
 from stretto.study.store import locked, writing
-from stretto.study.study import Study, Task, claimed, record_of
+from stretto.study.study import Study, claimed, record_of
+from stretto.study.training_run import Task
 
 BEGIN = 5.0  # seconds after which a study that still runs gets a page
 TELL_EVERY = 1.0  # seconds from one message about the progress to the next, at least

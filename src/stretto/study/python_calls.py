@@ -38,7 +38,7 @@ from stretto.study.run_processes import run_on_processes
 from stretto.study.single_run import Resume, as_begun, claim, default_folder, in_words, refuse_full_disk, summary
 from stretto.study.store import FOLDER, MODEL, read_run
 from stretto.study.study import notes_on_run, open_study
-from stretto.study.training_run import counting, run_prepared
+from stretto.study.training_run import Task, counting, make_run
 from stretto.trackers import find as find_trackers
 from stretto.trainer.progress_line import say
 
@@ -267,18 +267,15 @@ def train(
                 say(note)
         title = f"{resolved.model} on {resolved.data}, {resolved.method}"
         with shown_progress(title, known(resolved.steps), quiet=quiet) as advance, scratch() as temporary:
-            on_step = counting(advance)
+            on_step, task = counting(advance), Task(resolved, folder, resume=claimed.step > 0, keeps=True)
             if workers is None:
                 with computing_with(resolved.threads):  # as on several processes
-                    run_prepared(prepared, folder, on_step, resume=claimed.step > 0, keeps=True)
+                    make_run(task, on_step, prepared)
             else:
                 objects = temporary / "objects"
                 write_objects(objects, resolved.functions.values())
-                place = LaunchSettings(workers=workers)
-                run_on_processes(
-                    resolved, folder, on_step, place, costs_of(prepared), resume=claimed.step > 0, keeps=True,
-                    objects=objects,
-                )  # fmt: skip
+                task = replace(task, costs=costs_of(prepared), objects=objects)
+                run_on_processes(task, LaunchSettings(workers=workers), on_step)
         track_run(folder, resolved)
     run, record = read_run(folder)
     return FinishedRun(summary(run, record, folder), folder, record)

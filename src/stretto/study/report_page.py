@@ -33,7 +33,8 @@ from stretto.simulate import simulate
 from stretto.study.predicted_runs import phases_of, predict, recorded_run, recordings_of, seconds_per_step
 from stretto.study.prepare import Prepared, costs_of, prepare_trial
 from stretto.study.store import read_run, versions, writing
-from stretto.study.study import Study, Task, norms_note, read_study, record_of, sample
+from stretto.study.study import Study, norms_note, read_study, record_of, sample
+from stretto.study.training_run import Task
 from stretto.tracing import Recording
 from stretto.tracing.run_phases import RunPhase
 from stretto.trackers import RunDescription, Tracker, find

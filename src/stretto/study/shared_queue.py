@@ -21,9 +21,10 @@ from typing import TYPE_CHECKING, Any, Self
 
 from stretto.errors import StrettoError, UsageError
 from stretto.files.destinations import check_file
-from stretto.study.process_pool import Failure
+from stretto.study.run_processes import Failure
 from stretto.study.store import EVENTS, RUN, changed_sources, write_run
-from stretto.study.study import Study, Task, record_of
+from stretto.study.study import Study, record_of
+from stretto.study.training_run import Task
 
 if TYPE_CHECKING:
     from optuna.storages import BaseStorage

@@ -52,6 +52,7 @@ from stretto.study.store import (
     write_json,
     writing,
 )
+from stretto.study.training_run import Task
 from stretto.trainer.tracking import bubble, bubble_of
 
 ALL = "all"
@@ -194,22 +195,6 @@ STUDY_KINDS: Mapping[str, Any] = {
     "settings": dict[str, Any], "left_out": dict[str, str], "heading": dict[str, Any] | None,
 }  # fmt: skip
 RUNS = "runs"  # the folder of a study's runs
-TIMEOUT = 600.0  # seconds that workers wait for each other unless said otherwise
-
-
-@dataclass(frozen=True)
-class Task:
-    """One run of a study and the folder for it; its workers wait for each other at most `timeout` seconds.
-
-    With `operations` it is traced, with what ran inside the actions of some steps. `objects` is a file with the objects
-    that a script has given instead of names.
-    """
-
-    settings: TrainSettings
-    folder: Path
-    timeout: float = TIMEOUT
-    operations: bool = False
-    objects: Path | None = None
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from stretto.nn.devices import name_of, pick_device_of
 from stretto.nn.seeding import derive
 from stretto.options.import_object import is_model_folder
 from stretto.processes.stop_request import StopRequest
-from stretto.report.record import Record
+from stretto.report.record import Record, Stored
 from stretto.runtime.process_memory import forget_most_held
 from stretto.runtime.world import is_one_machine
 from stretto.settings.runs import TrainSettings, known, parse_metric
@@ -43,11 +43,11 @@ from stretto.study.evaluation import (
 from stretto.study.operation_profile import OperationProfile, profiled_steps
 from stretto.study.prepare import Prepared, costs_of, metrics_of, prepare
 from stretto.study.store import STUDY, RunWriter, versions, writing
-from stretto.tracing import Recording
 from stretto.trackers import RunDescription
 from stretto.trackers import find as find_trackers
 from stretto.trainer.tracking import Tracking, bubble_of, drawing_of
 
+TIMEOUT = 600.0  # seconds that workers wait for each other unless said otherwise
 OnStep = Callable[[int, float | None], None]  # (steps done, latest known training loss)
 
 
@@ -58,42 +58,156 @@ def training_batches(prepared: Prepared, start: int = 0) -> Iterator[tuple[Any, 
     return forever(prepared.dataset.train, known(settings.batch_size), seed, start=start)
 
 
-class TrainingLoop:
-    """Trains a prepared run from where its progress is, and keeps that up to date.
+@dataclass(frozen=True)
+class Task:
+    """One run, the folder for it, and how it is made: none of that changes its numbers.
 
-    Into `recordings`, if there are any, go the operations of some steps.
+    `trace` records what each worker does, and when; `operations` also what runs inside the actions of some steps.
+    `costs` are measured if they are not given, for which this process needs all stages. `resume` goes on from the
+    newest checkpoint that is whole, if there is one. No process waits for another one longer than `timeout` seconds. A
+    run that is asked to stop before its last step saves a checkpoint first if it `keeps` its state or its settings save
+    checkpoints anyway. Energy is measured, where it can be, if the run is `alone` on its machine. `objects` is a file
+    with the objects that a script has given instead of names.
     """
 
-    def __init__(
-        self,
-        prepared: Prepared,
-        costs: Costs,
-        progress: Progress,
-        checkpoints: Checkpoints,
-        request: StopRequest | None,
-        writer: RunWriter,
-        tracking: Tracking,
-        recordings: Sequence[Recording] | None = None,
-    ) -> None:
-        self._prepared, self._costs, self._progress = prepared, costs, progress
-        self._checkpoints, self._request, self._writer, self._tracking = checkpoints, request, writer, tracking
-        settings, self._trainer = prepared.settings, prepared.trainer
+    settings: TrainSettings
+    folder: Path
+    timeout: float = TIMEOUT
+    trace: bool = False
+    operations: bool = False
+    costs: Costs | None = None
+    resume: bool = False
+    keeps: bool = False
+    alone: bool = True
+    objects: Path | None = None
+
+
+def run(settings: TrainSettings, folder: Path, on_step: OnStep = lambda *_: None, **options: Any) -> Record:
+    """Make a run with these (resolved) settings; `options` are the other fields of a `Task`."""
+    return make_run(Task(settings, folder, **options), on_step)
+
+
+def make_run(task: Task, on_step: OnStep = lambda *_: None, prepared: Prepared | None = None) -> Record:
+    """Train as a task's settings say and write run.json, events.jsonl and model.safetensors into its folder.
+
+    A loss that is not finite ends the run as diverged. On several processes it is a collective: all train, the first
+    one writes. Raises KeyboardInterrupt for a run that has been asked to stop. A trainer that is `prepared` already has
+    not trained yet.
+    """
+    if prepared is None:
+        forget_most_held()
+        prepared = prepare(task.settings, task.timeout)
+    return TrainingRun(task, prepared).make(on_step)
+
+
+def counting(advance: Callable[[int], object]) -> OnStep:
+    """Call `advance` with the number of new steps, where the number of all is told."""
+    done = 0
+
+    def on_step(step: int, _: float | None) -> None:
+        nonlocal done
+        advance(step - done)
+        done = step
+
+    return on_step
+
+
+class TrainingRun:
+    """A run while it is made, by `make`: trained from where its progress is, which is kept up to date and written."""
+
+    _writer: RunWriter
+    _progress: Progress
+    _meter: EnergyMeter
+    _profile: OperationProfile
+    _tracking: Tracking
+    _request: StopRequest | None
+
+    def __init__(self, task: Task, prepared: Prepared) -> None:
+        self._task, self._prepared, self._trainer, self._settings = task, prepared, prepared.trainer, prepared.settings
+        settings = prepared.settings
+        self._costs = costs_of(prepared) if task.costs is None else task.costs
+        self._checkpoints = Checkpoints(settings, task.folder)
+        self._recordings = self._trainer.record() if task.trace or task.operations else []
         self._steps, self._batch_size = known(settings.steps), known(settings.batch_size)
         self._evaluated = evaluation_steps(self._steps, known(settings.evaluations))
         observed = self._trainer.processes == 1 and not is_model_folder(settings.model)  # it takes copies of all stages
         self._windows = ObservationWindows(self._trainer, self._steps) if observed else None
         self._measurer, self._bleu = Measurer(prepared, self._evaluated), Bleu(prepared)
         self._metrics = metrics_of(settings)
+
+    def make(self, on_step: OnStep) -> Record:
+        """Train until all steps are made or a loss is not finite, and write the results; a collective."""
+        trainer, task = self._trainer, self._task
+        with (
+            trainer.backend.abort_all_on_error(),
+            RunWriter(task.folder, trainer.rank, trainer.processes, resume=task.resume) as self._writer,
+        ):
+            self._begin()
+            stoppable = task.keeps or self._checkpoints.every
+            with StopRequest() if stoppable else nullcontext() as self._request, self._tracked() as self._tracking:
+                self._train(on_step)
+                self._tracking.evaluation(self._progress.steps, test_scores(self._progress))
+                self._progress.tracker_ids = self._tracking.for_checkpoint()
+                record = self._record()
+                self._write_results(record)
+                if trainer.rank == 0:
+                    self._checkpoints.clear()
+        return record
+
+    def _begin(self) -> None:
+        # Find out where the run stands, and write its first events; those of a resumed run's earlier steps again.
+        trainer, writer = self._trainer, self._writer
+        saved, complaints = self._checkpoints.load(trainer) if self._task.resume else (None, [])
+        progress = self._progress = Progress() if saved is None else saved
+        progress.meter = meter_of(self._prepared) if self._task.alone else None
         self._meter = progress.meter or EnergyMeter(())
-        ramp = self._trainer.schedule.drain + 1
-        profiled = range(0) if recordings is None else profiled_steps(progress.steps, self._steps, ramp)
-        self._profile = OperationProfile(self._trainer, recordings or (), profiled)
+        ramp = trainer.schedule.drain + 1
+        profiled = profiled_steps(progress.steps, self._steps, ramp) if self._task.operations else range(0)
+        self._profile = OperationProfile(trainer, self._recordings, profiled)
+        stages = [index for index, stage in enumerate(trainer.stages) if not isinstance(stage, RemoteStage)]
+        where = dict(zip(("replica", "worker"), trainer.placement.at(trainer.rank), strict=True))
+        writer.worker_event(
+            "start", rank=trainer.rank, pid=os.getpid(), host=socket.gethostname(), **where, stages=stages,
+            device=name_of(trainer.device),
+        )  # fmt: skip
+        writer.event("start", id=self._settings.id, settings=self._settings.to_json())
+        if progress.steps or complaints:
+            writer.event("resume", step=progress.steps, skipped=complaints)
+            writer.worker_event("resume", step=progress.steps, skipped=complaints)
+        of_kinds: Mapping[str, Sequence[Stored]] = {"observation": progress.observations, "evaluation": progress.points,
+                    "measurement": progress.measurements}  # fmt: skip
+        for kind, earlier in of_kinds.items():
+            for each in earlier:
+                writer.event(kind, **each.to_json())
 
-    def run(self, on_step: OnStep) -> None:
-        """Train until all steps are made or a loss is not finite.
+    @contextmanager
+    def _tracked(self) -> Iterator[Tracking]:
+        # The run in the trackers of its settings: a new one, or that of the checkpoint which it goes on from.
+        settings, folder = self._settings, self._task.folder
+        study = folder.absolute().parent.parent
+        description = RunDescription(
+            name=folder.name,
+            settings=settings.to_show() | {"bubble": bubble_of(self._trainer) if settings.log else None},
+            schedule=drawing_of(self._trainer) if settings.log else "",
+            group=study.name if (study / STUDY).is_file() else None,
+            ids=self._progress.tracker_ids,
+            since=self._progress.steps,
+        )
+        tracking = Tracking(
+            self._trainer,
+            find_trackers(settings.log),
+            description,
+            lambda text: print(f"stretto: {text}", file=sys.stderr, flush=True),
+        )
+        finished = False
+        try:
+            yield tracking
+            finished = self._progress.diverged_at is None
+        finally:
+            tracking.close(finished=finished)
 
-        Raises KeyboardInterrupt, having saved, once a process has been asked to stop.
-        """
+    def _train(self, on_step: OnStep) -> None:
+        # Raises KeyboardInterrupt, having saved, once a process has been asked to stop.
         progress = self._progress
         done = progress.steps
         batches = training_batches(self._prepared, done)
@@ -168,149 +282,87 @@ class TrainingLoop:
         if stops:
             raise KeyboardInterrupt(f"stopped after step {step}, which is saved")
 
+    def _write_results(self, record: Record) -> None:
+        # Write the last event, traces and weights of a run that has ended, and give it its folder; a collective.
+        trainer, writer = self._trainer, self._writer
+        order = trainer.order()
+        if order is not None:  # in which a parameter server updated
+            writer.event("order", stages=order.to_json())
+        writer.event(record.status, step=self._progress.steps, **self._progress.final)
+        writer.traces(self._recordings)
+        weights = self._write_or_gather()  # a collective: afterwards every process has written its files
+        memory = trainer.peak_memory()
+        if weights is not None and memory is not None:
+            writer.finish(self._run_json(record, memory), *weights)
 
-def counting(advance: Callable[[int], object]) -> OnStep:
-    """Call `advance` with the number of new steps, where the number of all is told."""
-    done = 0
+    def _write_or_gather(self) -> tuple[dict[str, Tensor], dict[str, Tensor]] | None:
+        # On rank 0 the trained weights, and those of heads, for files of their own; None elsewhere. Of a Hugging Face
+        # model each process writes its own stages, as a folder that from_pretrained reads.
+        prepared, writer = self._prepared, self._writer
+        if not is_model_folder(self._settings.model):
+            weights = self._trainer.gather()
+            if weights is None:
+                return None
+            # a user's own module has no place for heads; those of other networks are in one file
+            heads = {k: v for k, v in weights.items() if k.startswith("heads.")} if prepared.is_users else {}
+            return prepared.named(weights), heads
+        stages, module = prepared.stages, prepared.model.module
+        assert isinstance(stages, Stages)
+        assert module is not None
+        with writing(writer.folder):
+            written = self._trainer.write_weights(writer.model_folder, stages.name_in_model)
+            if written is None:
+                return None
+            write_surroundings(self._settings.model, module, writer.model_folder)
+        return {}, written
 
-    def on_step(step: int, _: float | None) -> None:
-        nonlocal done
-        advance(step - done)
-        done = step
+    def _run_json(self, record: Record, peak_memory: Sequence[int]) -> dict[str, Any]:
+        # The content of run.json; `peak_memory` is in bytes, of each process.
+        prepared, costs, tracker_ids = self._prepared, self._costs, self._progress.tracker_ids
+        return {
+            "settings": self._settings.to_json(),
+            "versions": versions(),
+            "model": prepared.model.description,
+            "dataset": prepared.dataset.description,
+            "mesh": self._trainer.placement.axes,
+            "accounting": costs.accounting,
+            "flops_per_example": {f"{stage}{kind}": value for (kind, stage), value in costs.flops.items()},
+            "seconds_per_step": record.seconds_per_step,
+            "peak_memory": [None if most < 0 else most for most in peak_memory],
+            **({"trackers": tracker_ids} if tracker_ids else {}),
+            "record": {**record.to_json(), "points": [], "observations": [], "measurements": []},
+        }
 
-    return on_step
-
-
-def run(
-    settings: TrainSettings,
-    folder: Path,
-    on_step: OnStep = lambda *_: None,
-    *,
-    trace: bool = False,
-    operations: bool = False,
-    costs: Costs | None = None,
-    resume: bool = False,
-    timeout: float = 600,
-    keeps: bool = False,
-    alone: bool = True,
-) -> Record:
-    """Train as the (resolved) settings say and write run.json, events.jsonl and model.safetensors into `folder`.
-
-    A loss that is not finite ends the run as diverged. `trace` also records what each worker did, and when;
-    `operations` also what ran inside the actions of some steps. `costs` are measured if they are not given, for which
-    this process needs all stages. On several processes it is a collective: all train, the first one writes. `resume`
-    goes on from the newest checkpoint that is whole, if there is one. No process waits for another one longer than
-    `timeout` seconds. A run that is asked to stop before its last step raises KeyboardInterrupt; it saves a checkpoint
-    first if `keeps` is true or its settings save checkpoints anyway. Energy is measured, where it can be, if the run is
-    `alone` on its machine.
-    """
-    forget_most_held()
-    return run_prepared(
-        prepare(settings, timeout),
-        folder,
-        on_step,
-        trace=trace,
-        operations=operations,
-        costs=costs,
-        resume=resume,
-        keeps=keeps,
-        alone=alone,
-    )
-
-
-def run_prepared(
-    prepared: Prepared,
-    folder: Path,
-    on_step: OnStep = lambda *_: None,
-    *,
-    trace: bool = False,
-    operations: bool = False,
-    costs: Costs | None = None,
-    resume: bool = False,
-    keeps: bool = False,
-    alone: bool = True,
-) -> Record:
-    """As `run`, with a trainer that is there already and has not trained yet."""
-    settings, trainer = prepared.settings, prepared.trainer
-    if costs is None:
-        costs = costs_of(prepared)
-    checkpoints = Checkpoints(settings, folder)
-    recordings = trainer.record() if trace or operations else []
-    with (
-        trainer.backend.abort_all_on_error(),
-        RunWriter(folder, trainer.rank, trainer.processes, resume=resume) as writer,
-    ):
-        saved, complaints = checkpoints.load(trainer) if resume else (None, [])
-        progress = Progress() if saved is None else saved
-        progress.meter = meter_of(prepared) if alone else None
-        stages = [index for index, stage in enumerate(trainer.stages) if not isinstance(stage, RemoteStage)]
-        where = dict(zip(("replica", "worker"), trainer.placement.at(trainer.rank), strict=True))
-        writer.worker_event(
-            "start",
-            rank=trainer.rank,
-            pid=os.getpid(),
-            host=socket.gethostname(),
-            **where,
-            stages=stages,
-            device=name_of(trainer.device),
+    def _record(self) -> Record:
+        # As the report and `--json` show the run; a collective, as the slowest process sets the pace.
+        settings, progress, costs = self._settings, self._progress, self._costs
+        steady = progress.step_seconds[known(settings.stages) :]  # with a full pipeline
+        rate = {} if settings.lr is None else {"lr": settings.lr}
+        named = map(parse_metric, settings.metric)
+        if self._trainer.sync.serving is not None:
+            self._trainer.flush()  # a server's staleness bound may make one process wait for an update of another
+        return Record(
+            id=settings.id,
+            method=settings.method,
+            seed=settings.seed,
+            options={**rate, "batch_size": settings.batch_size},
+            status="finished" if progress.diverged_at is None else "diverged",
+            diverged_at=progress.diverged_at,
+            points=tuple(progress.points),
+            observations=tuple(progress.observations),
+            measurements=tuple(progress.measurements),
+            total_flops=progress.steps * self._batch_size * costs.total,
+            serial_flops=costs.serial_after(progress.steps),
+            seconds=sum(progress.step_seconds),
+            seconds_per_step=self._trainer.backend.all_reduce_max([statistics.median(steady or progress.step_seconds)])[
+                0
+            ],
+            device=name_of(self._trainer.device),
+            threads=torch.get_num_threads(),
+            higher_is_better=tuple(name for name, _, higher in named if higher),
+            energy_source="" if progress.meter is None or progress.joules is None else progress.meter.source,
+            **progress.final,
         )
-        writer.event("start", id=settings.id, settings=settings.to_json())
-        replay(progress, complaints, writer)
-        with (
-            StopRequest() if keeps or checkpoints.every else nullcontext() as request,
-            tracking_of(prepared, folder, progress) as tracking,
-        ):
-            profiled = recordings if operations else None
-            TrainingLoop(prepared, costs, progress, checkpoints, request, writer, tracking, profiled).run(on_step)
-            tracking.evaluation(progress.steps, test_scores(progress))
-            progress.tracker_ids = tracking.for_checkpoint()
-            record = make_record(prepared, costs, progress)
-            write_results(prepared, costs, progress, record, recordings, writer)
-            if trainer.rank == 0:
-                checkpoints.clear()
-    return record
-
-
-@contextmanager
-def tracking_of(prepared: Prepared, folder: Path, progress: Progress) -> Iterator[Tracking]:
-    """The run in the trackers of its settings: a new one, or that of the checkpoint which it goes on from."""
-    settings, trainer, study = prepared.settings, prepared.trainer, folder.absolute().parent.parent
-    description = RunDescription(
-        name=folder.name,
-        settings=settings.to_show() | {"bubble": bubble_of(trainer) if settings.log else None},
-        schedule=drawing_of(trainer) if settings.log else "",
-        group=study.name if (study / STUDY).is_file() else None,
-        ids=progress.tracker_ids,
-        since=progress.steps,
-    )
-    tracking = Tracking(
-        trainer,
-        find_trackers(settings.log),
-        description,
-        lambda text: print(f"stretto: {text}", file=sys.stderr, flush=True),
-    )
-    finished = False
-    try:
-        yield tracking
-        finished = progress.diverged_at is None
-    finally:
-        tracking.close(finished=finished)
-
-
-def write_results(
-    prepared: Prepared, costs: Costs, progress: Progress, record: Record, recordings: list[Recording], writer: RunWriter
-) -> None:
-    """Write the last event, traces and weights of a run that has ended, and give it its folder; a collective."""
-    trainer = prepared.trainer
-    order = trainer.order()
-    if order is not None:  # in which a parameter server updated
-        writer.event("order", stages=order.to_json())
-    writer.event(record.status, step=progress.steps, **progress.final)
-    writer.traces(recordings)
-    weights = write_or_gather(prepared, writer)  # a collective: afterwards every process has written its files
-    memory = trainer.peak_memory()
-    if weights is not None and memory is not None:
-        writer.finish(run_json(prepared, costs, progress, record, memory), *weights)
 
 
 def meter_of(prepared: Prepared) -> EnergyMeter | None:
@@ -321,93 +373,3 @@ def meter_of(prepared: Prepared) -> EnergyMeter | None:
     if trainer.processes == 1:
         return energy_meter([trainer.device])
     return energy_meter({pick_device_of(prepared.settings.device, rank) for rank in range(trainer.processes)})
-
-
-def write_or_gather(prepared: Prepared, writer: RunWriter) -> tuple[dict[str, Tensor], dict[str, Tensor]] | None:
-    """On rank 0 the trained weights, and those of heads, for files of their own; None elsewhere.
-
-    Of a Hugging Face model each process writes its own stages, as a folder that from_pretrained reads.
-    """
-    if not is_model_folder(prepared.settings.model):
-        weights = prepared.trainer.gather()
-        return None if weights is None else (prepared.named(weights), heads_in(prepared, weights))
-    stages, module = prepared.stages, prepared.model.module
-    assert isinstance(stages, Stages)
-    assert module is not None
-    with writing(writer.folder):
-        heads = prepared.trainer.write_weights(writer.model_folder, stages.name_in_model)
-        if heads is None:
-            return None
-        write_surroundings(prepared.settings.model, module, writer.model_folder)
-    return {}, heads
-
-
-def heads_in(prepared: Prepared, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The weights of heads, which a user's own module has no place for; those of other networks are in one file."""
-    return {} if not prepared.is_users else {k: v for k, v in weights.items() if k.startswith("heads.")}
-
-
-def replay(progress: Progress, complaints: list[str], writer: RunWriter) -> None:
-    """Write the events of a resumed run's earlier steps again."""
-    if progress.steps or complaints:
-        writer.event("resume", step=progress.steps, skipped=complaints)
-        writer.worker_event("resume", step=progress.steps, skipped=complaints)
-    for observation in progress.observations:
-        writer.event("observation", **observation.to_json())
-    for point in progress.points:
-        writer.event("evaluation", **point.to_json())
-    for measurement in progress.measurements:
-        writer.event("measurement", **measurement.to_json())
-
-
-def run_json(
-    prepared: Prepared, costs: Costs, progress: Progress, record: Record, peak_memory: Sequence[int]
-) -> dict[str, Any]:
-    """The content of run.json; `peak_memory` is in bytes, of each process."""
-    settings = prepared.settings
-    return {
-        "settings": settings.to_json(),
-        "versions": versions(),
-        "model": prepared.model.description,
-        "dataset": prepared.dataset.description,
-        "mesh": prepared.trainer.placement.axes,
-        "accounting": costs.accounting,
-        "flops_per_example": {f"{stage}{kind}": value for (kind, stage), value in costs.flops.items()},
-        "seconds_per_step": record.seconds_per_step,
-        "peak_memory": [None if most < 0 else most for most in peak_memory],
-        **({"trackers": progress.tracker_ids} if progress.tracker_ids else {}),
-        "record": {**record.to_json(), "points": [], "observations": [], "measurements": []},
-    }
-
-
-def make_record(prepared: Prepared, costs: Costs, progress: Progress) -> Record:
-    """The record of the run, as the report and `--json` show it; a collective, as the slowest process sets the pace."""
-    settings, steps = prepared.settings, progress.steps
-    steady = progress.step_seconds[known(settings.stages) :]  # with a full pipeline
-    rate = {} if settings.lr is None else {"lr": settings.lr}
-    options: dict[str, Any] = {**rate, "batch_size": settings.batch_size}
-    named = map(parse_metric, settings.metric)
-    if prepared.trainer.sync.serving is not None:
-        prepared.trainer.flush()  # a server's staleness bound may make one process wait for an update of another
-    return Record(
-        id=settings.id,
-        method=settings.method,
-        seed=settings.seed,
-        options=options,
-        status="finished" if progress.diverged_at is None else "diverged",
-        diverged_at=progress.diverged_at,
-        points=tuple(progress.points),
-        observations=tuple(progress.observations),
-        measurements=tuple(progress.measurements),
-        total_flops=steps * known(settings.batch_size) * costs.total,
-        serial_flops=costs.serial_after(steps),
-        seconds=sum(progress.step_seconds),
-        seconds_per_step=prepared.trainer.backend.all_reduce_max([statistics.median(steady or progress.step_seconds)])[
-            0
-        ],
-        device=name_of(prepared.trainer.device),
-        threads=torch.get_num_threads(),
-        higher_is_better=tuple(name for name, _, higher in named if higher),
-        energy_source="" if progress.meter is None or progress.joules is None else progress.meter.source,
-        **progress.final,
-    )
