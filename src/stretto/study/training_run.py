@@ -338,6 +338,7 @@ class TrainingRun:
         settings, progress, costs = self._settings, self._progress, self._costs
         steady = progress.step_seconds[known(settings.stages) :]  # with a full pipeline
         rate = {} if settings.lr is None else {"lr": settings.lr}
+        median = statistics.median(steady or progress.step_seconds)
         named = map(parse_metric, settings.metric)
         if self._trainer.sync.serving is not None:
             self._trainer.flush()  # a server's staleness bound may make one process wait for an update of another
@@ -354,9 +355,7 @@ class TrainingRun:
             total_flops=progress.steps * self._batch_size * costs.total,
             serial_flops=costs.serial_after(progress.steps),
             seconds=sum(progress.step_seconds),
-            seconds_per_step=self._trainer.backend.all_reduce_max([statistics.median(steady or progress.step_seconds)])[
-                0
-            ],
+            seconds_per_step=self._trainer.backend.all_reduce_max([median])[0],
             device=name_of(self._trainer.device),
             threads=torch.get_num_threads(),
             higher_is_better=tuple(name for name, _, higher in named if higher),
