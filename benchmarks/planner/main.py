@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from stretto.cli.plan import KEEP
+from stretto.cli.planning import KEEP
 from stretto.cost import Cluster, find_cluster
 from stretto.plan import Problem, search
 from stretto.plan.candidate_costs import Prices
@@ -24,8 +24,7 @@ from stretto.plan.cuts import best_cut
 from stretto.plan.objective import Goal, Objective
 from stretto.plan.partition import partition
 from stretto.plan.search_space import candidates
-from stretto.study.model_costs import Costed, costed
-from stretto.study.tensor_format import TensorFormat
+from stretto.study.model_costs import Costed, TensorFormat, costed
 
 ROUNDS = 5
 LAYERS, DEVICES = 100, 64

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from rows import Row
 
-from stretto.cli.plan import format_of
+from stretto.cli.planning import format_of
 from stretto.cli.program import app
 from stretto.cost import Cluster
 from stretto.cost.attained import dtype_of_products

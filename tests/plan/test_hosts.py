@@ -16,8 +16,7 @@ from stretto.plan.candidate_costs import Prices
 from stretto.plan.host_lags import host_lags
 from stretto.plan.programs import program_named
 from stretto.plan.refine import refined, terms
-from stretto.study.model_costs import costed
-from stretto.study.tensor_format import TensorFormat
+from stretto.study.model_costs import TensorFormat, costed
 
 SIZES = {"depth": 3, "width": 64, "heads": 4, "context": 32, "vocabulary": 64}
 KERNELS = 1000  # of each layer

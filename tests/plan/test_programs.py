@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from stretto import UsageError
-from stretto.cli.plan import program_of
+from stretto.cli.planning import program_of
 from stretto.cost import find_cluster
 from stretto.mesh import Mesh
 from stretto.plan import Objective, Problem, candidates, search
@@ -19,8 +19,7 @@ from stretto.plan.problem import LayerForm
 from stretto.plan.programs import PROGRAMS, program_named
 from stretto.plan.refine import refined
 from stretto.settings.planning import PlanSettings
-from stretto.study.model_costs import costed
-from stretto.study.tensor_format import TensorFormat
+from stretto.study.model_costs import TensorFormat, costed
 
 T, LAYERS = 4, 3
 SIZES = {"depth": LAYERS, "width": 256, "heads": 4, "context": 128, "vocabulary": 128}

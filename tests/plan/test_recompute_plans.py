@@ -19,8 +19,7 @@ from stretto.plan.places import all_reduce, gathering
 from stretto.plan.problem import LayerForm
 from stretto.plan.refine import refined
 from stretto.settings.planning import PlanSettings
-from stretto.study.model_costs import costed
-from stretto.study.tensor_format import TensorFormat
+from stretto.study.model_costs import TensorFormat, costed
 
 S, H, A, LAYERS = 256, 512, 8, 6
 SIZES = {"depth": LAYERS, "width": H, "heads": A, "context": S, "vocabulary": 128}
@@ -131,17 +130,17 @@ def test_interleaving_keeps_more_micro_batches():
 
 def test_plans_record_both_choices():
     from stretto.plan.objective import Objective
-    from stretto.plan.plan_file import content, script, settings
+    from stretto.plan.plan_file import content, script, training_settings
 
     found = search(problem(recompute=("full",), sequences=(True,)).but(tensors=(T,)))
     plan = content(found.best, found.prices, Objective(), model="decoder", trained=None)["plan"]
     assert (plan["recompute"], plan["sequence_parallel"]) == ("full", True)
-    assert settings(found.best)["recompute"] == "full"
+    assert training_settings(found.best, {})["recompute"] == "full"
     assert script(found.best, [0, 1]).endswith('recompute="full")')
 
 
 def test_what_cannot_be_chosen():
-    from stretto.cli.plan import recompute_of, sequences_of
+    from stretto.cli.planning import recompute_of, sequences_of
 
     small = costed("mlp", {"depth": 2, "width": 4}, "digits", {}, "sgd", heads=(), selective=True)
     with pytest.raises(UsageError, match=r"recompute='selective' of mlp: no module of its layers is marked"):

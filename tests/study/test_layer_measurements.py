@@ -11,7 +11,7 @@ from stretto.cost import find_cluster
 from stretto.cost.layer_table import Affine, Measured
 from stretto.errors import UsageError
 from stretto.study import layer_measurements
-from stretto.study.layer_measurements import is_measurable, read, repeated, sizes_of, with_measured_layers
+from stretto.study.layer_measurements import LAYERS, is_measurable, repeated, sizes_of, with_measured_layers
 from stretto.study.model_costs import costed
 
 
@@ -56,7 +56,7 @@ def test_layers_are_measured_once_and_cut_ones_follow(here, model, monkeypatch):
     assert len(asked) == 3
     file.write_text(json.dumps({"layers": {"key": {"layers": [{}]}}}))
     with pytest.raises(UsageError, match=r"cluster.layers.json holds no layers .* delete it"):
-        read(file)
+        LAYERS.read(file)
 
 
 def test_other_machines_cannot_be_measured_on_demand(capsys):

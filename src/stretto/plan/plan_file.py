@@ -1,20 +1,27 @@
 """A plan as a TOML file, which `stretto train --plan` runs and `stretto show --plan` draws."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from math import inf
 from pathlib import Path
 from typing import Any
 
+import tomli_w
+
+from stretto.cost.attained import Attained
+from stretto.cost.cluster import Device
 from stretto.errors import UsageError
 from stretto.options.kinds import check_values, parse_toml
 from stretto.plan.branch_and_bound import Plan
 from stretto.plan.candidate_costs import Prices
-from stretto.plan.computing_parts import split_computing
 from stretto.plan.objective import Objective
 from stretto.plan.refine import terms
 from stretto.simulate.network import LATE_DRAWS
 
 TRAIN, PLAN, PREDICTED, MEASURED, OPTIONS = "train", "plan", "predicted", "measured", "model_options"
 
+PARTS = ("computing", "below peak", "memory traffic", "launches")  # of the seconds of computing
 SHOWN = {"method": str, "stages": int, "pipeline": int}  # of what a plan chooses: what draws it
 
 
@@ -30,7 +37,7 @@ def choices(plan: Plan, prices: Prices) -> dict[str, Any]:
         "space": list(c.mesh.space),
         "stages": c.stages,
         "bounds": list(plan.bounds),
-        **({"placement": placement_of(plan)} if problem.cluster.is_uneven else {}),
+        **({"placement": list(c.placement or range(c.workers))} if problem.cluster.is_uneven else {}),
         "microbatches": c.microbatches,
         "sequence_parallel": c.sequence,
         "recompute": c.recompute,
@@ -89,7 +96,7 @@ def content(
             "penalty_is": penalty.source, **{f"penalty_{key}": value for key, value in penalty.remarks.items()},
         }  # fmt: skip
     if trained is not None:
-        known[TRAIN] = training(plan, trained)
+        known[TRAIN] = training_settings(plan, trained)
     return known
 
 
@@ -102,18 +109,44 @@ def predicted_by(plan: Plan, prices: Prices) -> str:
     return "simulation"
 
 
-def placement_of(plan: Plan) -> list[int]:
-    """The worker of the cluster that each process is."""
-    return list(plan.candidate.placement or range(plan.candidate.workers))
+def limits(device: Device) -> tuple[Device, ...]:
+    """The device with one limit more each: FLOPs at the peak, what kernels attain, memory, starts of kernels."""
+    attained = device.attained or Attained()
+    without_starts = replace(device, attained=replace(attained.without_host(), per_kernel=0.0))
+    below_peak = replace(without_starts, memory_bandwidth=inf, on_chip_bandwidth=None, on_chip_memory=None)
+    return replace(below_peak, attained=None, variation=None), below_peak, without_starts, device
 
 
-def training(plan: Plan, trained: Mapping[str, Any]) -> dict[str, Any]:
+def split_computing(terms: Mapping[str, float], plan: Plan, prices: Prices) -> dict[str, float]:
+    """The terms of a plan with those of computing in PARTS, where devices say what they attain.
+
+    Each part is what computing takes longer on devices that have one limit more, as a share of the whole.
+    """
+    cluster = prices.problem.cluster
+    if all(device.attained is None for device in cluster.devices.values()):
+        return dict(terms)
+    seconds = []
+    for devices in zip(*map(limits, cluster.devices.values()), strict=True):
+        limited = replace(cluster, devices=dict(zip(cluster.devices, devices, strict=True)))
+        seconds.append(computing_seconds(plan, Prices(prices.problem.but(cluster=limited))))
+    if not seconds[-1]:
+        return dict(terms)
+    scale = terms["computing"] / seconds[-1]
+    steps = [seconds[0], *(after - before for before, after in pairwise(seconds))]
+    return {**terms, **{name: scale * step for name, step in zip(PARTS, steps, strict=True)}}
+
+
+def computing_seconds(plan: Plan, prices: Prices) -> float:
+    """Seconds of all stages' forwards and backwards of a micro-batch."""
+    c, total = plan.candidate, 0.0
+    for s, (start, end) in enumerate(pairwise(plan.bounds)):
+        times = prices.slowest(c, c.worker_of(s))
+        total += float(times.forward[start, end] + times.backward[start, end])
+    return total
+
+
+def training_settings(plan: Plan, trained: Mapping[str, Any]) -> dict[str, Any]:
     """The settings with which `stretto train` runs a plan; `trained` are those of its model."""
-    return {**trained, **settings(plan)}
-
-
-def settings(plan: Plan) -> dict[str, Any]:
-    """The settings of `stretto train` that a plan sets: all but the model's."""
     c = plan.candidate
     axes: dict[str, Any] = {"data_parallel": c.mesh.data, "tensor": c.mesh.tensor, "space": list(c.mesh.space)}
     used_axes = {key: value for key, value in axes.items() if value not in (1, [1, 1])}
@@ -122,9 +155,8 @@ def settings(plan: Plan) -> dict[str, Any]:
     workers = {"workers": c.workers} if c.workers > 1 else {}
     placed = {"placement": list(c.placement)} if c.workers > 1 and c.placement else {}
     return {
-        "method": str(c), "stages": c.stages, "bounds": list(plan.bounds), **workers, **placed, **used_axes, **shard,
-        **recompute,
-        "batch_size": c.batch,
+        **trained, "method": str(c), "stages": c.stages, "bounds": list(plan.bounds), **workers, **placed, **used_axes,
+        **shard, **recompute, "batch_size": c.batch,
     }  # fmt: skip
 
 
@@ -142,8 +174,6 @@ def script(plan: Plan, bounds: Sequence[int]) -> str:
 
 def to_toml(known: Mapping[str, Any]) -> str:
     """The contents of a plan's file as TOML text."""
-    import tomli_w
-
     return (
         "# Written by stretto plan. Seconds, bytes, joules; money in the unit of the cluster's prices.\n"
         + tomli_w.dumps(known)
@@ -200,8 +230,3 @@ def flattened(nest: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     for key, value in nest.items():
         flat |= flattened(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
     return flat
-
-
-def split_points(bounds: Sequence[int], names: Sequence[str]) -> dict[str, str]:
-    """The `split_spec` of torch.distributed.pipelining's `pipeline`: the layers that stages begin with."""
-    return {names[bound]: "beginning" for bound in bounds[1:-1]}
