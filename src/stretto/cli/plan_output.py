@@ -15,7 +15,7 @@ from stretto.methods import method
 from stretto.options.user_function import is_function
 from stretto.plan import Candidate, Found, Objective, Plan, Problem
 from stretto.plan.candidate_costs import Prices
-from stretto.plan.explain import alternatives, frontier, size
+from stretto.plan.explain import size
 from stretto.plan.plan_file import content, difference, read_plan, script, to_toml
 from stretto.plan.ways import byte_correction, ways_of
 from stretto.report.units import duration, energy, number
@@ -126,29 +126,6 @@ def doubts_of(c: Candidate, problem: Problem) -> list[str]:
                 f"a measured step, {way}, took {ratio:.2g} times what its parts promise: plans follow the step"
             )
     return doubts
-
-
-def explain(problem: Problem, objective: Objective, best: Plan, prices: Prices) -> list[dict[str, Any]]:
-    """Of every other choice, whether it fits and how many seconds more a step takes, as plain data."""
-    return [
-        {"choice": other.choice, "fits": False} if other.plan is None else {
-            "choice": other.choice, "fits": True, "method": str(other.plan.candidate), "seconds": other.plan.formula,
-            "times": other.plan.formula / best.formula, "term": other.term, "more_seconds": other.more,
-        }
-        for other in alternatives(problem, objective, best, prices)
-    ]  # fmt: skip
-
-
-def list_frontier(problem: Problem, objective: Objective) -> list[dict[str, Any]]:
-    """The plans that no other beats in time, memory, money and energy, as plain data."""
-    return [
-        {"method": str(p.plan.candidate), "workers": p.plan.candidate.workers, "seconds": p.plan.seconds,
-         "bytes": round(p.memory), "money": p.plan.money, "joules": p.plan.joules,
-         "batch_size": p.plan.candidate.batch, "microbatches": p.plan.candidate.microbatches,
-         "recompute": p.plan.candidate.recompute, "pipeline": p.plan.candidate.pipeline,
-         "tensor": p.plan.candidate.mesh.tensor, "data": p.plan.candidate.mesh.data, "sharding": p.plan.candidate.shard}
-        for p in frontier(problem, objective)
-    ]  # fmt: skip
 
 
 def tell_difference(files: Sequence[Path], *, json: bool) -> None:

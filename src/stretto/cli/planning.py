@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from stretto.cli.failures import goodput_facts, reliability_of
 from stretto.cli.output import print_json, writing_to
-from stretto.cli.plan_output import describe, explain, list_frontier, summarize, write_plan
+from stretto.cli.plan_output import describe, summarize, write_plan
 from stretto.cli.progress_bar import progress, rising
 from stretto.cost import Cluster
 from stretto.cost.cluster_file import find_cluster
@@ -14,7 +14,7 @@ from stretto.models.published import is_planned_only
 from stretto.optimizers import optimizer_of
 from stretto.options.checks import one_of
 from stretto.plan import Problem, search
-from stretto.plan.explain import misfit
+from stretto.plan.explain import explain, frontier, misfit
 from stretto.plan.planned_methods import names_of, planned
 from stretto.plan.problem import RECOMPUTE, SHARDS, USUAL_SPACES, usual_tensors
 from stretto.plan.programs import USUAL, ProgramTraits, program_named
@@ -79,7 +79,7 @@ def make_plan(settings: PlanSettings, failures: FailureSettings, output: PlanOut
     if output.explain:
         facts["explain"] = explain(problem, objective, best, prices)
     if output.frontier:
-        facts["frontier"] = list_frontier(problem, objective)
+        facts["frontier"] = frontier(problem, objective)
     if output.scale is not None:
         from stretto.report.scaling import study_scaling  # it needs an extra
 

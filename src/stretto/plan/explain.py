@@ -1,8 +1,10 @@
 """Explain a plan: the best plans with one other choice, the frontier, and why no plan fits."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import groupby, pairwise, product
+from dataclasses import replace
+from itertools import pairwise, product
+from math import inf
+from typing import Any
 
 from stretto.cost.cluster import Cluster
 from stretto.plan.branch_and_bound import Found, Plan, plan_of, search
@@ -12,15 +14,7 @@ from stretto.plan.objective import Goal, Objective
 from stretto.plan.problem import RECOMPUTE, SHARDS, Problem
 from stretto.plan.search_space import Candidate, candidates
 
-
-@dataclass(frozen=True)
-class Alternative:
-    """The best plan with one other choice; None if none fits. `term` differs most, by `more` seconds."""
-
-    choice: str
-    plan: Plan | None
-    term: str = ""
-    more: float = 0.0
+Costs = tuple[float, float, float, float]  # time, memory, money and energy; less is better
 
 
 def choices(c: Candidate) -> Mapping[str, object]:
@@ -32,87 +26,79 @@ def choices(c: Candidate) -> Mapping[str, object]:
     }  # fmt: skip
 
 
-def alternatives(problem: Problem, aim: Objective, best: Plan, prices: Prices) -> list[Alternative]:
-    """For every choice, the best plans that differ in it alone; micro-batches may differ too. Closest value first."""
-    chosen, all_candidates = choices(best.candidate), list(candidates(problem))
-    compared = []
-    for key in chosen:
-        differing = [c for c in all_candidates if differs_in(choices(c), chosen) == [key]]
-        differing.sort(key=lambda c: str(choices(c)[key]))
-        for value, group in groupby(differing, key=lambda c: choices(c)[key]):
-            compared.append(alternative(f"{key} {value}", list(group), aim, best, prices))
-    others = [c for c in all_candidates if choices(c) == chosen and c.microbatches != best.candidate.microbatches]
-    for count in dict.fromkeys(c.microbatches for c in others):
-        on_any_workers = [c for c in others if c.microbatches == count]
-        compared.append(alternative(f"micro-batches {count}", on_any_workers, aim, best, prices))
-    return sorted(
-        compared, key=lambda other: (other.plan is None, other.plan.value if other.plan else 0.0, other.choice)
-    )
+def explain(problem: Problem, aim: Objective, best: Plan, prices: Prices) -> list[dict[str, Any]]:
+    """For every choice, the best plans that differ in it alone, as plain data; micro-batches may differ too.
 
-
-def differs_in(one: Mapping[str, object], other: Mapping[str, object]) -> list[str]:
-    """The names of the choices that differ."""
-    return [key for key, value in one.items() if other[key] != value]
-
-
-def alternative(choice: str, group: Sequence[Candidate], aim: Objective, best: Plan, prices: Prices) -> Alternative:
-    """The best plan of `group` by closed forms, compared with the best plan of all."""
-    plans = [plan for c in group if (plan := plan_of(c, aim, prices)) is not None]
-    if not plans:
-        return Alternative(choice, None)
-    plan = min(plans, key=lambda plan: plan.value)
-    terms, other_terms = prices.terms(best.candidate, best.bounds), prices.terms(plan.candidate, plan.bounds)
-    term = max(terms, key=lambda name: abs(other_terms[name] - terms[name]))
-    return Alternative(choice, plan, term, other_terms[term] - terms[term])
-
-
-@dataclass(frozen=True)
-class FrontierPoint:
-    """A plan on the frontier of time, memory, money and energy.
-
-    `time`, `money` and `joules` are of an example, or up to the loss where that is the objective. Without prices,
-    `money` is the number of workers; without powers, `joules` is 0.
+    By closed forms, closest value first, those that do not fit last. `more_seconds` are of the term that differs most.
     """
+    chosen, all_candidates = choices(best.candidate), list(candidates(problem))
+    groups: dict[str, list[Candidate]] = {}
+    for c in all_candidates:
+        changed = [key for key, value in choices(c).items() if chosen[key] != value]
+        if len(changed) == 1:
+            groups.setdefault(f"{changed[0]} {choices(c)[changed[0]]}", []).append(c)
+        elif not changed and c.microbatches != best.candidate.microbatches:
+            groups.setdefault(f"micro-batches {c.microbatches}", []).append(c)
+    compared = [(choice, best_of(group, aim, prices)) for choice, group in groups.items()]
+    compared.sort(key=lambda pair: (pair[1] is None, pair[1].value if pair[1] else 0.0, pair[0]))
+    terms, rows = prices.terms(best.candidate, best.bounds), list[dict[str, Any]]()
+    for choice, plan in compared:
+        if plan is None:
+            rows.append({"choice": choice, "fits": False})
+            continue
+        other = prices.terms(plan.candidate, plan.bounds)
+        term = max(terms, key=lambda name: abs(other[name] - terms[name]))
+        rows.append({
+            "choice": choice, "fits": True, "method": str(plan.candidate), "seconds": plan.formula,
+            "times": plan.formula / best.formula, "term": term, "more_seconds": other[term] - terms[term],
+        })  # fmt: skip
+    return rows
 
-    plan: Plan
-    time: float
-    memory: float  # bytes of the fullest worker
-    money: float
-    joules: float
 
-    @classmethod
-    def of(cls, plan: Plan, aim: Objective) -> "FrontierPoint":
-        """The point of a plan."""
-        c = plan.candidate
-        steps = aim.steps(c) if aim.goal == "loss" else 1 / c.batch
-        money = float(c.workers) if plan.money is None else plan.money * steps
-        return cls(plan, plan.seconds * steps, max(plan.bytes), money, (plan.joules or 0.0) * steps)
-
-    @property
-    def costs(self) -> tuple[float, float, float, float]:
-        """What is compared; less is better."""
-        return self.time, self.memory, self.money, self.joules
+def best_of(group: Sequence[Candidate], aim: Objective, prices: Prices) -> Plan | None:
+    """The best plan of some candidates, by closed forms; None if none fits."""
+    plans = [plan for c in group if (plan := plan_of(c, aim, prices)) is not None]
+    return min(plans, key=lambda plan: plan.value, default=None)
 
 
-def frontier(problem: Problem, aim: Objective) -> list[FrontierPoint]:
-    """The plans that no other beats in time, memory, money and energy.
+def frontier(problem: Problem, aim: Objective) -> list[dict[str, Any]]:
+    """The plans that no other beats in time, memory, money and energy, as plain data.
 
     They are searched for each number of workers: the fastest plan, the fastest in half of its memory, and so on; the
     same for the cheapest, where workers differ in price, and for the one of least energy, where it may be another one.
     """
     goals: list[Goal] = ["loss" if aim.goal == "loss" else "step", *other_goals(problem)]
-    points: list[FrontierPoint] = []
+    found: dict[tuple[Costs, str], Plan] = {}
     for workers, goal in product(sorted({c.workers for c in candidates(problem)}), goals):
-        memory = float("inf")
+        memory = inf
         while True:
-            best = search(limited(problem, workers, memory), replace(aim, goal=goal)).best
+            limited = with_memory(problem, memory).but(workers=workers, all_workers=True)
+            best = search(limited, replace(aim, goal=goal)).best
             if best is None:
                 break
-            points.append(FrontierPoint.of(best, aim))
+            found[costs_of(best, aim), str(best.candidate)] = best
             memory = max(best.bytes) / 2
-    distinct = {(*point.costs, str(point.plan.candidate)): point for point in points}.values()
-    unbeaten = [point for point in distinct if not any(beats(other, point) for other in distinct)]
-    return sorted(unbeaten, key=lambda point: (point.plan.candidate.workers, point.costs))
+    every = {costs for costs, _ in found}
+    unbeaten = [(plan.candidate.workers, costs, plan) for (costs, _), plan in found.items()
+                if not any(beats(other, costs) for other in every)]  # fmt: skip
+    return [
+        {"method": str(c), "workers": c.workers, "seconds": plan.seconds, "bytes": round(max(plan.bytes)),
+         "money": plan.money, "joules": plan.joules, "batch_size": c.batch, "microbatches": c.microbatches,
+         "recompute": c.recompute, "pipeline": c.pipeline, "tensor": c.mesh.tensor, "data": c.mesh.data,
+         "sharding": c.shard}
+        for *_, plan in sorted(unbeaten, key=lambda each: each[:2]) for c in (plan.candidate,)
+    ]  # fmt: skip
+
+
+def costs_of(plan: Plan, aim: Objective) -> Costs:
+    """Time, money and energy of an example, or up to the loss where that is the objective; bytes of the fullest worker.
+
+    Without prices, money is the number of workers; without powers, energy is 0.
+    """
+    c = plan.candidate
+    steps = aim.steps(c) if aim.goal == "loss" else 1 / c.batch
+    money = float(c.workers) if plan.money is None else plan.money * steps
+    return plan.seconds * steps, max(plan.bytes), money, (plan.joules or 0.0) * steps
 
 
 def other_goals(problem: Problem) -> Iterator[Goal]:
@@ -125,24 +111,26 @@ def other_goals(problem: Problem) -> Iterator[Goal]:
         yield "energy"
 
 
-def limited(problem: Problem, workers: int, room: float) -> Problem:
-    """The problem on exactly `workers` workers, with at most `room` bytes of memory each."""
+def with_memory(problem: Problem, most: float) -> Problem:
+    """The problem on devices of at most so many bytes of memory."""
     cluster = problem.cluster
-    devices = {name: replace(device, memory=min(device.memory, room)) for name, device in cluster.devices.items()}
-    return problem.but(cluster=replace(cluster, devices=devices), workers=workers, all_workers=True)
+    devices = {name: replace(device, memory=min(device.memory, most)) for name, device in cluster.devices.items()}
+    return problem.but(cluster=replace(cluster, devices=devices))
 
 
-def beats(one: FrontierPoint, other: FrontierPoint) -> bool:
+def beats(one: Costs, other: Costs) -> bool:
     """Whether `one` is no worse in time, memory, money and energy, and better in one of them."""
-    return one.costs != other.costs and all(a <= b for a, b in zip(one.costs, other.costs, strict=True))
+    return one != other and all(a <= b for a, b in zip(one, other, strict=True))
 
 
 def misfit(problem: Problem) -> str:
     """The message that no plan fits: the worker whose memory is too small, the bytes missing, and a remedy."""
-    found = search(boundless(problem), Objective(goal="memory"))
-    if found.best is None:
+    cluster = problem.cluster
+    boundless = {name: replace(device, memory=inf) for name, device in cluster.devices.items()}
+    least = search(problem.but(cluster=replace(cluster, devices=boundless)), Objective(goal="memory")).best
+    if least is None:
         return headless(problem) if possible(problem) else refusal(problem)
-    least, prices = found.best, Prices(problem)
+    prices = Prices(problem)
     c = least.candidate
     memory = prices.places_of(c).memory
     worker = max(range(c.pipeline), key=lambda w: least.bytes[w] / memory[w])
@@ -157,26 +145,13 @@ def misfit(problem: Problem) -> str:
     layers = ", ".join(f"{stage_layers[s][0]} to {stage_layers[s][1] - 1}" for s in stages)
     breakdown = " and ".join(f"{size(value)} of {name}" for name, value in parts.items())
     return (
-        f"{no_plan_fits(problem, c)}fails on worker {worker} (layers {layers}): {breakdown}, "
+        f"no plan fits the memory of {problem.workers} workers of {cluster.name!r}. The one that needs least, {c} in "
+        f"{c.stages} stages, {c.mesh.data} replicas, tensor {c.mesh.tensor}, sharding {c.shard}, fails on worker "
+        f"{worker} (layers {layers}): {breakdown}, "
         f"{size(least.bytes[worker])} in all, are "
         f"{size(least.bytes[worker] - memory[worker])} more than its memory of {size(memory[worker])}. "
         f"{remedy(problem)}"
     )
-
-
-def no_plan_fits(problem: Problem, c: Candidate) -> str:
-    """The beginning of the message: the problem, and the plan that needs least."""
-    return (
-        f"no plan fits the memory of {problem.workers} workers of {problem.cluster.name!r}. The one that needs least, "
-        f"{c} in {c.stages} stages, {c.mesh.data} replicas, tensor {c.mesh.tensor}, sharding {c.shard}, "
-    )
-
-
-def boundless(problem: Problem) -> Problem:
-    """The problem on devices of infinite memory."""
-    cluster = problem.cluster
-    devices = {name: replace(device, memory=float("inf")) for name, device in cluster.devices.items()}
-    return problem.but(cluster=replace(cluster, devices=devices))
 
 
 def headless(problem: Problem) -> str:

@@ -25,9 +25,9 @@ PARTS = ("computing", "below peak", "memory traffic", "launches")  # of the seco
 SHOWN = {"method": str, "stages": int, "pipeline": int}  # of what a plan chooses: what draws it
 
 
-def choices(plan: Plan, prices: Prices) -> dict[str, Any]:
-    """What a plan chooses."""
-    c, problem = plan.candidate, prices.problem
+def choices(plan: Plan) -> dict[str, Any]:
+    """What a plan chooses, as plain data."""
+    c = plan.candidate
     return {
         "method": str(c),
         "workers": c.workers,
@@ -37,14 +37,11 @@ def choices(plan: Plan, prices: Prices) -> dict[str, Any]:
         "space": list(c.mesh.space),
         "stages": c.stages,
         "bounds": list(plan.bounds),
-        **({"placement": list(c.placement or range(c.workers))} if problem.cluster.is_uneven else {}),
         "microbatches": c.microbatches,
         "sequence_parallel": c.sequence,
         "recompute": c.recompute,
         "sharding": c.shard,
         "batch_size": c.batch,
-        "dtype": prices.dtype,
-        "optimizer": problem.optimizer,
     }
 
 
@@ -65,11 +62,12 @@ def content(
     """
     c, problem = plan.candidate, prices.problem
     penalty = aim.penalty(c)
+    placement = {"placement": list(c.placement or range(c.workers))} if problem.cluster.is_uneven else {}
     known: dict[str, Any] = {
         "model": model,
         "cluster": problem.cluster.name,
         **({OPTIONS: dict(options)} if options else {}),
-        PLAN: choices(plan, prices),
+        PLAN: {**choices(plan), **placement, "dtype": prices.dtype, "optimizer": problem.optimizer},
         PREDICTED: {
             "seconds_per_step": plan.seconds,
             "by": predicted_by(plan, prices),

@@ -25,6 +25,7 @@ from stretto.plan.candidate_costs import Prices
 from stretto.plan.measurement_cache import MeasurementCache, key_of
 from stretto.plan.objective import Objective
 from stretto.plan.placements import IN_ORDER, placements
+from stretto.plan.plan_file import choices
 from stretto.plan.problem import Problem
 from stretto.plan.refine import MOST, actions, simulated
 from stretto.plan.search_space import Candidate, candidates
@@ -254,28 +255,12 @@ def problem_key(problem: Problem, goal: str, trained: Mapping[str, Any], sources
 
 def row(plan: Plan) -> dict[str, Any]:
     """A plan's method and axes, and its predicted seconds of a step, as plain data."""
-    c = plan.candidate
+    c, facts = plan.candidate, choices(plan)
+    facts["data_parallel"] = facts.pop("data")
     return {
-        "method": str(c),
-        "workers": c.workers,
-        "pipeline": c.pipeline,
-        "data_parallel": c.mesh.data,
-        "tensor": c.mesh.tensor,
-        "space": list(c.mesh.space),
-        "sharding": c.shard,
-        "stages": c.stages,
-        "bounds": list(plan.bounds),
-        "microbatches": c.microbatches,
-        "recompute": c.recompute,
-        "sequence_parallel": c.sequence,
-        "batch_size": c.batch,
-        "losses": c.losses,
-        "placement": list(c.placement),
-        "ahead": c.ahead,
-        "per_worker": c.per_worker,
-        "planned_method": c.method,
-        "predicted_seconds": plan.seconds,
-    }
+        **facts, "losses": c.losses, "placement": list(c.placement), "ahead": c.ahead, "per_worker": c.per_worker,
+        "planned_method": c.method, "predicted_seconds": plan.seconds,
+    }  # fmt: skip
 
 
 def candidate_of(tried: Tried) -> Candidate:
