@@ -15,7 +15,7 @@ from stretto.methods import method
 from stretto.options.user_function import is_function
 from stretto.plan import Candidate, Found, Objective, Plan, Problem
 from stretto.plan.candidate_costs import Prices
-from stretto.plan.explain import size
+from stretto.plan.explain import describe_axes, size
 from stretto.plan.plan_file import content, difference, read_plan, script, to_toml
 from stretto.plan.ways import byte_correction, ways_of
 from stretto.report.units import duration, energy, number
@@ -245,18 +245,11 @@ def frontier_rows(points: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
     heads = {"money": "money a step", "joules": "energy a step"}
     rows: list[tuple[str, ...]] = [("method", "workers", "a step", "memory", *(heads[key] for key in known))]
     for point in points:
+        axes = describe_axes(point["data"], point["pipeline"], point["tensor"])
+        method = ", ".join([point["method"], *axes, *([] if point["sharding"] == "none" else [point["sharding"]])])
         expenses = (costs[key](point[key]) for key in known)
-        rows.append(
-            (axes_of(point), str(point["workers"]), duration(point["seconds"]), size(point["bytes"]), *expenses)
-        )
+        rows.append((method, str(point["workers"]), duration(point["seconds"]), size(point["bytes"]), *expenses))
     return rows
-
-
-def axes_of(point: Mapping[str, Any]) -> str:
-    """The method of a plan of the frontier, with the axes that it uses."""
-    axes = [f"{axis} {point[axis]}" for axis in ("data", "pipeline", "tensor") if point[axis] > 1]
-    sharding = [] if point["sharding"] == "none" else [point["sharding"]]
-    return ", ".join([point["method"], *axes, *sharding])
 
 
 def why(other: Mapping[str, Any]) -> tuple[str, str, str, str]:

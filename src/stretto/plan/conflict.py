@@ -155,10 +155,11 @@ def laws(fields: Sequence[str], problem: Problem) -> Iterator[str]:
         yield "layers of this model share weights, which are sharded only where one stage has all of them"
     if "shards" in fields:
         yield "weights are sharded among replicas, of which there must be at least 2"
-    if "methods" in fields and {"data_parallels", *INNER} & {*fields} and predicts_alone(problem):
+    all_predict = all(planned(name).predicts_gradients for name in problem.names)
+    if "methods" in fields and {"data_parallels", *INNER} & {*fields} and all_predict:
         yield "what predicts a stage's gradient learns in one process, without replicas, and no stage is shared"
-    if "methods" in fields and not {"batch_sizes", "microbatches"} & {*fields}:
-        yield from methods_law(problem)
+    if "methods" in fields and not {"batch_sizes", "microbatches"} & {*fields} and len(problem.names) <= SHOWN:
+        yield ", ".join(f"{name} has a pipeline of {pipelines_of(name)}" for name in problem.names)
     if "methods" in fields:
         yield "not every method can divide these examples into micro-batches that fill its pipeline"
     if "stages" in fields or ("pipelines" in fields and min(problem.pipelines or (1,)) > len(problem.layers)):
@@ -168,17 +169,6 @@ def laws(fields: Sequence[str], problem: Problem) -> Iterator[str]:
     if {*AXES} & {*fields}:
         share = "" if problem.all_workers else " or a divisor of it"
         yield f"pipeline x data-parallel x tensor x space is the number of workers, {problem.workers}{share}"
-
-
-def predicts_alone(problem: Problem) -> bool:
-    """Whether all of a problem's methods predict gradients."""
-    return all(planned(name).predicts_gradients for name in problem.names)
-
-
-def methods_law(problem: Problem) -> Iterator[str]:
-    """What pipelines the methods of a problem take."""
-    if len(problem.names) <= SHOWN:
-        yield ", ".join(f"{name} has a pipeline of {pipelines_of(name)}" for name in problem.names)
 
 
 def pipelines_of(method: str) -> str:

@@ -235,3 +235,10 @@ def size(num_bytes: float) -> str:
         if num_bytes >= scale:
             return f"{num_bytes / scale:.3g} {unit}"
     return f"{num_bytes:.3g} B"
+
+
+def describe_axes(data: int, pipeline: int, tensor: int, space: Sequence[int] = (1, 1)) -> list[str]:
+    """The axes that are longer than one, as text: "data 2"."""
+    lengths = {"data": data, "pipeline": pipeline, "tensor": tensor}
+    words = [f"{axis} {length}" for axis, length in lengths.items() if length > 1]
+    return [*words, f"space {space[0]}x{space[1]}"] if max(space) > 1 else words

@@ -12,7 +12,7 @@ from typing import Any
 import altair as alt
 
 from stretto.plan import Problem
-from stretto.plan.explain import size
+from stretto.plan.explain import describe_axes, size
 from stretto.plan.reliability import Reliability, needs
 from stretto.plan.scaling_study import Scaled, batches, scaling
 from stretto.report import units
@@ -62,9 +62,7 @@ class ScaledPlan:
         if plan is None:
             return cls(way=scaled.way, workers=scaled.workers, batch=scaled.batch)
         c = plan.candidate
-        lengths = {"data": c.mesh.data, "pipeline": c.pipeline, "tensor": c.mesh.tensor}
-        axes = [f"{axis} {length}" for axis, length in lengths.items() if length > 1]
-        axes += [f"space {c.mesh.space[0]}x{c.mesh.space[1]}"] if c.mesh.space != (1, 1) else []
+        axes = describe_axes(c.mesh.data, c.pipeline, c.mesh.tensor, c.mesh.space)
         failures: dict[str, Any] = (
             {}
             if left is None

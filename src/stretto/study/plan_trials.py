@@ -16,6 +16,7 @@ from stretto.files.destinations import check_file
 from stretto.measure.busy_cores import busy_cores
 from stretto.plan import Objective, Plan
 from stretto.plan.candidate_costs import Prices
+from stretto.plan.explain import describe_axes
 from stretto.plan.trials import (
     TRIALS,
     Trial,
@@ -198,9 +199,9 @@ def describe(facts: Mapping[str, Any]) -> list[str | list[tuple[str, ...]]]:
     for each in tried:
         note = "chosen" if each["chosen"] else "" if each["allowed"] else "not among the choices"
         seconds = (each["predicted_seconds"], each["measured_seconds"], each["reported_seconds"])
-        rows.append((each["method"], describe_axes(each), *map(duration, seconds), note))
+        rows.append((each["method"], describe_way(each), *map(duration, seconds), note))
     rows += [
-        (each["method"], describe_axes(each), duration(each["predicted_seconds"]), "failed", "", each["reason"])
+        (each["method"], describe_way(each), duration(each["predicted_seconds"]), "failed", "", each["reason"])
         for each in facts["not_tried"]
     ]
     took = f"tried for {facts['try_seconds']:.0f} s" if facts["try_seconds"] else f"tried on {facts['tried_on']}"
@@ -218,11 +219,8 @@ def describe(facts: Mapping[str, Any]) -> list[str | list[tuple[str, ...]]]:
     return [rows, "", *said]
 
 
-def describe_axes(tried: Mapping[str, Any]) -> str:
+def describe_way(tried: Mapping[str, Any]) -> str:
     """The axes of a plan that are longer than one, and its sharding."""
-    height, width = tried["space"]
-    lengths = {"pipeline": tried["pipeline"], "data": tried["data_parallel"], "tensor": tried["tensor"]}
-    words = [f"{axis} {length}" for axis, length in lengths.items() if length > 1]
-    words += [f"space {height}x{width}"] if height * width > 1 else []
+    words = describe_axes(tried["data_parallel"], tried["pipeline"], tried["tensor"], tried["space"])
     words += [] if tried["sharding"] == "none" else [tried["sharding"]]
     return ", ".join(words) or "one worker"
