@@ -19,7 +19,8 @@ from stretto.plan.problem import LayerForm
 from stretto.plan.programs import PROGRAMS, program_named
 from stretto.plan.refine import refined
 from stretto.settings.planning import PlanSettings
-from stretto.study.model_costs import TensorFormat, costed
+from stretto.settings.runs import TrainSettings
+from stretto.study.model_costs import CostRequest, TensorFormat, costed
 
 T, LAYERS = 4, 3
 SIZES = {"depth": LAYERS, "width": 256, "heads": 4, "context": 128, "vocabulary": 128}
@@ -28,7 +29,8 @@ H100 = "8-nodes-of-8-h100"
 
 @pytest.fixture(scope="module")
 def model():
-    return costed("decoder", SIZES, None, {}, "adam", format=TensorFormat("bfloat16"), heads=(), sharing=(T,))
+    asked = CostRequest(heads=(), sharing=(T,), format=TensorFormat("bfloat16"))
+    return costed(TrainSettings(model="decoder", model_options=SIZES, optimizer="adam"), asked)
 
 
 def problem(model, name, cluster=None, **changes):

@@ -19,7 +19,8 @@ from stretto.plan.places import all_reduce, gathering
 from stretto.plan.problem import LayerForm
 from stretto.plan.refine import refined
 from stretto.settings.planning import PlanSettings
-from stretto.study.model_costs import TensorFormat, costed
+from stretto.settings.runs import TrainSettings
+from stretto.study.model_costs import CostRequest, TensorFormat, costed
 
 S, H, A, LAYERS = 256, 512, 8, 6
 SIZES = {"depth": LAYERS, "width": H, "heads": A, "context": S, "vocabulary": 128}
@@ -28,8 +29,8 @@ T = 4
 
 @cache
 def model():
-    return costed("decoder", SIZES, None, {}, "adam", format=TensorFormat("bfloat16"), heads=(), sharing=(T,),
-                  selective=True, sequence=True)  # fmt: skip
+    asked = CostRequest(heads=(), sharing=(T,), selective=True, sequence=True, format=TensorFormat("bfloat16"))
+    return costed(TrainSettings(model="decoder", model_options=SIZES, optimizer="adam"), asked)
 
 
 def problem(**changes):
@@ -142,7 +143,8 @@ def test_plans_record_both_choices():
 def test_what_cannot_be_chosen():
     from stretto.cli.planning import recompute_of, sequences_of
 
-    small = costed("mlp", {"depth": 2, "width": 4}, "digits", {}, "sgd", heads=(), selective=True)
+    requested = TrainSettings(model="mlp", model_options={"depth": 2, "width": 4}, data="digits", optimizer="sgd")
+    small = costed(requested, CostRequest(heads=(), selective=True))
     with pytest.raises(UsageError, match=r"recompute='selective' of mlp: no module of its layers is marked"):
         recompute_of(PlanSettings(recompute=("selective",)), small)
     with pytest.raises(UsageError, match=r"sequence_parallel='yes' of mlp: stretto train cannot divide sequences"):

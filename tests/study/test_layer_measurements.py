@@ -10,9 +10,10 @@ from stretto.cli.program import main
 from stretto.cost import find_cluster
 from stretto.cost.layer_table import Affine, Measured
 from stretto.errors import UsageError
+from stretto.settings.runs import TrainSettings
 from stretto.study import layer_measurements
 from stretto.study.layer_measurements import LAYERS, is_measurable, repeated, sizes_of, with_measured_layers
-from stretto.study.model_costs import costed
+from stretto.study.model_costs import CostRequest, costed
 
 
 def test_sizes_are_a_minibatch_and_parts_of_it():
@@ -30,7 +31,8 @@ def test_only_this_machine_is_measured(here, model):
 
 @pytest.mark.slow
 def test_no_network_without_data_is_measured(here):
-    assert not is_measurable(costed("resnet50", {}, None, {}, "sgd", heads=()), find_cluster(str(here)))
+    model = costed(TrainSettings(model="resnet50", optimizer="sgd"), CostRequest(heads=()))
+    assert not is_measurable(model, find_cluster(str(here)))
 
 
 def test_layers_are_measured_once_and_cut_ones_follow(here, model, monkeypatch):

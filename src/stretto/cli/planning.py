@@ -24,7 +24,7 @@ from stretto.processes import fork_server
 from stretto.replicas.sync_options import CHOICES
 from stretto.settings.planning import EXPORTED, PAGE, SEQUENCE, FailureSettings, PlanOutput, PlanSettings
 from stretto.settings.planning import LAYERS as LAYERS_ARE
-from stretto.settings.runs import DEFAULTS
+from stretto.settings.runs import DEFAULTS, TrainSettings
 from stretto.study import model_costs
 from stretto.study.layer_measurements import (
     BLOCKS,
@@ -34,7 +34,7 @@ from stretto.study.layer_measurements import (
     layers_key,
     with_measured_layers,
 )
-from stretto.study.model_costs import Costed, TensorFormat
+from stretto.study.model_costs import Costed, CostRequest, TensorFormat
 from stretto.study.penalties import methods_of, objective_of, penalty_rows, study_of, with_findings
 from stretto.study.plan_trials import check_trials, find_measured, measure_plans
 from stretto.study.whole_steps import STEPS, TOLD, with_measured_steps
@@ -102,12 +102,15 @@ def costs_of(settings: PlanSettings, methods: Iterable[str], cluster: Cluster) -
     heads = {planned(name).head: None for name in names_of([*methods]) if planned(name).family == "local"}
     if measures_on(cluster, settings):  # steps with heads are measured whatever the methods are
         heads |= {"auto": None}
-    return model_costs.costed(
-        model, options, settings.data or usual, settings.data_options or {}, settings.optimizer,
-        loss=settings.loss, metric=settings.metric, format=format_of(settings, cluster), heads=tuple(heads),
-        sharing=sharing_workers(settings, cluster), selective="selective" in (settings.recompute or RECOMPUTE),
-        sequence=settings.sequence_parallel != "no",
+    requested = TrainSettings(
+        model=model, model_options=options, data=settings.data or usual, data_options=settings.data_options or {},
+        loss=settings.loss, metric=settings.metric, optimizer=settings.optimizer,
     )  # fmt: skip
+    asked = CostRequest(
+        heads=tuple(heads), sharing=sharing_workers(settings, cluster), format=format_of(settings, cluster),
+        selective="selective" in (settings.recompute or RECOMPUTE), sequence=settings.sequence_parallel != "no",
+    )  # fmt: skip
+    return model_costs.costed(requested, asked)
 
 
 def format_of(settings: PlanSettings, cluster: Cluster) -> TensorFormat:

@@ -82,22 +82,26 @@ class TensorFormat:
         return layers, example.contiguous(memory_format=torch.channels_last)
 
 
-AS_TORCH_HAS_THEM = TensorFormat()
 FormCosts = Mapping[tuple[int, bool, str], ModelCosts]  # by processes, whether they divide the sequence, recomputation
 
 
 @dataclass(frozen=True)
-class Forms:
+class CostRequest:
     """What is counted beside whole layers.
 
-    Parts to `sharing` numbers of processes; with `selective` recomputation; with the `sequence` divided.
+    `heads` by their names; parts to `sharing` numbers of processes that may share weights; layers whose marked modules
+    are recomputed (`selective`), and those on parts of the `sequence`. `format` concerns networks without data only;
+    others are as their modules are.
     """
 
-    sharing: tuple[int, ...] = ()
+    heads: Sequence[str] = ("auto",)
+    sharing: Sequence[int] = ()
     selective: bool = False
     sequence: bool = False
+    format: TensorFormat = TensorFormat()
 
 
+USUAL = CostRequest()
 NO_MARK = "no module of its layers is marked for it (recompute_selectively = True), as the core of attention is"
 NOT_TRAINED = "stretto train cannot divide sequences among the processes that share weights"
 
@@ -150,39 +154,26 @@ class Costed:
         return [bound if self.positions is None else self.positions[bound] for bound in cut]
 
 
-def costed(
-    name: str, model_options: Mapping[str, Any], data: str | None, data_options: Mapping[str, Any], optimizer: str,
-    *, loss: str = "auto", metric: tuple[str, ...] = (), format: TensorFormat = AS_TORCH_HAS_THEM,
-    heads: Sequence[str] = ("auto",), sharing: Sequence[int] = (), selective: bool = False, sequence: bool = False,
-) -> Costed:  # fmt: skip
+def costed(requested: TrainSettings, asked: CostRequest = USUAL) -> Costed:
     """Count the costs of a model on its data, of a network without data, or of the user's own (`file.py:function`).
 
-    `sharing` are numbers of processes that may share the weights of a model: the costs to each of them are counted,
-    too; with `selective` also those of layers whose marked modules are recomputed, with `sequence` those on parts of
-    the sequence. Without `data` a user's own network is counted on its example, without a loss. `metric` costs nothing.
-    `format` concerns networks without data only; others are as their modules are. `heads` are the names of those that
-    are counted. Raises UsageError for an unknown name.
+    Of the settings those of the model, its data, loss and optimizer count; metrics cost nothing. Without data a user's
+    own network is counted on its example, without a loss. Raises UsageError for an unknown name.
     """
-    forms = Forms(tuple(sharing), selective=selective, sequence=sequence)
-    if is_planned_only(name, model_options):
-        refuse_data(name, data=data, data_options=data_options, loss=loss, metric=metric)
-        return of_paper(name, model_options, optimizer, format, heads, forms)
-    if (is_function(name) and data is not None) or name in MODELS:
-        options = {"model_options": dict(model_options), "data_options": dict(data_options)}
-        return trainable(
-            TrainSettings(model=name, data=data, loss=loss, metric=metric, optimizer=optimizer, **options),  # type: ignore[arg-type]
-            heads,
-            forms,
-        )
+    name = requested.model
+    if is_planned_only(name, requested.model_options):
+        return of_paper(requested, asked)
+    if (is_function(name) and requested.data is not None) or name in MODELS:
+        return trainable(requested, asked)
     if is_function(name):
-        return of_user(name, model_options, optimizer, heads)
+        return of_user(requested, asked.heads)
     raise UsageError(
         f"unknown model {name!r}: {nearest(name, {*MODELS, *NETWORKS})}; or write "
         "package.module:function or path/to/file.py:function"
     )
 
 
-def trainable(requested: TrainSettings, heads: Sequence[str], forms: Forms) -> Costed:
+def trainable(requested: TrainSettings, asked: CostRequest) -> Costed:
     """Count the costs of a network that `stretto train` can train: its loss is known, too.
 
     Also to each process of several that share its weights, for each number of them that can, and of layers of which
@@ -202,14 +193,14 @@ def trainable(requested: TrainSettings, heads: Sequence[str], forms: Forms) -> C
             return layer_costs(layers, inputs, loss=model.loss, target=y, recompute=how, counting=counting)
         return tensor_costs(layers, inputs, number, loss=model.loss, target=y, recompute=how, counting=counting)
 
-    parts, unshared = count_parts(forms.sharing, count)
-    formed, unformed = count_forms(layers, replace(forms, sequence=False), count, {1: costs, **parts})
+    parts, unshared = count_parts(asked.sharing, count)
+    formed, unformed = count_forms(layers, replace(asked, sequence=False), count, {1: costs, **parts})
     features = outputs(layers, *inputs)
     uncut = UncutModel(layers, features, inputs, y, model.loss, merged(costs.layers), counting)
     chosen = ("model", "model_options", "data", "data_options", "loss", "metric", "optimizer")
     wanted = as_lists({key: getattr(requested, key) for key in chosen})
     return Costed(
-        requested.model, costs, *heads_of(heads, uncut), sides([inputs, *features[:-1]]),
+        requested.model, costs, *heads_of(asked.heads, uncut), sides([inputs, *features[:-1]]),
         known(settings.batch_size), planned_optimizer(settings.optimizer),
         {key: value for key, value in wanted.items() if value not in ({}, [], "auto", None)},
         tuple(map(str, range(len(layers)) if cut is None else cut.bounds[:-1])),
@@ -243,7 +234,7 @@ def count_parts(
 
 
 def count_forms(
-    layers: Sequence[nn.Module], forms: Forms, count: Callable[[int, bool, str], ModelCosts],
+    layers: Sequence[nn.Module], asked: CostRequest, count: Callable[[int, bool, str], ModelCosts],
     whole: Mapping[int, ModelCosts],
 ) -> tuple[FormCosts, dict[str, str]]:  # fmt: skip
     """The costs of every form that was asked for and can be, and why others cannot.
@@ -258,12 +249,12 @@ def count_forms(
         reasons["selective"] = NO_MARK
     for number, unchanged in whole.items():
         of_sequence = {False: unchanged}
-        if forms.sequence and number > 1:
+        if asked.sequence and number > 1:
             try:
                 of_sequence[True] = found[number, True, "none"] = count(number, True, "none")
             except UsageError as error:  # no transformer blocks, say
                 reasons["sequence"] = str(error)
-        for sequence, costs in of_sequence.items() if forms.selective and has_marks else ():
+        for sequence, costs in of_sequence.items() if asked.selective and has_marks else ():
             again = count(number, sequence, "selective")
             rows = tuple(map(with_recomputed, again.layers, costs.layers))
             plain = dict(costs.read_rows)
@@ -294,13 +285,18 @@ def planned_optimizer(name: str) -> str:
     return "adam" if states > 1.5 * parameter.numel() else "sgd"
 
 
-def of_paper(
-    name: str, options: Mapping[str, Any], optimizer: str, format: TensorFormat, heads: Sequence[str], forms: Forms
-) -> Costed:
+def of_paper(requested: TrainSettings, asked: CostRequest) -> Costed:
     """Count the costs of a network without data on the meta device, without memory for its parameters."""
     from stretto.plan.problem import merged
 
-    network, places = planned_network(name, options).condensed()
+    name, format, heads = requested.model, asked.format, asked.heads
+    for key, usual in (("data", None), ("data_options", {}), ("metric", ()), ("loss", "auto")):
+        value = getattr(requested, key)
+        if value and value != usual:
+            raise UsageError(
+                f"{key}={value!r}: network {name!r} is planned for without data, and has its loss; leave it out"
+            )
+    network, places = planned_network(name, requested.model_options).condensed()
     counting = LayerCounting(on_meta=format.autocast is None)
     with torch.device("meta"), counting.mode if counting.on_meta else nullcontext():
         x, y = network.example(EXAMPLES), network.target(EXAMPLES)
@@ -322,30 +318,23 @@ def of_paper(
             network, layers, (x, y), number, costs, sequence=sequence, recompute=how, **how_run
         )
 
-    parts, unshared = count_parts(forms.sharing if network.counts_parts else (), count)
-    formed, unformed = count_forms(layers, forms, count, {1: costs, **parts})
+    parts, unshared = count_parts(asked.sharing if network.counts_parts else (), count)
+    formed, unformed = count_forms(layers, asked, count, {1: costs, **parts})
+    optimizer = network.optimizer if requested.optimizer == "auto" else requested.optimizer
     return Costed(
         name, costs.spread(places), *heads_of(heads, uncut) if heads else ({}, {}),
         sides([(x,), *features[:-1]] if features else []), network.batch_size,
-        network.optimizer if optimizer == "auto" else optimizer, None, tuple(map(str, range(len(places)))),
+        optimizer, None, tuple(map(str, range(len(places)))),
         tensors=tuple(map(len, features)), tensor_costs={key: each.spread(places) for key, each in parts.items()},
         unshared=unshared, options=network.options,
         form_costs={key: each.spread(places) for key, each in formed.items()}, unformed=unformed,
     )  # fmt: skip
 
 
-def refuse_data(name: str, *, loss: str, **given: object) -> None:
-    """Raise UsageError for settings of data, beside a network that has none."""
-    for key, value in (given | ({} if loss == "auto" else {"loss": loss})).items():
-        if value:
-            raise UsageError(
-                f"{key}={value!r}: network {name!r} is planned for without data, and has its loss; leave it out"
-            )
-
-
-def of_user(name: str, model_options: Mapping[str, Any], optimizer: str, heads: Sequence[str]) -> Costed:
+def of_user(requested: TrainSettings, heads: Sequence[str]) -> Costed:
     """Count the costs of a user's own network, a layer for each piece `stretto.split` can cut; without its loss."""
-    model, example = user_model(name, model_options)
+    name, optimizer = requested.model, requested.optimizer
+    model, example = user_model(name, requested.model_options)
     if example is None:
         raise UsageError(
             f"{name} gives no example of its input: add --data path/to/file.py:function, or return (module, example) "
