@@ -43,7 +43,7 @@ def test_layers_are_measured_once_and_cut_ones_follow(here, model, monkeypatch):
         asked.append(given)
         return {"layers": [layer_measurements.asdict(times)] * len(model.costs.layers), "start": 1e-5, "step": 2e-5}
 
-    monkeypatch.setattr(layer_measurements, "measured", measured)
+    monkeypatch.setattr(layer_measurements, "measure_layers", measured)
     file = here.with_suffix(".layers.json")
     cluster = find_cluster(str(here))
     for number in (1, 1, 2):

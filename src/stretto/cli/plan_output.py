@@ -137,10 +137,12 @@ def tell_difference(files: Sequence[Path], *, json: bool) -> None:
         print_json({"differences": [{"key": key, "a": one, "b": other} for key, one, other in rows]})
         return
     names = [str(file) for file in files]
-    print(aligned([("", *names), *((key, shown(one), shown(other)) for key, one, other in rows)]) if rows else "equal")
+    print(
+        aligned([("", *names), *((key, as_text(one), as_text(other)) for key, one, other in rows)]) if rows else "equal"
+    )
 
 
-def shown(value: Any) -> str:
+def as_text(value: Any) -> str:
     """A value in a few characters."""
     return f"{value:.4g}" if isinstance(value, float) else "–" if value is None else str(value)
 

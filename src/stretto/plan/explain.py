@@ -207,13 +207,13 @@ def relaxations(problem: Problem) -> Iterator[tuple[str, Problem]]:
     yield "recomputation, sharding and any cut in micro-batches, stages and replicas", relaxed
     yield "all synchronous methods, recomputation and sharding", relaxed.but(methods=("synchronous",))
     for factor in (2, 4, 8, 16, 32, 64):
-        cluster = grown(problem.cluster, problem.workers * factor)
+        cluster = grow(problem.cluster, problem.workers * factor)
         batches = tuple(dict.fromkeys((*problem.batch_sizes,)))
         changed = relaxed.but(cluster=cluster, workers=problem.workers * factor, batch_sizes=batches)
         yield f"{factor} times as many workers", changed
 
 
-def grown(cluster: Cluster, workers: int) -> Cluster:
+def grow(cluster: Cluster, workers: int) -> Cluster:
     """The cluster with enough nodes for `workers`; a group without a link between nodes gets more devices a node."""
     if cluster.num_workers >= workers:
         return cluster

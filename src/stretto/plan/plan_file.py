@@ -217,14 +217,14 @@ def training_of(file: Path) -> dict[str, Any]:
 
 def difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
     """(key, first value, second value) of each key in which two plans differ."""
-    first, second = flattened(one), flattened(other)
+    first, second = flatten(one), flatten(other)
     keys = [key for key in dict.fromkeys((*first, *second)) if not key.startswith(f"{TRAIN}.")]
     return [(key, first.get(key), second.get(key)) for key in keys if first.get(key) != second.get(key)]
 
 
-def flattened(nest: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten(nest: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested tables as one dict, keys joined by dots."""
     flat: dict[str, Any] = {}
     for key, value in nest.items():
-        flat |= flattened(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
     return flat

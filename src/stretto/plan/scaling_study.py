@@ -10,7 +10,7 @@ from stretto.cost.attained import dtype_of_products
 from stretto.errors import UsageError
 from stretto.plan.branch_and_bound import Plan, search
 from stretto.plan.candidate_costs import Prices
-from stretto.plan.explain import grown
+from stretto.plan.explain import grow
 from stretto.plan.objective import Objective
 from stretto.plan.problem import Problem
 from stretto.plan.refine import refined
@@ -83,7 +83,7 @@ def scaling(
     if min(numbers) < 1:
         raise UsageError(f"scale lists {min(numbers)}: numbers of workers are 1 or more")
     numbers = sorted(set(numbers))
-    wide = problem.but(cluster=grown(problem.cluster, max(numbers)), workers=1)
+    wide = problem.but(cluster=grow(problem.cluster, max(numbers)), workers=1)
     prices = Prices(wide)
     best_on = cache(lambda count, batch, way: best(wide.but(workers=count, batch_sizes=(batch,)), way, prices, known))
     rows: list[Scaled] = []

@@ -105,14 +105,14 @@ def trials_of(problem: Problem, objective: Objective, prices: Prices, number: in
         return c._replace(placement=IN_ORDER) != plain and (not allowed or c.workers > 1 or simple)
 
     others = search(problem, objective, keep=POOL, prices=prices, among=another).plans
-    exact = [predicted(plan, prices) for plan in promising(others, 2 * number)]
+    exact = [simulate_if_short(plan, prices) for plan in promising(others, 2 * number)]
     chosen = [Trial(plan) for plan in promising(sorted(exact, key=lambda plan: plan.value), number)]
     if single is None:
         return chosen
-    return [Trial(predicted(single, prices), allowed=allowed), *chosen]
+    return [Trial(simulate_if_short(single, prices), allowed=allowed), *chosen]
 
 
-def predicted(plan: Plan, prices: Prices) -> Plan:
+def simulate_if_short(plan: Plan, prices: Prices) -> Plan:
     """The plan with simulated seconds, unless its schedule is too long for that."""
     return plan if actions(plan) > MOST else simulated(plan, prices)
 
@@ -304,4 +304,4 @@ def best_tried(
     if not same:
         return None
     best, trial = min(same, key=lambda pair: pair[0].value / pair[0].seconds * pair[1]["measured_seconds"])
-    return predicted(best, prices), trial
+    return simulate_if_short(best, prices), trial

@@ -26,7 +26,7 @@ from stretto.plan.measurement_cache import MeasurementCache, Record, key_of
 from stretto.runtime.launch import LaunchSettings
 from stretto.settings.runs import TrainSettings
 from stretto.study.calibration_processes import measure_on_processes
-from stretto.study.model_costs import Costed, built
+from stretto.study.model_costs import Costed, build
 from stretto.study.prepare import optimizer
 
 BLOCKS = 3  # in which layers are measured alone, and by all processes together; the middle one counts
@@ -61,7 +61,7 @@ def with_measured_layers(
     and UsageError for a damaged file.
     """
     key = layers_key(model, cluster, batch)
-    found = LAYERS.find(file, key, lambda: measured(model, cluster, batch, tell), lambda _: not anew)
+    found = LAYERS.find(file, key, lambda: measure_layers(model, cluster, batch, tell), lambda _: not anew)
     if len(found["layers"]) != len(model.costs.layers):
         number = len(model.costs.layers)
         raise UsageError(
@@ -74,7 +74,7 @@ def with_measured_layers(
 
     def part(counted: ModelCosts) -> ModelCosts:
         pairs = zip(counted.layers, rows, strict=True)
-        layers = tuple(scaled(row, whole, cluster.device(0), model, batch) for row, whole in pairs)
+        layers = tuple(scale(row, whole, cluster.device(0), model, batch) for row, whole in pairs)
         return replace(counted, layers=layers, start=found["start"], step=found["step"])
 
     return replace(
@@ -84,14 +84,14 @@ def with_measured_layers(
     )  # fmt: skip
 
 
-def measured(model: Costed, cluster: Cluster, batch: int, tell: Callable[[int], object]) -> Record:
-    """What `layers` gives, of processes that are started for it."""
+def measure_layers(model: Costed, cluster: Cluster, batch: int, tell: Callable[[int], object]) -> Record:
+    """Start processes and measure `layers` on them."""
     place = LaunchSettings(workers=min(cluster.num_workers, os.cpu_count() or 1))
     return measure_on_processes(layers, {"settings": model.resolved, "batch": batch}, place, tell)
 
 
 def layers_key(model: Costed, cluster: Cluster, batch: int) -> str:
-    """What differs if the model, its functions or data, the batch, or the calibration does."""
+    """A key that differs if the model, its functions or data, the batch, or the calibration does."""
     assert model.resolved is not None, "the model can be trained"
     return key_of({"settings": model.resolved.to_json(), "batch": batch, "cluster": to_dict(cluster)})
 
@@ -113,8 +113,8 @@ LAYERS = MeasurementCache(
 )
 
 
-def scaled(part: LayerCost, whole: LayerCost, device: Device, model: Costed, batch: int) -> LayerCost:
-    """A process's part of a layer with measured times: those of the whole, by what the device's rates say of both."""
+def scale(part: LayerCost, whole: LayerCost, device: Device, model: Costed, batch: int) -> LayerCost:
+    """Scale the measured times of a whole layer to a process's part of it, by what the device's rates say of both."""
     times = whole.measured
     assert times is not None, "all layers have been measured"
     machine = Machine(device, model.costs.dtype)
@@ -156,7 +156,7 @@ class Sample(NamedTuple):
 
 def layers(tell: Callable[[], object], *, settings: TrainSettings, batch: int) -> dict[str, Any]:
     """Measure the layers among all processes; the same result on all: the first one alone, then all together."""
-    resolved, loaded, model, cut = built(settings)
+    resolved, loaded, model, cut = build(settings)
     every = list(model.layers if cut is None else cut)
     examples, targets = [], []
     for size in sizes_of(batch):
@@ -207,7 +207,7 @@ def sizes_of(batch: int) -> list[int]:
 
 
 def repeated(value: Any, size: int) -> Any:
-    """The examples, as often as it takes to be so many."""
+    """Repeat a batch until it has `size` examples."""
     return map_tensors(lambda each: each.repeat(-(-size // len(each)), *[1] * (each.dim() - 1))[:size], value)
 
 

@@ -181,7 +181,7 @@ def trainable(requested: TrainSettings, asked: CostRequest) -> Costed:
     """
     from stretto.plan.problem import merged
 
-    settings, loaded, model, cut = built(requested)
+    settings, loaded, model, cut = build(requested)
     x, y = loaded.train.first(EXAMPLES)
     inputs = inputs_of(x)
     layers = model.layers if cut is None else cut
@@ -209,7 +209,7 @@ def trainable(requested: TrainSettings, asked: CostRequest) -> Costed:
     )  # fmt: skip
 
 
-def built(requested: TrainSettings) -> tuple[TrainSettings, Any, Model, Stages | None]:
+def build(requested: TrainSettings) -> tuple[TrainSettings, Any, Model, Stages | None]:
     """The settings resolved, the data, the model, and its pieces where it is no list of layers."""
     settings = resolve(replace(requested, stages=1))  # more would be looked for in a cut of their own
     loaded, model = dataset(settings), build_model(settings)

@@ -172,7 +172,7 @@ def exit_reason(process: BaseProcess) -> str:
 
 
 def work(pipe: Connection, environment: Mapping[str, str], training: Mapping[str, Any], task: Task) -> None:
-    """What a process of a group does: its task, and tell why that fails."""
+    """Run the task of one process, and send why it fails."""
     fork_server.begin()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ.clear()
@@ -189,8 +189,8 @@ def work(pipe: Connection, environment: Mapping[str, str], training: Mapping[str
             pipe.send((None, f"{type(error).__name__}: {error}{error_place(error)}"))
 
 
-def placed(training: Mapping[str, Any]) -> TrainSettings:
-    """The settings of a process, resolved, once it has taken its place among the others."""
+def take_place_and_resolve(training: Mapping[str, Any]) -> TrainSettings:
+    """Take this process's place among the others; its settings, resolved."""
     requested = settings_of(training)
     take_place(requested.placement)
     torch.set_num_threads(requested.threads)  # as train does in its processes
@@ -202,7 +202,7 @@ def train_when_asked(pipe: Connection, training: Mapping[str, Any]) -> None:
 
     The first answer is the number of steps that fill the pipeline.
     """
-    prepared = prepare(placed(training), TIMEOUT)
+    prepared = prepare(take_place_and_resolve(training), TIMEOUT)
     refuse_other_sizes(prepared)
     batches = training_batches(prepared)
 
@@ -233,7 +233,7 @@ def count_bytes(pipe: Connection, training: Mapping[str, Any]) -> None:
 
     The process is good for nothing else: torch's profiler watches it from the beginning.
     """
-    settings = placed(training)
+    settings = take_place_and_resolve(training)
     dataset(settings)
     with peak_memory() as peak:
         prepared = prepare(settings, TIMEOUT)

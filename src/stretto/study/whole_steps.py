@@ -21,7 +21,7 @@ from stretto.plan.candidate_costs import Prices
 from stretto.plan.measurement_cache import MeasurementCache, Record, key_of
 from stretto.plan.plan_file import training_settings
 from stretto.plan.problem import SHARDS
-from stretto.plan.trials import Trial, TrialFailedError, play, predicted, row, whole
+from stretto.plan.trials import Trial, TrialFailedError, play, row, simulate_if_short, whole
 from stretto.plan.ways import LOCAL, ONE_WORKER, PIPELINE, WAYS, WITHOUT_DRAIN, ways_of
 from stretto.study.trial_processes import TrialGroup, count_bytes, ready
 
@@ -82,7 +82,7 @@ def probes(problem: Problem, workers: int) -> dict[str, Plan]:
     prices, fitting = Prices(every), list(candidates(every))
     chosen = {way: nearest(fitting, way, workers) for way in WAYS}
     plans = {way: None if c is None else plan_of(c, Objective(), prices) for way, c in chosen.items()}
-    return {way: predicted(plan, prices) for way, plan in plans.items() if plan is not None}
+    return {way: simulate_if_short(plan, prices) for way, plan in plans.items() if plan is not None}
 
 
 def nearest(fitting: list[Candidate], way: str, workers: int) -> Candidate | None:
