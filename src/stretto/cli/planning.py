@@ -37,7 +37,6 @@ from stretto.study.layer_measurements import (
 from stretto.study.model_costs import Costed, CostRequest, TensorFormat
 from stretto.study.penalties import methods_of, objective_of, penalty_rows, study_of, with_findings
 from stretto.study.plan_trials import check_trials, find_measured, measure_plans
-from stretto.study.whole_steps import STEPS, TOLD, with_measured_steps
 
 KEEP = 4  # plans that are simulated
 
@@ -167,6 +166,8 @@ def measure(
         )
     if not (measures_on(cluster, settings) and measurable):
         return model, problem_of(settings, model, cluster, methods)
+    from stretto.study.whole_steps import STEPS, TOLD, with_measured_steps
+
     batch = max(settings.batch_size or (model.batch_size,))
     with progress("measuring layers", 1 + BLOCKS, silent=silent) as bar:
         file = LAYERS.beside(settings.cluster)

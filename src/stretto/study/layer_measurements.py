@@ -25,7 +25,6 @@ from stretto.options.kinds import check_values
 from stretto.plan.measurement_cache import MeasurementCache, Record, key_of
 from stretto.runtime.launch import LaunchSettings
 from stretto.settings.runs import TrainSettings
-from stretto.study.calibration_processes import measure_on_processes
 from stretto.study.model_costs import Costed, build
 from stretto.study.prepare import optimizer
 
@@ -86,6 +85,8 @@ def with_measured_layers(
 
 def measure_layers(model: Costed, cluster: Cluster, batch: int, tell: Callable[[int], object]) -> Record:
     """Start processes and measure `layers` on them."""
+    from stretto.study.calibration_processes import measure_on_processes
+
     place = LaunchSettings(workers=min(cluster.num_workers, os.cpu_count() or 1))
     return measure_on_processes(layers, {"settings": model.resolved, "batch": batch}, place, tell)
 

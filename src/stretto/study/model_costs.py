@@ -14,7 +14,6 @@ from stretto.cost.layer_table import ModelCosts, with_recomputed
 from stretto.errors import UsageError, nearest
 from stretto.measure.layer_counting import LayerCounting
 from stretto.measure.layer_flops import layer_costs
-from stretto.measure.tensor_costs import published_tensor_costs, tensor_costs
 from stretto.models.model import Model
 from stretto.models.published import NETWORKS, is_planned_only, planned_network
 from stretto.models.table import MODELS
@@ -179,6 +178,7 @@ def trainable(requested: TrainSettings, asked: CostRequest) -> Costed:
     Also to each process of several that share its weights, for each number of them that can, and of layers of which
     parts are recomputed.
     """
+    from stretto.measure.tensor_costs import tensor_costs
     from stretto.plan.problem import merged
 
     settings, loaded, model, cut = build(requested)
@@ -287,6 +287,7 @@ def planned_optimizer(name: str) -> str:
 
 def of_paper(requested: TrainSettings, asked: CostRequest) -> Costed:
     """Count the costs of a network without data on the meta device, without memory for its parameters."""
+    from stretto.measure.tensor_costs import published_tensor_costs
     from stretto.plan.problem import merged
 
     name, format, heads = requested.model, asked.format, asked.heads

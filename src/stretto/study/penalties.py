@@ -31,7 +31,6 @@ from stretto.report.cutoffs import choose
 from stretto.report.panel import crossing
 from stretto.settings.planning import PlanSettings
 from stretto.settings.trusted import Trusted
-from stretto.study.study import read_study
 
 Steps = Mapping[tuple[int, int], float]  # {(batch size, seed): steps to the loss}
 REPEAT = "run stretto compare"
@@ -271,6 +270,8 @@ def study_of(settings: PlanSettings) -> MeasuredPenalties | None:
         raise UsageError(f"loss={loss:g} is looked up in a study: add --measured FOLDER, or leave it out")
     if folder is None:
         return None
+    from stretto.study.study import read_study
+
     trusted = Trusted(model=settings.model, data=settings.data, loss=settings.loss, metric=settings.metric,
                       optimizer=settings.optimizer, method=settings.methods).functions  # fmt: skip
     study = read_study(folder, trusted)

@@ -32,7 +32,6 @@ from stretto.processes import fork_server
 from stretto.report.units import duration, percent
 from stretto.settings.planning import PlanSettings
 from stretto.study.model_costs import Costed
-from stretto.study.trial_processes import ready
 
 BUSY = 0.5  # cores that other programs keep busy: from here on times are said to be too long
 
@@ -135,6 +134,7 @@ def try_plans(trials: Sequence[Trial], trained: Mapping[str, Any], on_round: Cal
     A trial that has failed before stays out. `on_round` is called with the number of rounds that have begun. Raises
     UsageError if no plan can be tried; all processes have ended when it returns or raises.
     """
+    from stretto.study.trial_processes import ready
 
     def turn(trial: Trial) -> float:
         on_round(1 + len(trial.choosing) + len(trial.reporting))
