@@ -15,7 +15,6 @@ from stretto.cost.layer_table import LayerCost, ModelCosts, keeping_inputs
 from stretto.cost.mixed_precision import sum_seconds
 from stretto.cost.stage_prediction import Machine, times_by_part
 from stretto.mesh import Mesh
-from stretto.plan.hidden_exchanges import hidden_exchanges, share_kept_busy
 from stretto.plan.host_lags import HostLags, host_lags
 from stretto.plan.places import (
     DeviceKind,
@@ -28,6 +27,7 @@ from stretto.plan.places import (
     scattering,
 )
 from stretto.plan.problem import LayerForm, Problem, merged
+from stretto.plan.programs import hidden_exchanges, share_kept_busy
 from stretto.plan.range_tables import Table, range_max, range_sums
 from stretto.plan.split_layer_costs import halo_seconds, layer_parts, num_all_reduces_of
 from stretto.plan.step_tables import StepTables
@@ -109,7 +109,7 @@ class LayerPrices:
         self.lines = lru_cache(maxsize=None)(self._lines)
         self.weights = lru_cache(maxsize=None)(self._weights)
         self.sizes = lru_cache(maxsize=256)(self._sizes)
-        self.hides_exchanges = not problem.trained and problem.program.exchanges != "waited"  # of a tensor axis
+        self.hides_exchanges = not problem.trained and problem.program.hides_exchanges  # of a tensor axis
         self.steps = StepTables(problem, self.dtype, self.distinct)
 
     def _places(self, mesh: Mesh, pipeline: int, placement: tuple[int, ...] = ()) -> Places:
@@ -167,10 +167,8 @@ class LayerPrices:
         parts = times_by_part(costs, machine, examples, optimizer=self.steps.stepping)
         rows: Table = np.array(parts).transpose(1, 0, 2)
         if self.sums_as_large_models:
-            in_products = self.problem.program.sums_in_products
-            rows[0, :, ACCUMULATE] = [
-                sum_seconds(layer, machine, examples, in_products=in_products) for layer in layers
-            ]
+            fused = self.problem.program.fused_accumulation
+            rows[0, :, ACCUMULATE] = [sum_seconds(layer, machine, examples, in_products=fused) for layer in layers]
         return rows
 
     @cached_property
@@ -343,19 +341,10 @@ class LayerPrices:
     ) -> tuple[Numbers, Numbers]:
         """Seconds of each layer's exchanges that pass while it computes, in a forward and in a backward.
 
-        No more than its products take, from which moving them takes a share of the device. Programs that send parts of
-        an exchange while others are computed wait for one of a ring's parts, 1 / P.
+        No more than its products take, from which moving them takes a share of the device.
         """
         rows, indices = self.distinct(form)
         times = [LayerTimes(*self.layer_rows(kind, form, examples).T) for kind in kinds]
-        free = 1 - share_kept_busy(links)
-        if self.problem.program.exchanges == "in parts":
-            part = free * (1 - 1 / form.tensor)
-            forward, backward = self.exchanges_of(form, links, examples, gamma)
-            return (
-                part * np.minimum(forward, np.minimum.reduce([each.forward for each in times])),
-                part * np.minimum(backward, np.minimum.reduce([each.backward for each in times])),
-            )
         products = np.minimum.reduce([np.maximum(0.0, each.backward - each.input_gradient) for each in times])
         hidden = [hidden_exchanges(row, full=form.recompute == "full") for row in rows]
         beside_each = (
@@ -363,7 +352,7 @@ class LayerPrices:
             for works_of in zip(*hidden, strict=True)
         )
         seconds: Numbers = sum(np.minimum(seconds, products) for seconds in beside_each)
-        return np.zeros_like(products), free * seconds
+        return np.zeros_like(products), (1 - share_kept_busy(links)) * seconds
 
     def is_counted(self, form: LayerForm) -> bool:
         """Whether the exchanges of processes that share layers were counted, those of what is recomputed, too."""
