@@ -7,7 +7,6 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -49,12 +48,6 @@ class MeasuredCase:
     alone: float
     together: float
     noise: float = 0.0  # half the distance between the quartiles of its repeats, as a share of their median
-
-    @classmethod
-    def of(cls, content: Mapping[str, Any]) -> "MeasuredCase":
-        """A measured case from what `dataclasses.asdict` gave."""
-        calls, flops, num_bytes = content["amounts"]
-        return cls(**{**content, "amounts": (calls, flops, num_bytes)})
 
 
 class MeasuredAttention(nn.Module):
