@@ -199,13 +199,6 @@ def accumulate_seconds(layer: LayerCost, machine: Machine) -> float:
     return pass_parts((work,), "forward", machine, 0).device
 
 
-def layer_times(
-    costs: ModelCosts, machine: Machine, examples: float, *, optimizer: str | Stepping = "sgd"
-) -> list[LayerTimes[float]]:
-    """The seconds of each layer's actions where it is alone, for micro-batches of `examples`."""
-    return [parts.alone for parts in times_by_part(costs, machine, examples, optimizer=optimizer)]
-
-
 def times_by_part(
     costs: ModelCosts, machine: Machine, examples: float, *, optimizer: str | Stepping = "sgd"
 ) -> list[LayerParts]:

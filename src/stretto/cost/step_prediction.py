@@ -1,4 +1,4 @@
-"""Forecast a step: simulate a method's schedule with the times of its stages and the runtime's own time.
+"""Predict a step: simulate a method's schedule with the times of its stages and the runtime's own time.
 
 An action takes the stage's time, gradient accumulation included; a copy of the weights, if an update must leave the old
 ones to graphs that use them; the runtime's own time; and the time of receiving its messages before it and sending them
@@ -11,16 +11,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
-from stretto.cost.cluster import Cluster
-from stretto.cost.head_costs import HeadCosts, laid_out
-from stretto.cost.layer_table import LayerCost, ModelCosts
-from stretto.cost.predicted_gradients import with_predictions, without
-from stretto.cost.shared_weights import borrow, uses_in
-from stretto.cost.stage_prediction import StageTimes, stage_times
-from stretto.cost.worker_memory import SMALL, peak_bytes
+from stretto.cost.stage_prediction import StageTimes
+from stretto.cost.worker_memory import SMALL
 from stretto.cost.worker_places import Workers
 from stretto.methods import Method
-from stretto.methods import method as find_method
 from stretto.schedule import Action, Edge, Rules, Schedule
 from stretto.simulate import Transport, simulate, simulate_periodic
 from stretto.simulate.network import LATE_DRAWS
@@ -29,70 +23,6 @@ FEWEST_LATE_TURNS, MOST_LATE_TURNS = 8, 64  # that are simulated of each draw of
 LATE_ACTIONS = 8000  # about so many actions
 TURNS = 1024  # the most turns to simulate before the schedule repeats
 Work = tuple[str, int, int]  # kind, stage, index of the micro-batch in its turn
-
-
-@dataclass(frozen=True, kw_only=True)
-class Forecast:
-    """Seconds of a step in the long run, seconds of each action, and the peak bytes of tensors on each worker."""
-
-    seconds: float
-    actions: Mapping[Work, float]
-    bytes: tuple[float, ...]
-
-
-def forecast(
-    costs: ModelCosts,
-    bounds: Sequence[int],
-    cluster: Cluster,
-    method: str | Method,
-    batch: float,
-    *,
-    workers: int | None = None,
-    heads: Sequence[LayerCost | None] | HeadCosts | None = None,
-    optimizer: str = "sgd",
-) -> Forecast:
-    """The forecast of training by a method on the first workers of a cluster, for minibatches of `batch` examples.
-
-    Stage s holds the layers from bounds[s] up to bounds[s + 1]; `workers` is the length of the pipeline, `heads`
-    has the rows of the heads that the method puts behind stages, or of what predicts gradients there, or is what such
-    heads cost wherever stages end. Other arguments and errors are as in `stage_times`.
-    """
-    chosen = find_method(method)
-    behind = laid_out(heads, chosen.reach(len(bounds) - 1), costs, bounds)
-    schedule, rules = chosen.plan(len(bounds) - 1, workers, ties=behind.ties, reads=behind.reads)
-    costs = borrow(costs, uses_in(costs, bounds, rules))
-    places = [[schedule.worker_of[s]] for s in range(schedule.num_stages)]
-    share = batch / schedule.per_turn
-    stages = stage_times(
-        costs,
-        bounds,
-        cluster,
-        share,
-        workers=places,
-        heads=without(behind.rows, rules.reach.predicted),
-        optimizer=optimizer,
-        silent=silent(rules, schedule.num_stages),
-        cures=chosen.step_cures(schedule),
-    )
-    stages = with_predictions(
-        stages, behind.rows, chosen, cluster, share, workers=places, dtype=costs.dtype, optimizer=optimizer
-    )
-    pricer = Pricer(chosen, schedule, rules, Workers.alone(cluster, schedule.num_workers), stages, behind.weights)
-    return Forecast(
-        seconds=turn_seconds(pricer),
-        actions=pricer.actions,
-        bytes=peak_bytes(
-            chosen,
-            schedule,
-            rules,
-            costs,
-            bounds,
-            share,
-            optimizer=optimizer,
-            heads=behind.rows,
-            weights=behind.weights,
-        ),
-    )
 
 
 def silent(rules: Rules, stages: int) -> set[int]:

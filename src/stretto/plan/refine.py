@@ -122,7 +122,7 @@ def peaks(plan: Plan, prices: Prices, laid: LaidOut) -> tuple[float, ...]:
 
 
 def pricer_of(plan: Plan, prices: Prices, laid: LaidOut) -> Pricer:
-    """The Pricer of a plan: as in `forecast`, with the communication of replicas and of parts of stages added."""
+    """The Pricer of a plan, with the communication of replicas and of the processes that share a stage."""
     c = plan.candidate
     workers = prices.places_of(c).workers
     ranks = [workers.ranks[laid.schedule.worker_of[s]] for s in range(c.stages)]
