@@ -9,8 +9,7 @@ from stretto.cost.cluster import Link
 from stretto.mesh import Mesh
 from stretto.methods import BASELINE, Planning, StageAt
 from stretto.optimizers import optimizer_of
-from stretto.plan.placements import IN_ORDER, placements
-from stretto.plan.places import Places
+from stretto.plan.places import IN_ORDER, Places, placements
 from stretto.plan.planned_methods import GradientFlow, PlannedMethod, gradients, planned
 from stretto.plan.problem import RECOMPUTE, SHARD_OPTIMIZER, SHARDS, LayerForm, Problem, usual_tensors
 
