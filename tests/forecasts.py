@@ -4,12 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from stretto.cost import Cluster, LayerCost, ModelCosts, stage_times
-from stretto.cost.head_costs import HeadCosts, laid_out
+from stretto.cost.head_costs import HeadCosts, borrow, laid_out, uses_in
 from stretto.cost.predicted_gradients import with_predictions, without
-from stretto.cost.shared_weights import borrow, uses_in
-from stretto.cost.step_prediction import Pricer, Work, silent, turn_seconds
+from stretto.cost.step_prediction import Pricer, Work, Workers, silent, turn_seconds
 from stretto.cost.worker_memory import peak_bytes
-from stretto.cost.worker_places import Workers
 from stretto.methods import Method
 from stretto.methods import method as find_method
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from stretto.cost.cluster import Rate
-from stretto.cost.matrix_step import BFLOAT16, PRODUCTS, QR, factorisations
+from stretto.cost.cure_costs import BFLOAT16, PRODUCTS, QR, factorisations
 from stretto.measure.all_reduce import once, slowest
 from stretto.measure.aten_costs import Operators
 from stretto.measure.nonnegative_fit import fit

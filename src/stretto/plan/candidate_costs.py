@@ -28,9 +28,9 @@ from numpy.typing import NDArray
 from stretto.cost.attained import Attained
 from stretto.cost.collective import GRADIENTS, RESHARDING, SHARDING, TENSOR_SUM
 from stretto.cost.cure_costs import PLAIN, feedback_tensors
+from stretto.cost.head_costs import SharedUse, borrow
 from stretto.cost.layer_sums import with_head
 from stretto.cost.predicted_gradients import learn_seconds
-from stretto.cost.shared_weights import SharedUse, borrow
 from stretto.cost.worker_memory import graph_of
 from stretto.mesh import Mesh
 from stretto.plan.closed_forms import (

@@ -17,10 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stretto.cost.cluster import Cluster, Link, WorkerKind
-from stretto.cost.collective import GRADIENTS, TENSOR_GATHER, TENSOR_SUM
+from stretto.cost.collective import GRADIENTS, TENSOR_GATHER, TENSOR_SUM, all_reduce_seconds, gather_seconds
 from stretto.cost.layer_table import Work, Works
-from stretto.cost.rings import all_reduce_seconds, gather_seconds
-from stretto.cost.worker_places import Workers
+from stretto.cost.step_prediction import Workers
 from stretto.mesh import Mesh, Placement
 
 Numbers = NDArray[np.float64]
