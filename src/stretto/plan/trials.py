@@ -16,7 +16,7 @@ from stretto.methods import BASELINE
 from stretto.plan.branch_and_bound import Plan, plan_of, search
 from stretto.plan.candidate_costs import Prices
 from stretto.plan.objective import Objective
-from stretto.plan.placements import IN_ORDER, placements
+from stretto.plan.places import IN_ORDER, placements
 from stretto.plan.problem import Problem
 from stretto.plan.refine import MOST, actions, simulated
 from stretto.plan.search_space import Candidate, candidates
