@@ -3,6 +3,7 @@
 A page may link to any file of the repository by the path that it has there, so that the link works on a forge, too.
 Here such a link is turned into one within the site: READMEs of experiments and benchmarks, and any other Markdown file
 that is linked, become pages, an example becomes a page that shows its code, and any other file is copied.
+UNPUBLISHED files of docs/ (exclude_docs in mkdocs.yml) are no pages: a link to one leads to its plain text.
 """
 
 import ast
@@ -21,6 +22,7 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 SOURCE = ROOT / "src" / "stretto"
+UNPUBLISHED = (DOCS / "log.md",)
 RENAMED = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changes.md"}
 PUBLIC_MODULES = ("collectives", "losses", "parallel", "schedule", "optim", "checkpoint", "cost")
 LINK = re.compile(r"(?<=\]\()([^)\s#]+)(?=[)#\s])")
@@ -48,6 +50,11 @@ def exported(path: Path) -> list[str]:
     raise PluginError(f"{path}: no __all__, so it cannot be said which of its names are public")
 
 
+def inside_pages() -> dict[str, Path]:
+    """The pages that lie in docs/: path in the site to path in the repository."""
+    return {path.relative_to(DOCS).as_posix(): path for path in DOCS.glob("**/*.md") if path not in UNPUBLISHED}
+
+
 def outside_pages() -> dict[str, Path]:
     """The pages that lie outside docs/: path in the site to path in the repository.
 
@@ -59,7 +66,7 @@ def outside_pages() -> dict[str, Path]:
         for path in ROOT.glob(f"{folder}/**/README.md")
     ]
     found = [*readmes, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *ROOT.glob("examples/**/*.py")]
-    waiting = [path for path in (*found, *DOCS.glob("**/*.md")) if path.suffix == ".md"]
+    waiting = [path for path in (*found, *inside_pages().values()) if path.suffix == ".md"]
     while waiting:
         page = waiting.pop()
         linked = [(page.parent / target).resolve() for target in links(page.read_text())]
@@ -76,6 +83,8 @@ def place(path: Path) -> str | None:
         path = path / "README.md"
     if not path.is_file() or not path.is_relative_to(ROOT):
         return None
+    if path in UNPUBLISHED:
+        return path.relative_to(DOCS).with_suffix(".txt").as_posix()
     if path.is_relative_to(DOCS):
         return path.relative_to(DOCS).as_posix()
     name = path.relative_to(ROOT).as_posix()
@@ -119,8 +128,7 @@ def expanded(entries: list[Any], pages: list[str]) -> list[Any]:
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """Replace the globs of the navigation."""
-    pages = [path.relative_to(DOCS).as_posix() for path in DOCS.glob("**/*.md")] + list(outside_pages())
-    config.nav = expanded(config.nav or [], pages)
+    config.nav = expanded(config.nav or [], [*inside_pages(), *outside_pages()])
     return config
 
 

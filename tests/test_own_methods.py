@@ -161,7 +161,7 @@ MISTAKES = {
 }
 OWN = """
 import stretto
-from stretto.schedule.library.pipelined_backprop import pipelined_backprop
+from stretto.schedule.library.pipedream import pipelined_backprop
 number = 3
 def takes(width): ...
 def text(): return "pb"

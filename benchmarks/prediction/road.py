@@ -213,7 +213,7 @@ def remember(training: Mapping[str, Any], folder: Path) -> None:
     with peak_memory() as peak:
         prepared = prepare(settings)
         batches = training_batches(prepared)
-        with prepared.trainer.together():
+        with prepared.trainer.backend.abort_all_on_error():
             peak.part_ends()
             for step in range(2 * int(training["stages"]) + 20):
                 prepared.trainer.step(*next(batches))

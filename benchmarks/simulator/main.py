@@ -16,8 +16,7 @@ import numpy as np
 
 import stretto
 from stretto.schedule import Reach, Rules, Schedule
-from stretto.schedule.library.pipedream import pipedream
-from stretto.schedule.library.pipelined_backprop import pipelined_backprop
+from stretto.schedule.library.pipedream import pipedream, pipelined_backprop
 from stretto.schedule.lower import lower
 from stretto.simulate import Link, Network, PeriodicTimeline, Transport, run_kernel, simulate_periodic, unit_costs
 from stretto.simulate.engine import execute, transfers

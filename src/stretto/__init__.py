@@ -45,12 +45,11 @@ if TYPE_CHECKING:
     from stretto.methods import Method, method
     from stretto.methods.advice import advised
     from stretto.nn.group_norm import group_norm
-    from stretto.optim.batch_scaling import scale_for_batch
+    from stretto.optim.learning_rates import scale_for_batch
     from stretto.replicas import AllReduce, DiLoCo, FullyShard, LocalSGD, ParameterServer, ShardOptimizer
     from stretto.splitting import split
     from stretto.study.python_calls import compare, train
-    from stretto.trainer.early_stop import EarlyStop
-    from stretto.trainer.history import History
+    from stretto.trainer.history import EarlyStop, History
     from stretto.trainer.trainer import Trainer
 
 __version__ = "0.2.0"
@@ -93,7 +92,7 @@ __all__ = [
 _HOMES = {
     "AllReduce": "stretto.replicas",
     "DiLoCo": "stretto.replicas",
-    "EarlyStop": "stretto.trainer.early_stop",
+    "EarlyStop": "stretto.trainer.history",
     "FullyShard": "stretto.replicas",
     "History": "stretto.trainer.history",
     "LocalLoss": "stretto.heads",
@@ -114,7 +113,7 @@ _HOMES = {
     "advised": "stretto.methods.advice",
     "noise_scale": "stretto.analysis.noise_scale",
     "probes": "stretto.analysis.linear_probes",
-    "scale_for_batch": "stretto.optim.batch_scaling",
+    "scale_for_batch": "stretto.optim.learning_rates",
     "sharpness": "stretto.analysis.sharpness",
     "split": "stretto.splitting",
     "stable_rate": "stretto.analysis.stable_rate",

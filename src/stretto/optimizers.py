@@ -77,23 +77,40 @@ REFRESH_EVERY = 10  # its `every`
 ITERATIONS = 5  # Muon's `ns_steps`
 
 
+NORMS, MATRICES = "the norms of whole layers", "whole matrices"
+IN_STEP = "in its own step"
+
+
 class Optimizer(NamedTuple):
-    """One row of the table.
+    """One row of the table: all that anything asks of an optimizer. A new one is a file in `optim/` and its row here.
 
     `family` is the one whose calibrated rates apply; `states` the numbers of state for each parameter, `accesses` a
     step's memory accesses for each. `rates` are learning rates to compare, for small networks. `momentum` is the
     default of the `--momentum` option: the first beta where there are betas. `on_matrices` says what it does beside
-    that with matrices, `needs_whole` whether it needs all of a layer's weights, or their norm, in one process.
+    that with matrices.
+
+    `whole` is what a step needs of a layer in one process, NORMS or MATRICES; empty where it changes each element by
+    that element's gradients and state alone. `gathers`: it gathers matrices of which processes have shards itself.
+    `rows_only`: without momentum, a step with a sparse gradient changes the gradient's rows alone.
+    `ahead` names the function "module:function" that moves a weight along the step that the averages predict
+    (`optim/direction.py`), `late` the one that adds to a step what a late gradient has missed (`optim/spike.py`), or is
+    IN_STEP where the step itself reads a group's "delay"; empty where nobody knows how.
+    `unfit` is why no setting may name it.
     """
 
     place: str  # module:class
-    family: str
-    states: int
-    accesses: int
-    rates: tuple[float, ...]
+    family: str = ""
+    states: int = 0
+    accesses: int = 0
+    rates: tuple[float, ...] = ()
     momentum: float = 0.9
     on_matrices: Literal["", "orthogonalise", "rotate"] = ""
-    needs_whole: bool = False
+    whole: str = ""
+    gathers: bool = False
+    rows_only: bool = False
+    ahead: str = ""
+    late: str = ""
+    unfit: str = ""
 
     def state_numbers(self, parameters: float, matrices: MatrixWork) -> float:
         """How many numbers of state it keeps for a layer with so many trained parameters."""
@@ -126,20 +143,72 @@ class Stepping:
 
 
 ADAM_RATES = (0.001, 0.003, 0.01)
+ALONG_ADAM, LATE_ADAM = "stretto.optim.direction:along_adam", "stretto.optim.spike:add_adam_difference"
 OPTIMIZERS: Mapping[str, Optimizer] = {
     # with momentum: reads weight, gradient, velocity, writes weight and velocity
-    "sgd": Optimizer("torch.optim:SGD", "sgd", 1, 5, (0.003, 0.01, 0.03, 0.1)),
-    "lars": Optimizer("stretto.optim:LARS", "sgd", 1, 5, (0.1, 0.3, 1.0, 3.0), needs_whole=True),
-    "adam": Optimizer("torch.optim:Adam", "adam", 2, 7, ADAM_RATES),
-    "adamw": Optimizer("torch.optim:AdamW", "adam", 2, 7, ADAM_RATES),
+    "sgd": Optimizer(
+        "torch.optim:SGD",
+        "sgd",
+        1,
+        5,
+        (0.003, 0.01, 0.03, 0.1),
+        rows_only=True,
+        ahead="stretto.optim.direction:along_velocity",
+        late="stretto.optim.spike:add_sgd_difference",
+    ),
+    "lars": Optimizer("stretto.optim:LARS", "sgd", 1, 5, (0.1, 0.3, 1.0, 3.0), whole=NORMS),
+    "adam": Optimizer("torch.optim:Adam", "adam", 2, 7, ADAM_RATES, ahead=ALONG_ADAM, late=LATE_ADAM),
+    "adamw": Optimizer("torch.optim:AdamW", "adam", 2, 7, ADAM_RATES, ahead=ALONG_ADAM, late=LATE_ADAM),
     # the momentum is that of the paper of `nesterov`
-    "nadam": Optimizer("torch.optim:NAdam", "adam", 2, 7, ADAM_RATES, 0.99),
-    "lamb": Optimizer("stretto.optim:LAMB", "adam", 2, 7, (0.003, 0.01, 0.03), needs_whole=True),
-    "lion": Optimizer("stretto.optim:Lion", "sgd", 1, 5, (0.0001, 0.0003, 0.001, 0.003)),
+    "nadam": Optimizer(
+        "torch.optim:NAdam", "adam", 2, 7, ADAM_RATES, 0.99, ahead="stretto.optim.direction:along_nadam", late=LATE_ADAM
+    ),
+    "lamb": Optimizer("stretto.optim:LAMB", "adam", 2, 7, (0.003, 0.01, 0.03), whole=NORMS),
+    "lion": Optimizer(
+        "stretto.optim:Lion",
+        "sgd",
+        1,
+        5,
+        (0.0001, 0.0003, 0.001, 0.003),
+        ahead="stretto.optim.direction:along_sign",
+        late=IN_STEP,
+    ),
     # steps are as long as Adam's
-    "muon": Optimizer("stretto.optim:muon", "adam", 2, 7, ADAM_RATES, 0.95, "orthogonalise", needs_whole=True),
-    "soap": Optimizer("stretto.optim:SOAP", "adam", 2, 7, ADAM_RATES, 0.95, "rotate", needs_whole=True),
+    "muon": Optimizer(
+        "stretto.optim:muon",
+        "adam",
+        2,
+        7,
+        ADAM_RATES,
+        0.95,
+        "orthogonalise",
+        MATRICES,
+        gathers=True,
+        ahead="stretto.optim.direction:along_update",
+        late=IN_STEP,
+    ),
+    "soap": Optimizer(
+        "stretto.optim:SOAP",
+        "adam",
+        2,
+        7,
+        ADAM_RATES,
+        0.95,
+        "rotate",
+        MATRICES,
+        ahead="stretto.optim.direction:along_soap",
+        late=IN_STEP,
+    ),
 }
+OTHERS = (  # of torch.optim, which plans have no figures for
+    Optimizer(
+        "torch.optim:Muon", whole=MATRICES, late=IN_STEP, unfit="it takes matrices only; 'muon' pairs it with AdamW"
+    ),
+    Optimizer("torch.optim:LBFGS", whole="all parameters", unfit="it evaluates the loss several times a step"),
+    Optimizer("torch.optim:SparseAdam", rows_only=True, unfit="it takes sparse gradients only"),
+    Optimizer("torch.optim:Adagrad", rows_only=True),
+    *(Optimizer(f"torch.optim:{name}") for name in ("RAdam", "RMSprop", "Adadelta", "Adamax", "ASGD", "Rprop")),
+)
 
 
 def rotated_sides(shape: Sequence[int], *, two_sided: bool) -> tuple[bool, bool]:

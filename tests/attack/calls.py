@@ -291,8 +291,6 @@ def saving(draw: random.Random) -> Call:
 @call
 def looking(draw: random.Random) -> Call:
     made = trainer(draw)
-    if draw.random() < 0.5:
-        return Call("Trainer.stops", made.stops, {"wanted": False})
 
     def run(minibatches: Any) -> Any:
         observer = made.observe(minibatches)

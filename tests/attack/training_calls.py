@@ -88,7 +88,6 @@ def fitted_again(draw: random.Random) -> Call:
 @call
 def others(draw: random.Random) -> Call:
     made = trainer(draw)
-    row = {"name": "run"}
     named = {"folder": "weights"}, {"names": lambda key: key}
     return draw.choice(
         [
@@ -96,15 +95,7 @@ def others(draw: random.Random) -> Call:
             Call("write_weights", made.write_weights, *named, 1),
             Call("predict", made.predict, {"batches": [batch()[0]]}, {}, 1),
             Call("evaluate", made.evaluate, {"batches": [batch()]}, {"metrics": {"a": lambda output, y: 0.5}}, 1),
-            Call("measure_norms", made.measure_norms, {"on": True}),
-            Call("largest", made.largest, {"values": [1.0]}, {}, 1),
-            Call("told_by_first", made.told_by_first, {"value": [1.0]}, {}, 1),
-            Call("slowest", made.slowest, {"seconds": 1.0}, {}, 1),
-            Call("compare", made.compare, {"description": {"a": 1}, "what": "differs", "remedy": "give"}),
             Call("load_state_dict", made.load_state_dict, {"state": made.state_dict()}, {}, 1),
-            Call("track", lambda **k: made.track(**k).close(finished=True, settles=True),
-                 {"trackers": [trackers.CSV()], "run": trackers.RunDescription(**row), "tell": lambda text: None}),
-            Call("profile_actions", made.profile_actions, {"profile": None}, {}, 1),
             Call("EarlyStop", stretto.EarlyStop, {"patience": 2},
                  {"metric": "train_loss", "least_change": 0.1, "higher": False}, 1),
         ]

@@ -17,7 +17,7 @@ COUNTING = """
 import functools, os
 from stretto.methods import table
 from stretto.methods.definition import Method
-from stretto.options import parse
+from stretto.options import named
 from stretto.trainer import trainer
 
 def counting_calls(name, function, first=lambda *_: ""):
@@ -28,8 +28,8 @@ def counting_calls(name, function, first=lambda *_: ""):
         return function(*arguments, **options)
     return counting
 
-read = parse.name_and_options.__wrapped__
-parse.name_and_options = functools.lru_cache(maxsize=None)(counting_calls("parse", read, lambda text: text))
+read = named.name_and_options.__wrapped__
+named.name_and_options = functools.lru_cache(maxsize=None)(counting_calls("parse", read, lambda text: text))
 Method.plan = counting_calls("plan", Method.plan)
 trainer.Trainer.__init__ = counting_calls("Trainer", trainer.Trainer.__init__)
 """

@@ -8,7 +8,7 @@ import stretto
 from cluster_text import cluster_text
 from stretto.cli import main
 from stretto.simulate import simulate
-from stretto.simulate.timeline_recordings import recordings
+from stretto.simulate.timeline import recordings
 from stretto.study.overlay import overlaid
 from stretto.tracing import read_recordings
 

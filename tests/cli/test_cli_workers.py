@@ -352,7 +352,7 @@ MISTAKES = {
     "--workers 16 --tensor 2": "workers=16 for 3 stages, each shared by 2: use at most 6 workers",
     "--workers 6 --tensor 2 --space 2,1": "workers=6 for tensor 2 x height 2: the axes, with the pipeline's, multiply",
     "--space 2": "space=(2,): give two numbers, along height and width",
-    "--tensor 0": "tensor=0: the length of an axis is a whole number of at least 1",
+    "--tensor 0": "tensor=0: choose a whole number of at least 1",
 }
 
 

@@ -7,7 +7,7 @@ import stretto
 from stretto.data import Dataset, Split, forever
 from stretto.errors import UsageError
 from stretto.stage.precision import Precision
-from stretto.stage.trainer_specification import Specification
+from stretto.stage.trainer_arguments import Specification
 from stretto.trainer.microbatches import MinibatchSplitter
 
 

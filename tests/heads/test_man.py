@@ -18,7 +18,7 @@ from stretto.heads import build
 from stretto.heads.head import Network
 from stretto.heads.man import first_layers
 from stretto.methods import method
-from stretto.nn.remote_stage import RemoteStage
+from stretto.nn.deferred import RemoteStage
 from stretto.simulate import period
 
 SGD = partial(torch.optim.SGD, lr=0.1, momentum=0.9)

@@ -12,8 +12,8 @@ import stretto
 from pairwise import in_turn, slow_where, thinned
 from stretto import ScheduleError, UsageError
 from stretto.schedule import Action, check
+from stretto.schedule.added_actions import with_agreement
 from stretto.schedule.library.one_f_one_b import one_f_one_b
-from stretto.schedule.replicated import with_agreement
 
 METHODS = [
     "backprop", "1f1b(microbatches=3)", "zb-h1", "interleaved", "greedy", "overlapping", "chunked", "pb",

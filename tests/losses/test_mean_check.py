@@ -16,7 +16,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy,
 import stretto
 from pairwise import in_turn
 from stretto import UsageError
-from stretto.losses import neighbours
+from stretto.losses import comparison
 
 SIZE, LATE = 16, 5
 
@@ -76,7 +76,7 @@ CUTS = [
 @pytest.mark.parametrize("small", [True, False])
 @pytest.mark.parametrize(("case", "cut"), in_turn(MARKED, CUTS, rounds=3), ids=str)
 def test_what_does_not_count_may_come_late_and_anywhere(case, cut, small, monkeypatch):
-    monkeypatch.setattr(neighbours, "SMALL", neighbours.SMALL if small else 0)
+    monkeypatch.setattr(comparison, "SMALL", comparison.SMALL if small else 0)
     (loss, targets, mark), (method, data) = MARKED[case], cut
     trainer = build(loss, method, data)
     for step in range(LATE):
@@ -273,7 +273,7 @@ def test_rounding_is_no_difference(case, dtype):
 
 @pytest.mark.parametrize("small", [True, False])
 def test_a_part_of_which_nothing_counts_is_no_number(small, monkeypatch):
-    monkeypatch.setattr(neighbours, "SMALL", neighbours.SMALL if small else 0)
+    monkeypatch.setattr(comparison, "SMALL", comparison.SMALL if small else 0)
     trainer = build(lambda o, y: cross_entropy(o, y, ignore_index=2))
     for step in range(LATE):
         trainer.step(inputs(step), CLASSES % 2)

@@ -12,8 +12,8 @@ from stretto.data import load
 from stretto.errors import UsageError
 from stretto.methods.advice import ENOUGH, Finding, finding_for, findings, meaning, pieces_on
 from stretto.models import build
-from stretto.optim.kind import name_made_by, name_of_setting
-from stretto.optim.named import NamedOptimizer
+from stretto.optim.by_name import name_made_by, name_of_setting
+from stretto.optim.from_function import NamedOptimizer
 from stretto.optimizers import OPTIMIZERS
 from stretto.settings.runs import CompareSettings
 from stretto.study.prepare import with_advice

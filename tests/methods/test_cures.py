@@ -10,8 +10,8 @@ import stretto
 from stretto import UsageError
 from stretto.methods import METHODS
 from stretto.methods.cure import Place
+from stretto.methods.pipedream import backward_horizon, forward_horizon
 from stretto.methods.pipelined_backprop import decayed
-from stretto.methods.spectrain import backward_horizon, forward_horizon
 from stretto.optim.spike import spike_coefficients
 
 
@@ -110,7 +110,10 @@ def test_refused_with_this_optimizer(method, optimizer):
 @pytest.mark.parametrize(
     ("optimizer", "message"),
     [
-        (torch.optim.RMSprop, "takes Adam, AdamW, .*SOAP and Lion.*SGD.*this optimizer is RMSprop.*predict='weight'"),
+        (
+            torch.optim.RMSprop,
+            "takes Adam, AdamW, .*Lion, muon and SOAP.*SGD.*this optimizer is RMSprop.*predict='weight'",
+        ),
         (lambda p: torch.optim.SGD(p, 0.1), "momentum=0.*predict='weight'"),
         (lambda p: torch.optim.SGD(p, 0.1, 0.9, nesterov=True), "nesterov=True.*predict='weight'"),
     ],

@@ -5,7 +5,7 @@ import pytest
 import stretto
 from stretto.errors import UsageError
 from stretto.methods import METHODS
-from stretto.options.parse import split_list
+from stretto.options.named import split_list
 from stretto.schedule import Reach
 
 

@@ -14,8 +14,7 @@ from stretto.data.translation import PAD
 from stretto.errors import UsageError
 from stretto.measure.layer_counting import faking
 from stretto.models import build
-from stretto.models.encoder_decoder import encoder_decoder
-from stretto.models.greedy_decode import find_bleu, score
+from stretto.models.encoder_decoder import encoder_decoder, find_bleu, score
 from stretto.models.table import padded_cross_entropy
 from stretto.nn.batch import IGNORED
 from stretto.nn.chain import Chain

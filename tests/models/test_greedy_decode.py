@@ -8,7 +8,7 @@ from torch import nn
 
 from stretto.data.translation import BEGIN, END
 from stretto.errors import UsageError
-from stretto.models.greedy_decode import find_bleu, greedy, score
+from stretto.models.encoder_decoder import find_bleu, greedy, score
 
 UP = 3  # a stand-in's rule: each token is the source's at this place, and UP
 

@@ -11,8 +11,7 @@ from safetensors.torch import load_file, save_file
 from hugging_face_models import WORDS, build, images, words
 from late_imports import Late
 from stretto.errors import UsageError
-from stretto.models.hugging_face import digest_of_folder, example_of, hugging_face_model
-from stretto.models.stored_weights import StoredWeights
+from stretto.models.hugging_face import StoredWeights, digest_of_folder, example_of, hugging_face_model
 from stretto.nn import deferred
 
 transformers = Late("transformers")

@@ -9,10 +9,9 @@ from stretto.data import Dataset, Split, load
 from stretto.errors import UsageError
 from stretto.measure.layer_counting import faking
 from stretto.models import build
-from stretto.models.alexnet import alexnet, imagenet_alexnet
+from stretto.models.images import alexnet, imagenet_alexnet, imagenet_vgg, vgg
 from stretto.models.resnet import cifar_resnet, imagenet_resnet
 from stretto.models.transformer import CausalAttention, rotated
-from stretto.models.vgg import imagenet_vgg, vgg
 from stretto.nn.chain import Chain
 
 

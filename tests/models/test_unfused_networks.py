@@ -7,10 +7,8 @@ from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 
 from stretto import UsageError
 from stretto.measure.layer_flops import layer_costs
-from stretto.models.eager_operators import EagerGELU
-from stretto.models.early_attention import EarlyFusedAttention, attention_2022
-from stretto.models.families import decoder, encoder
-from stretto.models.megatron_loss import megatron_token_loss
+from stretto.models.families import decoder, encoder, megatron_token_loss
+from stretto.models.residual_block import EagerGELU, EarlyFusedAttention, attention_2022
 from stretto.nn.chain import Chain
 
 SMALL = {"depth": 1, "width": 16, "heads": 2, "context": 8, "vocabulary": 32, "dropout": 0.0}

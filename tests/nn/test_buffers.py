@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from stretto.nn.buffers import Buffers, exchanged
+from stretto.nn.carried_attributes import Buffers, exchanged
 
 
 def network():

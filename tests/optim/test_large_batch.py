@@ -9,9 +9,7 @@ from torch import nn
 
 from stretto.checkpoint.tree import flatten, unflatten
 from stretto.errors import UsageError
-from stretto.optim import LAMB, LARS, Masters
-from stretto.optim import lamb as lamb_module
-from stretto.optim import lars as lars_module
+from stretto.optim import LAMB, LARS, Masters, layerwise
 
 SHAPES = ((5, 3), (3,), (2, 3, 2, 2), (), (4, 4))  # the last begins as zeros; the fourth has no dimension
 STEPS = 60
@@ -116,13 +114,13 @@ def ones(ratios, *_):
 
 
 def test_with_every_ratio_1_lars_is_sgd(monkeypatch):
-    monkeypatch.setattr(lars_module, "one_where_a_norm_is_zero", ones)
+    monkeypatch.setattr(layerwise, "one_where_a_norm_is_zero", ones)
     found = by_torch(lambda params: LARS(params, lr=1.0, weight_decay=0.05, vectors=True))
     assert_close(found, by_torch(lambda params: torch.optim.SGD(params, lr=1.0, momentum=0.9, weight_decay=0.05)))
 
 
 def test_with_every_ratio_1_lamb_is_adamw(monkeypatch):
-    monkeypatch.setattr(lamb_module, "one_where_a_norm_is_zero", ones)
+    monkeypatch.setattr(layerwise, "one_where_a_norm_is_zero", ones)
     found = by_torch(lambda params: LAMB(params, weight_decay=0.05, vectors=True))
     assert_close(found, by_torch(lambda params: torch.optim.AdamW(params, eps=1e-6, weight_decay=0.05)))
 

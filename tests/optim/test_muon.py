@@ -9,7 +9,7 @@ from torch import nn
 
 import stretto
 from stretto.optim import CombinedOptimizer, Label, labels_of, muon
-from stretto.optim.sharded_muon import orthogonalised
+from stretto.optim.muon_with_adamw import orthogonalised
 
 LR, MOMENTUM, DECAY = 0.03, 0.9, 0.1
 

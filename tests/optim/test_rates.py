@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.optim import lr_scheduler
 
-from stretto.optim.coming_rates import FutureRates
+from stretto.optim.learning_rates import FutureRates
 
 STEPS = 24
 SCHEDULERS = {

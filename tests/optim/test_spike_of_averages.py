@@ -147,7 +147,7 @@ def test_a_scheduler_counts_a_spiked_step_of_torchs_muon(recwarn):
 def test_other_optimizers_are_refused():
     parameters = [nn.Parameter(torch.ones(2))]
     with pytest.raises(
-        UsageError, match=r"takes Adam, .* and Lion; of others it wants torch\.optim\.SGD .* is RMSprop"
+        UsageError, match=r"takes Adam, .* and SOAP; of others it wants torch\.optim\.SGD .* is RMSprop"
     ):
         SpikeCompensation(torch.optim.RMSprop(parameters), 1)
     with pytest.raises(UsageError, match=r"of Adam is of real numbers"):

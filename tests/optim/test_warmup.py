@@ -51,7 +51,7 @@ def test_each_stage_of_a_trainer_warms_up():
 
 def test_predicted_steps_know_the_coming_rates():
     """What prediction along the step adds up is the schedule's."""
-    from stretto.optim.coming_rates import FutureRates
+    from stretto.optim.learning_rates import FutureRates
 
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0, momentum=0.9)
     coming = FutureRates(optimizer, warmup(4))

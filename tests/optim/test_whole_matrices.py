@@ -8,7 +8,7 @@ from torch import nn
 
 import stretto
 from stretto.optim import LAMB, LARS, SOAP, Lion, labels_of, muon
-from stretto.optim.whole_matrices import check_shares, refuse_parts
+from stretto.optim.traits import check_shares, refuse_parts
 
 NET = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))
 
@@ -16,7 +16,7 @@ NET = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (partial(muon, labels=labels_of(NET)), r"Muon orthogonalises whole matrices.*tensor=2, stage 1.*Lion"),
+        (partial(muon, labels=labels_of(NET)), r"Muon needs whole matrices.*tensor=2, stage 1.*Lion"),
         (SOAP, "SOAP needs whole matrices"),
         (partial(LARS, lr=0.1), "LARS needs the norms of whole layers"),
         (LAMB, "LAMB needs the norms of whole layers"),

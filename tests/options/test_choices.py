@@ -8,8 +8,7 @@ from torch import nn
 import stretto
 from stretto import parallel
 from stretto.nn.batch import target_of
-from stretto.optim.lamb import LAMB
-from stretto.optim.lars import LARS
+from stretto.optim.layerwise import LAMB, LARS
 from stretto.options.checks import is_among
 from stretto.tracing import Recording, perfetto
 

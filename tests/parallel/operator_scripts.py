@@ -16,7 +16,7 @@ from laws.operator_cases import check, close, mesh_of, same, turns
 from parallel.networks import ResNet
 from parallel.scripts import begin, end
 from parallel.transformer_blocks import GPT2, BertLayer, GPT2Block, Llama, LlamaDecoderLayer, LlamaModel, ViTLayer
-from stretto.models.families import block_shape
+from stretto.models.families import DecoderOptions, block_shape
 from stretto.models.residual_block import blocks
 from stretto.models.transformer import Block, Embedding, Unembedding
 from stretto.parallel.operator.piece import pieces
@@ -56,10 +56,11 @@ def mlp(width, hidden, bias=True):
 
 def residual(width, heads, kv_heads, gated):
     """Two blocks of networks that are planned for without data."""
-    shape = block_shape(
-        "decoder", depth=2, width=width, heads=heads, kv_heads=kv_heads, hidden=2 * width, context=8, causal=True,
-        attention="scores", dropout=0.0, gated=gated, norm="rms" if gated else "layer", bias=not gated,
+    options = DecoderOptions(
+        depth=2, width=width, heads=heads, kv_heads=kv_heads, hidden=2 * width, context=8, dropout=0.0, gated=gated,
+        norm="rms" if gated else "layer", bias=not gated,
     )  # fmt: skip
+    shape = block_shape("decoder", options, causal=True)
     return nn.Sequential(*(make() for make in blocks(shape)))
 
 

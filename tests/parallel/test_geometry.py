@@ -14,8 +14,7 @@ from stretto.parallel.space.geometry import (
     want,
     want_rows,
 )
-from stretto.parallel.space.halo import axis_rows, halo
-from stretto.parallel.space.route import route
+from stretto.parallel.space.halo import axis_rows, halo, route
 
 SMALL = st.integers(1, 4)
 WINDOWS = st.builds(SlidingWindow, st.integers(1, 6), SMALL, SMALL, st.integers(0, 4), st.integers(0, 4))

@@ -14,9 +14,9 @@ from stretto.plan import Candidate, Objective, Problem, candidates, search
 from stretto.plan.bound import Bounds
 from stretto.plan.branch_and_bound import plan_of
 from stretto.plan.candidate_costs import Prices
-from stretto.plan.hidden_exchanges import hidden_exchanges, share_kept_busy
 from stretto.plan.places import all_reduce, gathering
 from stretto.plan.problem import LayerForm
+from stretto.plan.programs import hidden_exchanges, share_kept_busy
 from stretto.plan.refine import refined
 from stretto.settings.planning import PlanSettings
 from stretto.settings.runs import TrainSettings

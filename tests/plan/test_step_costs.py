@@ -10,12 +10,12 @@ from test_refine import calibrated
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+from forecasts import forecast
 from stretto import Trainer
 from stretto.cli.layout import lay_out
 from stretto.cli.show import facts_of
 from stretto.cost import find_cluster
 from stretto.cost.stage_prediction import Machine, matrix_seconds, stage_times
-from stretto.cost.step_prediction import forecast
 from stretto.errors import UsageError
 from stretto.measure import layer_costs
 from stretto.mesh import Mesh

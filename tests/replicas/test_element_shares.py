@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import stretto
-from stretto.replicas.element_shares import BLOCK, Shares
+from stretto.replicas.optimizer_share import BLOCK, Shares
 
 
 def drawn(seed):

@@ -5,8 +5,7 @@ import random
 import pytest
 
 from stretto.errors import UsageError
-from stretto.replicas.parameter_server.staleness import Tickets
-from stretto.replicas.parameter_server.update_log import Order
+from stretto.replicas.parameter_server.tickets import Order, Tickets
 
 
 def test_the_picture():

@@ -11,7 +11,7 @@ from stretto.report.prediction import MEAN_TIMES, RunPrediction, compare_with_pr
 from stretto.report.turns import mean_durations
 from stretto.schedule import Action
 from stretto.simulate import Link, Network, period, simulate
-from stretto.simulate.timeline_recordings import recordings
+from stretto.simulate.timeline import recordings
 from stretto.tracing import Recording
 
 from .synthetic import make_page, recorded

@@ -11,7 +11,7 @@ from stretto.report.timeline import timeline_chart
 from stretto.report.turns import Band, Bar, timelines, window
 from stretto.schedule import Action
 from stretto.simulate import period, simulate
-from stretto.simulate.timeline_recordings import recordings
+from stretto.simulate.timeline import recordings
 from stretto.tracing import Recording
 
 from .synthetic import make_page, recorded

@@ -44,7 +44,7 @@ trainer = stretto.Trainer(
 )  # fmt: skip
 if KIND == "late":  # three have what was told, and have come to their end, long before the last asks for it
     time.sleep(8 * (RANK == 3))
-    sys.exit(trainer.told_by_first({"told": 1}) != {"told": 1})
+    sys.exit(trainer.backend.broadcast({"told": 1}) != {"told": 1})
 for n in range(12):
     trainer.step(torch.randn(4, 8), torch.randint(4, (4,)))
     if KIND == "script" and n == 5 and RANK == 1:

@@ -61,9 +61,9 @@ def closed_by_with():
     """What a closed Trainer says, and whether the next one has the same connections."""
     with made("pb") as trainer:
         trained(trainer, flushed=False)
-        group = trainer._backend.group
+        group = trainer.backend.group
     with made("pb") as other:
-        same = other._backend.group is group
+        same = other.backend.group is group
         trained(other)
     said = []
     for use in (lambda: trained(trainer), lambda: trainer.evaluate([]), trainer.state_dict, trainer.record):
@@ -78,7 +78,7 @@ def closed_by_with():
     except KeyError:
         pass
     with made("pb") as last:
-        return same, said, last._backend.group is group, failing.stages is not None
+        return same, said, last.backend.group is group, failing.stages is not None
 
 
 def begun_again(times):

@@ -41,7 +41,7 @@ def refuse(kind, folder):
     if kind == "differs":
         scripts.build("1f1b" if last else "pb")
     if kind == "own":
-        with scripts.build("pb").together():
+        with scripts.build("pb").backend.abort_all_on_error():
             if last:
                 raise UsageError(f"rank {rank} has its own rules")
             dist.barrier()

@@ -92,7 +92,7 @@ def sums(count):
         gradients[3] = gradients[3].to(memory_format=torch.channels_last)
     gradients[4] = gradients[4].double()
     addends = [gradient.clone() for gradient in gradients]
-    GroupPeers(trainer._backend._replica_group, AllReduce()).add_up_gradients(gradients, lambda: None)
+    GroupPeers(trainer.backend._replica_group, AllReduce()).add_up_gradients(gradients, lambda: None)
     return addends, gradients
 
 

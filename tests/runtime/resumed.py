@@ -50,7 +50,7 @@ def own(trainer):
         (replica, index): {
             name: plain(getattr(stage, name).state_dict()) for name in parts if getattr(stage, name) is not None
         }
-        for replica, stages in zip(trainer._backend.replicas, trainer._replicas, strict=True)
+        for replica, stages in zip(trainer.backend.replicas, trainer._replicas, strict=True)
         for index, stage in stages.items()
     }
 

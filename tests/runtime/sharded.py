@@ -10,8 +10,7 @@ from torch import nn
 
 import stretto
 from runtime import replicated
-from stretto.optim.lamb import LAMB
-from stretto.optim.lars import LARS
+from stretto.optim.layerwise import LAMB, LARS
 
 OPTIMIZERS = {
     "adamw": lambda params: torch.optim.AdamW(params, lr=0.01),
@@ -128,7 +127,7 @@ def refused():
     stage.gain = nn.Parameter(torch.tensor(1.0))
     said = []
     for mistake in (
-        lambda: shard(stage, trainer._backend._replica_group, trainer.sync, torch.device("cpu")),
+        lambda: shard(stage, trainer.backend._replica_group, trainer.sync, torch.device("cpu")),
         trainer.observe,
     ):
         try:

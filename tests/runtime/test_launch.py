@@ -18,7 +18,7 @@ from runtime.nursery import Forked
 from runtime.processes import ended, free_port
 from stretto.errors import UsageError
 from stretto.processes import fork_server
-from stretto.runtime.launch import LaunchSettings, WorkerFailedError, interrupted_by, launch, reason
+from stretto.runtime.launch import LaunchSettings, WorkerFailedError, exit_reason, interrupted_by, launch
 from stretto.runtime.world import join
 
 NODE = str(Path(__file__).with_name("node.py"))
@@ -41,7 +41,7 @@ def test_what_a_worker_has_said_counts_also_if_it_was_told_to_end_before_it_had(
     said = tmp_path / "error"
     said.write_text(json.dumps({"message": "no room", "kind": "FullDiskError", "timestamp": "5"}))
     spoke = ProcessFailure(local_rank=0, pid=10, exitcode=exitcode, error_file=str(said))
-    error = reason(0, spoke)
+    error = exit_reason(0, spoke)
     assert (str(error), error.kind) == ("no room", "FullDiskError")
 
 

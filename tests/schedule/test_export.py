@@ -7,13 +7,12 @@ import pytest
 import stretto
 from stretto.errors import UsageError
 from stretto.schedule import Action, Schedule
+from stretto.schedule.csv_file import to_csv
 from stretto.schedule.library.gpipe import gpipe
 from stretto.schedule.library.interleaved import interleaved, looped_bfs
 from stretto.schedule.library.one_f_one_b import one_f_one_b
-from stretto.schedule.library.pipedream import paci, pipedream
-from stretto.schedule.library.pipelined_backprop import pipelined_backprop
+from stretto.schedule.library.pipedream import paci, pipedream, pipelined_backprop
 from stretto.schedule.library.zero_bubble import zb_h1, zb_v
-from stretto.schedule.write_csv_file import to_csv
 
 
 def loaded(schedule, path):

@@ -9,7 +9,7 @@ import stretto
 from stretto.cli import main
 from stretto.cli.plan_output import rows_of
 from stretto.report.prediction import Comparison, PredictedRun, section
-from stretto.schedule.idle_share import idle_share
+from stretto.schedule.draw import idle_share
 from stretto.trainer.tracking import bubble_of
 
 

@@ -14,8 +14,7 @@ from stretto.schedule.library.dualpipe_v import dualpipe_v
 from stretto.schedule.library.gpipe import gpipe
 from stretto.schedule.library.interleaved import interleaved, looped_bfs
 from stretto.schedule.library.one_f_one_b import one_f_one_b
-from stretto.schedule.library.pipedream import paci, pipedream, pipedream_2bw
-from stretto.schedule.library.pipelined_backprop import pipelined_backprop
+from stretto.schedule.library.pipedream import paci, pipedream, pipedream_2bw, pipelined_backprop
 from stretto.schedule.library.zero_bubble import zb_h1, zb_h2, zb_v
 from stretto.schedule.validity import complete, run_dry
 from stretto.simulate import period, simulate

@@ -16,7 +16,6 @@ from stretto.schedule.library import (
     interleaved,
     one_f_one_b,
     pipedream,
-    pipelined_backprop,
     zero_bubble,
 )
 from stretto.simulate import simulate
@@ -78,7 +77,7 @@ PICTURES = {
 2 ..01..aa2bb3cc4dd5ee.ff....
 1 .012....aa3bb4cc5dd.ee.ff..
 0 0123......aa4bb5cc.dd.ee.ff""",
-    (pipelined_backprop, "pipelined_backprop", (4, 4), 6): """\
+    (pipedream, "pipelined_backprop", (4, 4), 6): """\
 3 ...0aa1bb2cc3dd4ee5ff......
 2 ..012.aa3bb4cc5dd.ee.ff....
 1 .01234..aa5bb.cc.dd.ee.ff..

@@ -2,8 +2,8 @@
 
 import stretto
 from stretto.schedule import Action, Reach, Rules, Schedule
+from stretto.schedule.added_actions import with_agreement
 from stretto.schedule.lower import Lane, lower
-from stretto.schedule.replicated import with_agreement
 
 BODY = tuple((Action("F", s, 0), Action("B", s, -(1 - s)), Action("U", s, -(1 - s))) for s in range(2))
 

@@ -11,8 +11,7 @@ from pairwise import slow_where
 from stretto.errors import ScheduleError
 from stretto.schedule import Action, Reach, Rules, Schedule
 from stretto.schedule.dataflow import Tie
-from stretto.schedule.proof import proved
-from stretto.schedule.validity import run
+from stretto.schedule.validity import proved, run
 
 
 def turns_of(schedule, rules):

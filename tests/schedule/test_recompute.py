@@ -9,8 +9,8 @@ import stretto
 from pairwise import slow_where
 from stretto.errors import ScheduleError, UsageError
 from stretto.methods import METHODS
-from stretto.schedule import Delays, check, draw, recompute
-from stretto.schedule.write_csv_file import to_csv
+from stretto.schedule import Delays, added_actions, check, draw
+from stretto.schedule.csv_file import to_csv
 from stretto.simulate import period, simulate, unit_costs
 
 SAME = {"pb-sc", "pb-lwp", "pb-lwpw", "pb-lwp-sc", "pipemare", "nesterov", "spectrain"}  # pb's schedule, or pipedream's
@@ -44,7 +44,7 @@ def test_pictures(name, size, num_stages, turns):
             rows[worker][int(start) : int(end)] = {"F": str(m), "C": "*", "B": "abcdef"[m]}[kind] * int(end - start)
     drawn = [f"    {worker} {''.join(row)}" for worker, row in enumerate(rows)]
     assert drawn[::-1] == picture.splitlines()[1:]
-    assert all(line in recompute.__doc__ for line in drawn)
+    assert all(line in added_actions.__doc__ for line in drawn)
 
 
 def segments(num_stages, size):

@@ -4,9 +4,9 @@ import pytest
 
 from stretto import ScheduleError, method
 from stretto.schedule import check
+from stretto.schedule.added_actions import with_reduce
 from stretto.schedule.library.one_f_one_b import one_f_one_b
 from stretto.schedule.library.pipedream import pipedream
-from stretto.schedule.norm_reduction import with_reduce
 
 
 def test_the_picture():

@@ -8,9 +8,7 @@ from hypothesis import strategies as st
 import stretto
 from simulate.oracle import Oracle
 from stretto.schedule import Rules
-from stretto.schedule.norm_reduction import with_reduce
-from stretto.schedule.recompute import with_recompute
-from stretto.schedule.replicated import with_agreement
+from stretto.schedule.added_actions import with_agreement, with_recompute, with_reduce
 from stretto.simulate import Link, Network, simulate
 
 SYNCHRONOUS = ("gpipe", "1f1b", "interleaved(microbatches=4)", "zb-h1", "zb-h2", "zb-v", "dualpipe-v")

@@ -13,7 +13,7 @@ import stretto
 from pairwise import in_turn
 from stretto.schedule.lower import lower
 from stretto.simulate import Link, Network, Transport, period, simulate, simulate_periodic
-from stretto.simulate.dependences import dependences
+from stretto.simulate.periodic import dependences
 
 ASYNCHRONOUS = ["pb", "pipedream", "pipedream-2bw", "paci(every=3)", "pipemare(recompute=2)"]
 SYNCHRONOUS = ["1f1b", "zb-h1"]

@@ -11,7 +11,7 @@ from torch import nn
 import stretto
 from stretto.errors import UsageError
 from stretto.nn.chain import Chain
-from stretto.splitting.export.exported_program import fits
+from stretto.splitting.export.exported import fits
 
 
 class Plain(nn.Module):

@@ -13,8 +13,8 @@ from late_imports import Late
 from pairwise import slow_where
 from stretto.nn.chain import Chain
 from stretto.nn.preserve import without_fused_transformers
-from stretto.splitting.export.causal_masks import masks_as_given
 from stretto.splitting.export.modes import Switch
+from stretto.splitting.export.repairs import masks_as_given
 
 transformers = Late("transformers")
 

@@ -9,8 +9,8 @@ import stretto
 from stretto.errors import UsageError
 from stretto.schedule import Reach, Rules
 from stretto.stage.precision import Precision
-from stretto.stage.stage import PhaseSettings, Stage, StageParts, Target, add, give, take
-from stretto.stage.trainer_specification import Specification
+from stretto.stage.stage import PhaseSettings, Stage, StageParts, Target, add, add_gradients, pop_gradients
+from stretto.stage.trainer_arguments import Specification
 from stretto.weights import Current, Stash
 
 MIDDLE = Reach((None, 1, 1))  # overlapping: stage 1 is trained by its own head and by the one above
@@ -209,10 +209,10 @@ def test_add_skips_what_is_not_there_and_changes_nothing():
 def test_take_and_give():
     tensors = [torch.zeros(2, requires_grad=True) for _ in range(3)]
     tensors[0].grad = torch.ones(2)
-    taken = take(tensors)
+    taken = pop_gradients(tensors)
     assert [t.grad for t in tensors] == [None] * 3
-    give(tensors, taken)
-    give(tensors, (torch.ones(2), None, None))
+    add_gradients(tensors, taken)
+    add_gradients(tensors, (torch.ones(2), None, None))
     assert torch.equal(tensors[0].grad, torch.full((2,), 2.0))
     assert torch.equal(taken[0], torch.ones(2))
     assert tensors[1].grad is None

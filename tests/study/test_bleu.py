@@ -8,7 +8,7 @@ import pytest
 import safetensors.torch
 
 from stretto.errors import UsageError
-from stretto.models.greedy_decode import find_bleu, score
+from stretto.models.encoder_decoder import find_bleu, score
 from stretto.nn.chain import Chain
 from stretto.runtime.launch import LaunchSettings
 from stretto.settings.runs import CompareSettings, TrainSettings

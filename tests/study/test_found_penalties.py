@@ -8,7 +8,7 @@ import pytest
 from stretto.errors import UsageError
 from stretto.mesh import Mesh
 from stretto.methods.advice import Finding, findings
-from stretto.options.parse import parse
+from stretto.options.named import parse
 from stretto.plan.objective import Objective, Penalty, assumed
 from stretto.plan.planned_methods import planned, with_options
 from stretto.plan.search_space import Candidate

@@ -5,9 +5,9 @@ from pathlib import Path
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace
 
 import stretto
-from stretto.schedule.replicated import with_agreement
+from stretto.schedule.added_actions import with_agreement
 from stretto.simulate import Link, Network, simulate
-from stretto.simulate.timeline_recordings import recordings
+from stretto.simulate.timeline import recordings
 from stretto.tracing import Recording, perfetto
 from stretto.tracing.overlay import between, overlay
 

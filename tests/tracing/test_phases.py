@@ -4,7 +4,7 @@ import pytest
 
 import stretto
 from stretto.simulate import simulate
-from stretto.simulate.timeline_recordings import recordings
+from stretto.simulate.timeline import recordings
 from stretto.tracing import Recording
 from stretto.tracing.pauses import PAUSE, pauses, without_pauses
 from stretto.tracing.run_phases import EVERY_TURN, RunPhase, drained, issued, stretches

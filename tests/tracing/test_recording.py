@@ -97,7 +97,7 @@ def test_all_workers_of_a_run_in_order(tmp_path: Path) -> None:
 
 
 def test_recording_needs_neither_torch_nor_perfetto() -> None:
-    code = "import sys, stretto.tracing.perfetto, stretto.simulate.timeline_recordings\n"
+    code = "import sys, stretto.tracing.perfetto, stretto.simulate.timeline\n"
     code += "print({'torch', 'perfetto'} & {*sys.modules})"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "set()"

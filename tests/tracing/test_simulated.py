@@ -7,7 +7,7 @@ import pytest
 from stretto import method
 from stretto.schedule import Action, Reach, Rules, Schedule
 from stretto.simulate import simulate
-from stretto.simulate.timeline_recordings import recordings
+from stretto.simulate.timeline import recordings
 from stretto.tracing import Mark, Recording, Span
 
 

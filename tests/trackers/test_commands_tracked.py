@@ -8,7 +8,7 @@ import pytest
 
 import stretto
 from stretto.cli import main
-from stretto.trainer.trainer import Trainer
+from stretto.trainer.backend import Backend
 
 SMALL = ["--model-options.width", "8", "--model-options.depth", "3", "--batch-size", "32", "--steps", "12"]
 LOG = ["--log", "csv(every=4)"]
@@ -84,7 +84,7 @@ def test_a_run_that_diverged_keeps_all_its_rows_and_is_failed(monkeypatch):
 def test_an_interrupted_asynchronous_run_has_every_loss_once(monkeypatch):
     words = ["train", *SMALL, "--method", "pb", *LOG, "--out", "run", "--quiet"]
     with monkeypatch.context() as patched:
-        patched.setattr(Trainer, "stops", lambda trainer, _: trainer.entered == 7)
+        patched.setattr(Backend, "should_stop", lambda backend, step, *_: step == 7)
         assert main(words) == 130
     assert set(rows("logs/run/metrics.csv")) == set(range(1, 8))
     assert main([*words, "--resume"]) == 0

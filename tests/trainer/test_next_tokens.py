@@ -8,7 +8,7 @@ import stretto
 from stretto import UsageError
 from stretto.data.user_data import user_data
 from stretto.losses import next_token_cross_entropy, token_cross_entropy
-from stretto.losses.named_loss import suitable_loss
+from stretto.losses.value import suitable_loss
 
 TOKENS = torch.arange(24).view(4, 6) % 7
 

@@ -18,8 +18,7 @@ from runtime.processes import launch
 from stretto.data.dataset import Split
 from stretto.errors import UsageError
 from stretto.nn.seeding import derive
-from stretto.trainer.early_stop import EarlyStop
-from stretto.trainer.history import History
+from stretto.trainer.history import EarlyStop, History
 
 METHODS = ["backprop", "1f1b(microbatches=2)", "pb"]
 
@@ -486,11 +485,11 @@ def test_early_stop_counts_the_losses_of_its_own_epochs(method):
 
 
 def test_the_rule_by_itself():
-    from stretto.trainer.early_stop import Patience
+    from stretto.trainer.history import Patience
 
     for higher, values in ((False, [3.0, 2.0, 2.0, 1.95, float("nan")]), (True, [1.0, 2.0, 2.0, 2.05, float("nan")])):
         waiting = Patience(EarlyStop(3, least_change=0.1, higher=higher))
-        assert [waiting.stops(value) for value in values] == [False, False, False, False, True]
+        assert [waiting.should_stop(value) for value in values] == [False, False, False, False, True]
         assert waiting.best == 2.0
 
 

@@ -66,7 +66,6 @@ WRONG = {
     r"write_weights: names\('.*'\) is 'a': give .* another one for each": lambda: trainer().write_weights(
         "weights", names=lambda name: "a"
     ),
-    r"largest: values=5: give a list of numbers": lambda: trainer().largest(5),
     r"load_state_dict: state=5: give what state_dict returned": lambda: trainer().load_state_dict(5),
     r"method name <function": lambda: methods.register(lambda: None),
     r"methods.register\('mine'\)=5: give a function": lambda: methods.register("mine")(5),

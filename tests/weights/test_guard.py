@@ -5,14 +5,14 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from stretto.weights import unnoticed_changes
+from stretto.weights import saved_tensor_check
 
 OLD = torch.tensor([[1.0, 2.0], [3.0, 4.0]], dtype=torch.float64)
 NEW = torch.tensor([[5.0, -6.0], [0.5, 8.0]], dtype=torch.float64)
 
 
 def test_this_torch_has_it():
-    assert unnoticed_changes.available(), "torch dropped it: Live now keeps weights by name; see guard.py"
+    assert saved_tensor_check.can_hide_changes(), "torch dropped it: Live now keeps weights by name"
 
 
 @pytest.mark.parametrize("kind", [nn.Linear, nn.Conv2d])
@@ -25,7 +25,7 @@ def test_a_backward_reads_the_new_weights(kind):
         layer.weight.copy_(OLD.reshape(shape))
     output = layer(x)
     version = layer.weight._version
-    with torch.no_grad(), unnoticed_changes.unnoticed([layer.weight]):
+    with torch.no_grad(), saved_tensor_check.unnoticed([layer.weight]):
         layer.weight.copy_(NEW.reshape(shape))
     assert layer.weight._version == version, "an in-place change was counted"
     g = torch.randn_like(output)
@@ -47,7 +47,7 @@ def test_without_it_torch_refuses():
 def test_only_the_weights_named_are_unnoticed():
     one, other = nn.Linear(2, 2), nn.Linear(2, 2)
     output = other(one(torch.randn(3, 2, requires_grad=True)))
-    with torch.no_grad(), unnoticed_changes.unnoticed([one.weight]):
+    with torch.no_grad(), saved_tensor_check.unnoticed([one.weight]):
         one.weight.add_(1)
         other.weight.add_(1)
     with pytest.raises(RuntimeError, match="inplace operation"):
@@ -58,7 +58,7 @@ def test_the_innermost_hook_is_known():
     def pack(tensor):
         return tensor
 
-    assert unnoticed_changes.innermost_hook() is None
+    assert saved_tensor_check.innermost_hook() is None
     with torch.autograd.graph.saved_tensors_hooks(pack, pack):
-        assert unnoticed_changes.innermost_hook() is pack
+        assert saved_tensor_check.innermost_hook() is pack
         F.linear(torch.randn(2, 2), torch.randn(2, 2, requires_grad=True))

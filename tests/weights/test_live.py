@@ -9,7 +9,7 @@ from two_weights import LAYERS, assert_close, by_hand, found, make, values
 
 from pairwise import in_turn
 from stretto.errors import UsageError
-from stretto.weights import CurrentRule, Live, Predicted, Stash, Substituted, unnoticed_changes
+from stretto.weights import CurrentRule, Live, Predicted, Stash, Substituted, saved_tensor_check
 
 
 def disturb(weights, module, times=3):
@@ -27,7 +27,7 @@ def disturb(weights, module, times=3):
 @pytest.mark.parametrize("private", [True, False], ids=["unnoticed", "by-name"])
 @pytest.mark.parametrize("name", LAYERS)
 def test_the_backward_reads_the_current_weights(name, private, monkeypatch):
-    monkeypatch.setattr(unnoticed_changes, "available", lambda: private)
+    monkeypatch.setattr(saved_tensor_check, "can_hide_changes", lambda: private)
     module, inputs = make(name)
     live = Live(module)
     for _ in range(2):  # the first forward is checked, the second is not

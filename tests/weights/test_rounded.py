@@ -8,7 +8,7 @@ from torch import nn
 
 from stretto.optim import Masters
 from stretto.weights import Correction, CurrentRule, Predicted, Substituted, VelocityPrediction, WeightPrediction
-from stretto.weights.master_rule import Rounded
+from stretto.weights.value_rules import Rounded
 
 RULES = {
     "current": lambda optimizer: CurrentRule(),

@@ -18,7 +18,7 @@ from stretto.weights import (
     VelocityPrediction,
     WeightPrediction,
 )
-from stretto.weights.saved_by_name import Read
+from stretto.weights.forward_backward_rules import Read
 
 
 class Moved(Rule):

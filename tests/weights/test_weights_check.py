@@ -13,7 +13,27 @@ from stretto.doctor.objections import MECHANISMS as MECHANISMS_OF_A_SURVEY
 from stretto.doctor.objections import survey
 from stretto.errors import UsageError
 from stretto.weights import CurrentRule, DoubleBuffered, Live, Stash, Substituted, WeightPrediction
-from stretto.weights.backward_probe import sees_current_weights
+from stretto.weights.saved_tensor_check import backward_reads, watched_call
+
+
+def sees_current_weights(module, inputs):
+    """Why methods that change weights between a forward and its backward cannot train a module; [] if they can.
+
+    Either the message of the UsageError that `checked_call` would raise, or names of weights. Each matrix that the
+    backward reads is changed in place and restored: gradients that stay the same come from a copy of the matrix that
+    `checked_call` did not see. Parameters, buffers and gradients are left as they were.
+    """
+    buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
+    try:
+        with torch.random.fork_rng(devices=[]), torch.enable_grad():
+            _, names = watched_call(module, inputs)
+            matrices = [name for name in names if module.get_parameter(name).ndim > 1]  # a bias is saved, but not read
+            return [name for name in matrices if not backward_reads(module, inputs, name)]
+    except UsageError as error:
+        return [str(error)]
+    finally:
+        for buffer, value in buffers:
+            buffer.copy_(value)
 
 
 class Given(nn.Module):

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from stretto.weights import Stash
-from stretto.weights.written_elsewhere import LARGE, WritesElsewhere, is_known, step_elsewhere
+from stretto.weights.stash import LARGE, WritesElsewhere, is_known, step_elsewhere
 
 WIDTH = 192  # 288 KiB of float64
 assert LARGE < 8 * WIDTH**2
@@ -69,7 +69,7 @@ def test_under_a_scheduler():
 
 def test_weights_are_not_copied(monkeypatch):
     copied = []
-    monkeypatch.setattr("stretto.weights.written_elsewhere.move", lambda parameter: copied.append(parameter.shape))
+    monkeypatch.setattr("stretto.weights.stash.move", lambda parameter: copied.append(parameter.shape))
     weight, bias = nn.Parameter(torch.ones(WIDTH, WIDTH).double()), nn.Parameter(torch.ones(3))
     before, place = weight.data, weight.data_ptr()
     weight.grad = torch.ones_like(weight)

@@ -30,8 +30,7 @@ from lecture_parts.launches import (
     WIDTH,
 )
 from stretto.measure import layer_costs, with_times
-from stretto.models.alexnet import imagenet_alexnet
-from stretto.models.cnn import cnn
+from stretto.models.images import cnn, imagenet_alexnet
 from stretto.models.mlp import mlp
 
 REPETITIONS = 10  # of the spatial table

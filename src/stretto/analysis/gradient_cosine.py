@@ -15,8 +15,7 @@ from stretto.analysis.frozen_model import frozen
 from stretto.errors import UsageError
 from stretto.losses import Loss
 from stretto.losses.minibatch_counts import Target
-from stretto.nn.batch import call, first_size, inputs_of, with_names_of
-from stretto.nn.batches import Batches
+from stretto.nn.batch import Batches, call, first_size, inputs_of, with_names_of
 from stretto.nn.chain import Chain
 from stretto.options.checks import of_kind, sequence
 from stretto.schedule import Reach

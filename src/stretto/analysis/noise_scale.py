@@ -9,8 +9,7 @@ from torch import Tensor, nn
 from stretto.analysis.frozen_model import flat_gradient, frozen, outputs
 from stretto.errors import UsageError
 from stretto.losses import Loss, mean_and_weight
-from stretto.nn.batch import first_size
-from stretto.nn.batches import Batches
+from stretto.nn.batch import Batches, first_size
 
 
 @dataclass(frozen=True)

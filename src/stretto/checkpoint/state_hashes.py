@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from stretto.nn.tensor_hash import hash_of, hash_of_bytes
+from stretto.nn.state_check import hash_of, hash_of_bytes
 
 Contents = Mapping[str, str]  # hexadecimal hashes: of the tree under "", of each tensor under its name
 

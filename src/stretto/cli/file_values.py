@@ -11,9 +11,8 @@ from typing import Any
 
 from stretto.errors import UsageError
 from stretto.files.destinations import is_below
-from stretto.options.import_object import refuse_functions
-from stretto.options.parse import parse, split_list
-from stretto.options.user_function import is_function
+from stretto.options.import_object import is_function, refuse_functions
+from stretto.options.named import parse, split_list
 from stretto.settings.planning import EXPORTED, PAGE
 from stretto.settings.runs import refuse_named
 
@@ -43,7 +42,7 @@ ROLES: dict[str, Role] = {
         Role.SERVER: "storage rendezvous secret_file",
         Role.WORD: (
             "lr_scaling schedule precision accounting measure sync recompute device size part dtype memory_format "
-            "sharding sequence_parallel program layers objective penalties checkpoint_interval export"
+            "sharding sequence_parallel layers objective penalties checkpoint_interval export"
         ),
     }.items()
     for name in names.split()

@@ -12,15 +12,15 @@ from stretto.cli.output import aligned, print_json, write, writing_to
 from stretto.cost.collective import NAMES
 from stretto.errors import UsageError
 from stretto.methods import method
-from stretto.options.user_function import is_function
+from stretto.options.import_object import is_function
 from stretto.plan import Candidate, Found, Objective, Plan, Problem
 from stretto.plan.candidate_costs import Prices
 from stretto.plan.explain import describe_axes, size
 from stretto.plan.plan_file import content, difference, read_plan, script, to_toml
 from stretto.plan.ways import byte_correction, ways_of
 from stretto.report.units import duration, energy, number
-from stretto.schedule.idle_share import RESOLUTION
-from stretto.schedule.write_csv_file import to_csv
+from stretto.schedule.csv_file import to_csv
+from stretto.schedule.draw import RESOLUTION
 from stretto.settings.planning import EXPORTED, PlanOutput
 from stretto.study import penalties, plan_trials
 from stretto.study.model_costs import Costed

@@ -244,6 +244,6 @@ def tensors_of(settings: PlanSettings, model: Costed, cluster: Cluster) -> tuple
             raise UsageError(f"tensor={parts}: {model.unshared[parts]}")
     if settings.tensor or not model.unshared:
         return settings.tensor
-    if optimizer_of(model.optimizer).needs_whole:
+    if optimizer_of(model.optimizer).whole:
         return (1,)
     return tuple(parts for parts in usual_tensors(cluster) if parts not in model.unshared)

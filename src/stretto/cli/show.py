@@ -114,7 +114,7 @@ def listed(file: Path | None, microbatches: int | None) -> MethodLayout:
 
 def facts_of(layout: MethodLayout, timeline: "Timeline") -> dict[str, Any]:
     """What can be read off a schedule, as plain data; times are in forwards, delays in updates."""
-    from stretto.methods.head_weights import minibatches_behind
+    from stretto.methods.local_updates import minibatches_behind
     from stretto.simulate import simulate, unit_costs
 
     method, schedule, rules = layout.method, layout.schedule, layout.rules
@@ -154,7 +154,7 @@ def actions_of(layout: MethodLayout) -> list[list[str]]:
 def write_files(layout: MethodLayout, timeline: "Timeline", output: ShowOutput) -> None:
     """Write the files that were asked for. Raises UsageError for a schedule that torch's format cannot say."""
     from stretto.schedule import draw
-    from stretto.schedule.write_csv_file import to_csv
+    from stretto.schedule.csv_file import to_csv
 
     if output.csv is not None:
         write(output.csv, to_csv(layout.schedule))
@@ -165,7 +165,7 @@ def write_files(layout: MethodLayout, timeline: "Timeline", output: ShowOutput) 
 def in_words(layout: MethodLayout, timeline: "Timeline", facts: Mapping[str, Any]) -> str:
     """The schedule in characters, and what can be read off it."""
     from stretto.schedule import draw
-    from stretto.schedule.idle_share import idle_share
+    from stretto.schedule.draw import idle_share
 
     width = shutil.get_terminal_size().columns if sys.stdout and sys.stdout.isatty() else 1000
     entered = f"these {facts['microbatches']} micro-batches"

@@ -15,7 +15,7 @@ from cyclopts import Parameter
 from stretto.cli.layout import MethodLayout, lay_out
 from stretto.cli.output import aligned, inside, print_json, write, write_trace
 from stretto.errors import UsageError
-from stretto.options.user_function import is_function
+from stretto.options.import_object import is_function
 from stretto.settings.command_line import FLAG, NUMBER, NUMBERS, OPTIONS, TEXTS, WHOLE, Option
 from stretto.settings.runs import parse_metric
 
@@ -290,7 +290,7 @@ def write_files(layout: MethodLayout, timeline: "Timeline", prices: ActionPrices
     if output.svg is not None:
         write(output.svg, draw.svg(timeline.spans, title=f"{layout.method} on {layout.schedule.num_workers} workers"))
     if output.trace is not None:
-        from stretto.simulate.timeline_recordings import UNIT, recordings
+        from stretto.simulate.timeline import UNIT, recordings
         from stretto.tracing.run_phases import tracks
 
         unit = 1e9 / prices.scale if prices.unit == "s" else UNIT
@@ -300,7 +300,7 @@ def write_files(layout: MethodLayout, timeline: "Timeline", prices: ActionPrices
 
 def describe(layout: MethodLayout, timeline: "Timeline", facts: dict[str, Any], prices: ActionPrices) -> str:
     """The drawing, the times and a table of the workers."""
-    from stretto.schedule.idle_share import idle_share
+    from stretto.schedule.draw import idle_share
 
     makespan, period = prices.describe(facts["makespan"]), prices.describe(facts["steady_period"])
     examples = "" if prices.batch_size is None else f", {prices.batch_size} examples a minibatch"

@@ -27,7 +27,7 @@ from stretto.data.dataset import Dataset, RowReader, Split
 from stretto.errors import UsageError
 from stretto.nn.batch import IGNORED, NO_TARGETS, as_tensor
 from stretto.nn.preserve import python_generators_restored
-from stretto.nn.tensor_hash import hash_of
+from stretto.nn.state_check import hash_of
 from stretto.options.checks import shown
 from stretto.options.user_errors import error_place
 

@@ -17,7 +17,7 @@ from stretto.nn.batch import call, inputs_on, with_names_of
 from stretto.nn.preserve import device_of, undisturbed
 from stretto.nn.shapes import describe, trace
 from stretto.splitting import Stages, divide, pieces
-from stretto.splitting.lists import whole_list
+from stretto.splitting.layer_lists import whole_list
 from stretto.stage.stage import begins_in_place, leaf
 from stretto.stage.trainer_arguments import enable_training
 

@@ -14,11 +14,10 @@ from torch import Tensor, nn
 
 from stretto.errors import UsageError
 from stretto.nn.batch import call, with_names_of
-from stretto.weights import saved_tensor_check, unnoticed_changes
-from stretto.weights.backward_probe import backward_reads
+from stretto.weights import saved_tensor_check
 from stretto.weights.forward_backward_rules import Substituted
+from stretto.weights.saved_tensor_check import backward_reads, tensors_in
 from stretto.weights.stash import Stash
-from stretto.weights.tensor_origins import tensors_in
 from stretto.weights.value_rules import CurrentRule, WeightPrediction
 
 MECHANISMS = ("live", "predicted", "stash")
@@ -54,7 +53,7 @@ def find_copies(module: nn.Module, inputs: Sequence[Any]) -> list[Objection]:
     objections: dict[str, saved_tensor_check.Objection] = {}
     _, read = saved_tensor_check.watched_call(module, fresh(inputs), objections=objections)
     parameters = dict(module.named_parameters())
-    for name in read if unnoticed_changes.available() else ():
+    for name in read if saved_tensor_check.can_hide_changes() else ():
         owner, _, parameter = name.rpartition(".")
         known = any(concerns(submodule, owner) for submodule in objections)
         if not known and parameters[name].ndim > 1 and not backward_reads(module, inputs, name):

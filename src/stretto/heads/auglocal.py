@@ -16,7 +16,7 @@ from stretto.heads.head import REMEDY, Site, Tensors, decline
 from stretto.heads.plain import Mean
 from stretto.nn import deferred
 from stretto.nn.batch import as_tuple
-from stretto.nn.remote_stage import RemoteStage
+from stretto.nn.deferred import RemoteStage
 from stretto.options.named import whole
 
 
@@ -73,7 +73,6 @@ class Copies(nn.Module):
         self.layers = nn.ModuleList(layers)
 
     def forward(self, *features: Tensor) -> Any:
-        """An output like the model's."""
         values: Any = tuple(tensor.clone() for tensor in features)
         for layer in self.layers:
             values = as_tuple(layer(*values))

@@ -61,7 +61,6 @@ class GradientModel(nn.Module):
                 nn.init.zeros_(parameter)
 
     def forward(self, x: Tensor, target: object = None) -> Tensor:
-        """The prediction, of the shape of `x`."""
         y: Tensor = self.first(self.norm(x))
         if self.labels is not None:
             y = y + self._of_labels(target, x)
@@ -92,7 +91,6 @@ class OfEach(nn.Module):
         self.count = count
 
     def forward(self, *features: Tensor, target: object = None) -> tuple[Tensor | None, ...]:
-        """The prediction for each tensor, or None."""
         return tuple(
             self.of[str(index)](features[index], target) if str(index) in self.of else None
             for index in range(self.count)

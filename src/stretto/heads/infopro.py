@@ -83,7 +83,6 @@ class InfoPro(LocalLoss):
         return loss + self.weight * cross_entropy(decoded.flatten(0, 1), wanted.flatten())
 
     def extra_repr(self) -> str:
-        """The weight of the reconstruction, for repr."""
         return f"weight={self.weight:g}"
 
 
@@ -95,7 +94,6 @@ class Enlarged(nn.Module):
         self.size = tuple(size)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The image x, interpolated to `size`."""
         return interpolate(x, size=self.size, mode="bilinear", align_corners=True)
 
 

@@ -19,14 +19,13 @@ from torch import Tensor, nn
 
 from stretto.errors import UsageError
 from stretto.heads.auglocal import Copies
-from stretto.heads.head import REMEDY, First, Site, Tensors
+from stretto.heads.head import REMEDY, First, ReadingHead, Site, Tensors, WeightReading
 from stretto.heads.plain import layered, two_layer
-from stretto.heads.reading import ReadingHead, WeightReading
 from stretto.heads.solo import flattened, readout
 from stretto.nn import deferred
 from stretto.nn.batch import as_tuple
+from stretto.nn.deferred import RemoteStage
 from stretto.nn.preserve import undisturbed
-from stretto.nn.remote_stage import RemoteStage
 from stretto.options.named import whole
 
 
@@ -97,7 +96,6 @@ def first_layers(stage: nn.Module, last: bool, *, depth: int, **others: object) 
 
 
 def has_parameters(layer: nn.Module) -> bool:
-    """Whether a layer holds any parameter."""
     return any(True for _ in layer.parameters())
 
 
@@ -148,7 +146,6 @@ class MomentumAuxiliary(ReadingHead):
 
     @property
     def copied(self) -> nn.Module:
-        """The average."""
         return self.average
 
     def forward(self, *features: Tensor) -> Tensor:
@@ -162,7 +159,6 @@ class MomentumAuxiliary(ReadingHead):
         return weight.lerp(arrived, 1 - self.momentum)
 
     def extra_repr(self) -> str:
-        """The momentum, for repr."""
         return f"momentum={self.momentum:g}"
 
 

@@ -27,8 +27,8 @@ from stretto.heads.head import REMEDY, Network, Site, Tensors
 from stretto.heads.man import has_parameters
 from stretto.heads.solo import flattened, readout
 from stretto.nn.batch import as_tuple
+from stretto.nn.deferred import RemoteStage
 from stretto.nn.preserve import device_of, undisturbed
-from stretto.nn.remote_stage import RemoteStage
 from stretto.options.named import whole
 
 
@@ -55,7 +55,6 @@ class SharedTop(Copies):
 
     @property
     def shared(self) -> Iterator[nn.Parameter]:
-        """The parameters that other stages own."""
         for layer in self.layers[1:]:
             yield from layer.parameters()
 

@@ -12,15 +12,13 @@ from stretto.errors import UsageError, nearest
 from stretto.heads import man, plain, segprop, solo
 from stretto.heads.auglocal import auglocal
 from stretto.heads.gradients import GRADIENT_HEADS
-from stretto.heads.head import REMEDY, First, HeadKind, Network, Site
+from stretto.heads.head import REMEDY, First, HeadKind, HeadReadings, Network, Site
 from stretto.heads.infopro import infopro
-from stretto.heads.last_blocks import blocks
-from stretto.heads.reading import HeadReadings
+from stretto.heads.solo import blocks
 from stretto.options.checks import function, of_kind, refuse, shown, whole
 from stretto.options.import_object import import_object
-from stretto.options.named import resolve
+from stretto.options.named import parse, resolve
 from stretto.options.named import whole as at_least_one
-from stretto.options.parse import parse
 from stretto.options.user_errors import called, error_place
 from stretto.schedule import Reach
 

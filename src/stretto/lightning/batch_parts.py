@@ -1,7 +1,7 @@
 """A batch of any form (tensors in tuples, lists, dicts and dataclasses), cut into parts and joined again."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from itertools import accumulate, pairwise
 from typing import Any
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from stretto.errors import UsageError
 from stretto.nn.batch import Examples
+from stretto.nn.nested import tensors_of
 from stretto.options.checks import shown
 from stretto.schedule.even_split import part_sizes
 
@@ -121,11 +122,6 @@ def joined(batches: Sequence[Any]) -> Any:
     return rebuilt(first, [joined(each) for each in zip(*inside, strict=True)])
 
 
-def tensors_of(batch: Any) -> list[Tensor]:
-    """All tensors of a batch, in its order."""
-    return [batch] if isinstance(batch, Tensor) else [each for part in members(batch) for each in tensors_of(part)]
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class StepExamples(Examples):
     """The batches of one minibatch, or a part of it: what a step of the LightningModule gets.
@@ -150,7 +146,6 @@ class StepExamples(Examples):
         return max(index for index, start in enumerate(self.starts) if start <= self.first)
 
     def tensors(self) -> list[Tensor]:
-        """Those of the batch, in whatever they are."""
         return tensors_of(self.batch)
 
     def joined(self, other: Examples) -> "StepExamples":
@@ -178,11 +173,3 @@ class StepExamples(Examples):
             )
             for part, (start, stop) in enumerate(pairwise(bounds))
         ]
-
-
-def mapped(function: Callable[[Tensor], Tensor], value: Any) -> Any:
-    """A value with `function` of each of its tensors."""
-    if isinstance(value, Tensor):
-        return function(value)
-    inside = members(value)
-    return rebuilt(value, [mapped(function, each) for each in inside]) if inside else value

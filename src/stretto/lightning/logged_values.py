@@ -1,7 +1,6 @@
 """What a step logs and returns: recorded where the output is, merged over micro-batches, replayed on every process."""
 
 import copy
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,7 +13,8 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from stretto.errors import UsageError
-from stretto.lightning.batch_parts import mapped, size_of
+from stretto.lightning.batch_parts import size_of
+from stretto.nn.nested import map_tensors
 
 
 @dataclass
@@ -71,13 +71,11 @@ class LogRecorder:
 
 
 def detached(value: Any) -> Any:
-    """A value without its graph, as a copy."""
-    return mapped(lambda tensor: tensor.detach().clone(), value)
+    return map_tensors(lambda tensor: tensor.detach().clone(), value)
 
 
 def on_cpu(value: Any) -> Any:
-    """A value with its tensors on the CPU."""
-    return mapped(lambda tensor: tensor.cpu(), value)
+    return map_tensors(lambda tensor: tensor.cpu(), value)
 
 
 def merged(records: Sequence[StepRecord]) -> StepRecord:
@@ -186,7 +184,7 @@ def set_metrics(module: LightningModule, states: Mapping[str, Mapping[str, Any]]
     for path, state in states.items():
         device = metrics[path].device
         for name, value in state.items():
-            setattr(metrics[path], name, mapped(partial(Tensor.to, device=device), value))
+            setattr(metrics[path], name, map_tensors(partial(Tensor.to, device=device), value))
 
 
 @contextmanager
@@ -215,6 +213,3 @@ def metrics_alone(module: LightningModule) -> Iterator[None]:
 
 def _alone() -> bool:
     return False
-
-
-UNKNOWN = math.nan  # the loss of a batch whose minibatch is not complete, or whose loss comes `lag` steps later

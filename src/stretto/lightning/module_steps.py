@@ -5,11 +5,14 @@ training_step(batch), output given   where the last stage is: the loss, what is 
 """
 
 import copy
+import pickle
+import random
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
+import numpy as np
 import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
@@ -18,9 +21,9 @@ from stretto.errors import UsageError, nearest
 from stretto.lightning.batch_parts import StepExamples, members
 from stretto.lightning.logged_values import LogRecorder, StepRecord, detached, metrics_protected
 from stretto.lightning.network import Arguments, bind
-from stretto.lightning.seeded_draws import seeded
-from stretto.nn.fixed_draws import FixedDraws
-from stretto.nn.seeding import derive
+from stretto.nn.devices import generator_of
+from stretto.nn.preserve import python_generators_restored
+from stretto.nn.seeding import FixedDraws, PreservedGenerator, derive
 from stretto.options.checks import shown
 
 
@@ -162,3 +165,26 @@ def refuse_other_parameters(module: nn.Module, loss: Tensor, output: Any) -> Non
                 "the optimizer's weight_decay"
             )
         waiting += [following for following, _ in node.next_functions] if node is not None else []
+
+
+@contextmanager
+def seeded(seed: int, device: torch.device) -> Iterator[Callable[[], bool]]:
+    """In this block torch, NumPy and random draw from `seed`; afterwards they go on as if nothing had been drawn.
+
+    Yields a function that says whether anything has been drawn.
+    """
+    cpu = torch.device("cpu")
+    with python_generators_restored(), PreservedGenerator(cpu) as on_cpu, PreservedGenerator(device) as on_device:
+        on_cpu.seed(seed)
+        if device != cpu:
+            on_device.seed(seed)
+        random.seed(seed)
+        np.random.seed(seed & 0xFFFFFFFF)
+        begins = states(device)
+        yield lambda: states(device) != begins
+
+
+def states(device: torch.device) -> list[bytes]:
+    """The states of all generators that a step may draw from."""
+    of_torch = [generator_of(each).get_state().numpy().tobytes() for each in {torch.device("cpu"), device}]
+    return [*of_torch, repr(random.getstate()).encode(), pickle.dumps(np.random.get_state())]

@@ -143,7 +143,6 @@ class Call:
 
     @property
     def names(self) -> list[str]:
-        """The names of the arguments."""
         return list(self.passed)
 
 

@@ -1,12 +1,15 @@
 """A LightningModule's forward as a pipeline of stages, trained by a stretto.Trainer."""
 
+import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
+import torch.distributed as dist
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
@@ -27,18 +30,70 @@ from stretto.lightning.logged_values import (
 )
 from stretto.lightning.module_steps import ModuleSteps
 from stretto.lightning.network import Arguments, Network, cut_network
-from stretto.lightning.process_group import Processes, together
-from stretto.lightning.stage_optimizers import StageOptimizers
+from stretto.lightning.stage_optimizers import FollowingOptimizers
 from stretto.losses.network_reads import network_of, refuse_network_reads
 from stretto.losses.value import MeanOfStage
 from stretto.methods import Method
 from stretto.nn.batch import cut
+from stretto.nn.buckets import align, tensors_of
+from stretto.nn.deferred import RemoteStage
 from stretto.nn.preserve import modes_restored
-from stretto.nn.remote_stage import RemoteStage
-from stretto.optim.kind import name_of
-from stretto.optim.named import NamedOptimizer
-from stretto.trainer.chosen_method import method_to_evaluate, settled
-from stretto.trainer.microbatches import MinibatchCut
+from stretto.optim.by_name import name_of
+from stretto.optim.from_function import NamedOptimizer
+from stretto.runtime import membership
+from stretto.trainer.build import settled
+from stretto.trainer.host import cut_of, evaluator
+
+
+class Processes:
+    """This process among those of the job; all methods are collectives. One process alone sends nothing."""
+
+    def __init__(self, rank: int, size: int, timeout: float) -> None:
+        self.rank, self.size = rank, size
+        member = membership(timeout) if size > 1 else None
+        self._group = None if member is None else member.group_set(self, timeout).whole()
+
+    def all_of(self, value: Any) -> list[Any]:
+        if self._group is None:
+            return [value]
+        told: list[Any] = [None] * self.size
+        dist.all_gather_object(told, value, group=self._group)
+        return told
+
+    def on_first(self, value: Any) -> list[Any] | None:
+        """The values of all processes, by rank, on rank 0; None elsewhere."""
+        if self._group is None:
+            return [value]
+        told: list[Any] | None = [None] * self.size if self.rank == 0 else None
+        dist.gather_object(value, told, dst=0, group=self._group)
+        return told
+
+    def from_first(self, value: Any, source: int = 0) -> Any:
+        """The value of rank `source`."""
+        if self._group is None:
+            return value
+        told = [value]
+        dist.broadcast_object_list(told, src=source, group=self._group)
+        return told[0]
+
+    def barrier(self) -> None:
+        if self._group is not None:
+            dist.barrier(group=self._group)
+
+    def share_weights(self, module: nn.Module) -> None:
+        """Give all processes the weights and buffers of rank 0."""
+        if self._group is not None:
+            align(tensors_of([module]), self._group)
+
+    def share_generators(self) -> None:
+        """Give all processes the states of rank 0's random generators: they are to draw the same batches."""
+        if self._group is None:
+            return
+        states = self.from_first((random.getstate(), np.random.get_state(), torch.get_rng_state()))
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        torch.set_rng_state(states[2])
+
 
 UNEVEN = """\
 Cut nothing, '1f1b(microbatches=1)' and one replica, or let training_step return a mean over the examples of its batch:
@@ -84,12 +139,7 @@ class Pipeline:
         example = replace(example, batch=on_cpu(example.batch))  # as the module is, until each process moves its stages
         arguments = {name: tensor.clone() for name, tensor in self.steps.caught(example).items()}
         self.network: Network = cut_network(self.steps.target, prefix, arguments, settings.stages, settings.split)
-        if reference is None:  # nothing is trained
-            self._method, self.optimizers = method_to_evaluate(settings.method), None
-        else:
-            self._method = settled(settings.method, name_of(reference), self.network.stages)
-            self.optimizers = self._stage_optimizers(reference)
-        self.trainer = self._trainer(arguments)
+        self.trainer, self.optimizers = self._trainer(arguments, reference)
         if self.optimizers is not None:
             self.optimizers.forget_state()
         self.move()
@@ -103,43 +153,37 @@ class Pipeline:
         self._verified: set[int | None] = set()
         self._warned = False  # of batches of unequal sizes
 
-    def _stage_optimizers(self, reference: torch.optim.Optimizer) -> StageOptimizers:
-        prediction = self._method.prediction
-        return StageOptimizers(reference, self.network.stages, None if prediction is None else prediction.rate)
-
-    @property
-    def _mesh(self) -> stretto.Mesh:
-        mesh = self._settings.options.get("mesh")
-        return stretto.Mesh() if mesh is None else mesh
-
-    def _trainer(self, arguments: Arguments) -> stretto.Trainer:
-        optimizers, options = self.optimizers, dict(self._settings.options)
-        if optimizers is None:
-            options.pop("heads", None)
-
-        def without(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-            return torch.optim.SGD(parameters, lr=0.0)
-
-        trainer = stretto.Trainer(
-            self.network.stages,
-            MeanOfStage(
-                partial(self._loss, None),
-                lambda stage: partial(self._loss, stage),
-                lambda stage: partial(self._trial, stage),
-                UNEVEN,
-            ),
-            without if optimizers is None else NamedOptimizer(optimizers.build),
-            self._method,
-            scheduler=None if optimizers is None else optimizers.scheduler,
-            clip=self._settings.clip,
-            device=self._settings.device,
-            example=self.network.batch(arguments),
-            **options,
+    def _trainer(
+        self, arguments: Arguments, reference: torch.optim.Optimizer | None
+    ) -> tuple[stretto.Trainer, FollowingOptimizers | None]:
+        # Without a reference nothing is trained.
+        settings, stages = self._settings, self.network.stages
+        loss = MeanOfStage(
+            partial(self._loss, None),
+            lambda stage: partial(self._loss, stage),
+            lambda stage: partial(self._trial, stage),
+            UNEVEN,
         )
-        if len(self.network.stages) > 1 or trainer.schedule.per_turn * self._mesh.data > 1:
-            network = network_of(self.network.stages)
+        options = {
+            **settings.options,
+            "clip": settings.clip,
+            "device": settings.device,
+            "example": self.network.batch(arguments),
+        }
+        optimizers = None
+        if reference is None:
+            options.pop("heads", None)
+            trainer = evaluator(stages, loss, settings.method, **options)
+        else:
+            chosen = settled(settings.method, name_of(reference), stages)
+            rate = None if chosen.prediction is None else chosen.prediction.rate
+            optimizers = FollowingOptimizers(reference, stages, rate)
+            build, scheduler = NamedOptimizer(optimizers.build), optimizers.scheduler
+            trainer = stretto.Trainer(stages, loss, build, chosen, scheduler=scheduler, **options)
+        if len(stages) > 1 or trainer.schedule.per_turn * trainer.mesh.data > 1:
+            network = network_of(stages)
             refuse_network_reads(self.module.training_step, network, "training_step")
-        return trainer
+        return trainer, optimizers
 
     def move(self) -> None:
         """Bring to the device what no other process holds: what is not part of a stage (metrics, losses)."""
@@ -204,7 +248,7 @@ class Pipeline:
         self._warned = True
 
     def _parts(self, examples: StepExamples) -> list[StepExamples]:
-        whole = MinibatchCut(self.trainer.method, self.trainer.schedule, self.trainer.mesh.data)
+        whole = cut_of(self.trainer)
         if examples.size is not None and examples.size < whole.parts:
             raise whole.too_few(
                 examples.size,
@@ -268,7 +312,7 @@ class Pipeline:
             told = [(mine, states)]
         else:
             records = mine and {n: {part: on_cpu_record(r) for part, r in parts.items()} for n, parts in mine.items()}
-            with together(self.trainer):
+            with self.trainer.backend.abort_all_on_error():
                 told = self.processes.all_of((records, on_cpu(states)))
         self._refuse_metrics_of_replicas([name for _, states in told for name in states])
         for records, others in told:
@@ -310,7 +354,7 @@ class Pipeline:
         if self.processes.size > 1:
             here = record is not None
             told_here = (on_cpu_record(record), on_cpu(metric_states(self.module, before))) if record else None
-            with together(self.trainer):
+            with self.trainer.backend.abort_all_on_error():
                 told = next(each for each in self.processes.all_of(told_here) if each is not None)
             record = told[0]
             if not here:
@@ -330,7 +374,7 @@ class Pipeline:
         state = self.trainer.state_dict()
         state.pop("extra"), state.pop("stretto"), state.pop("torch")
         numbers = {} if self.optimizers is None else self.optimizers.numbers_of()
-        with together(self.trainer):
+        with self.trainer.backend.abort_all_on_error():
             told = self.processes.on_first((state["stages"], numbers))
         if told is None:
             return None
@@ -356,7 +400,7 @@ class Pipeline:
 
     def finish(self) -> None:
         """Give the module the trained weights of all stages, on all processes."""
-        with together(self.trainer):
+        with self.trainer.backend.abort_all_on_error():
             self.trainer.flush()
             if self.processes.size == 1:
                 return
@@ -393,7 +437,6 @@ class Snapshot:
 
 
 def on_cpu_record(record: StepRecord) -> StepRecord:
-    """A record to be sent."""
     for call in record.logged:
         call.value = on_cpu(call.value)
     return StepRecord(record.owner, record.size, record.logged, on_cpu(record.loss), on_cpu(record.returned))

@@ -4,6 +4,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 from lightning.pytorch.core.optimizer import _MockOptimizer
+from lightning.pytorch.plugins.precision import DoublePrecision, HalfPrecision, MixedPrecision, Precision
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 
@@ -61,7 +62,6 @@ def refuse_arguments(options: dict[str, Any]) -> None:
 
 
 def precision_of(name: str) -> str | None:
-    """The precision of stretto.Trainer for Lightning's. Raises UsageError for one that there is not."""
     if name not in PRECISIONS:
         float16 = name.startswith("16")
         why = ": a scale of the loss belongs to the whole model, and stages update at different times" * float16
@@ -112,10 +112,39 @@ def refuse_callback(callback: pl.Callback) -> None:
 
 
 def refuse_optimizers(optimizers: list[Any]) -> None:
-    """Raise UsageError unless configure_optimizers returned one optimizer."""
     if len(optimizers) != 1 or isinstance(optimizers[0], _MockOptimizer):
         raise UsageError(
             f"configure_optimizers returned {len(optimizers)} optimizers: give one; groups may differ in their rates"
             if len(optimizers) != 1
             else "configure_optimizers returned None: give an optimizer"
         )
+
+
+class StagePrecision(Precision):
+    """Names a precision of Lightning, which the stages compute in."""
+
+    def __init__(self, name: Any) -> None:
+        self.precision = name
+
+    def clip_gradients(self, *_: Any, **__: Any) -> None:
+        """Do nothing: stages limit the norm of their gradients together."""
+
+
+class StageDoublePrecision(DoublePrecision):
+    """float64: the module and its batches are converted, as Lightning does it; the stages compute as they are."""
+
+    def clip_gradients(self, *_: Any, **__: Any) -> None:
+        """Do nothing: stages limit the norm of their gradients together."""
+
+
+def plugin_for(given: Precision) -> Precision:
+    """The plugin to use instead of the one that Lightning has chosen. Raises UsageError for others of the user's."""
+    if isinstance(given, StagePrecision | StageDoublePrecision):
+        return given
+    if type(given) not in (Precision, HalfPrecision, MixedPrecision, DoublePrecision):
+        raise UsageError(
+            f"plugins={type(given).__name__}: its precision is not there in stages; leave it out, and choose "
+            "precision='32-true', '64-true', 'bf16-true' or 'bf16-mixed'"
+        )
+    precision_of(str(given.precision))
+    return StageDoublePrecision() if isinstance(given, DoublePrecision) else StagePrecision(given.precision)

@@ -6,7 +6,6 @@ momenta), as they were when the minibatch of that update entered: so any schedul
 """
 
 import copy
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,36 +13,24 @@ import torch
 from torch import nn
 
 from stretto.errors import UsageError
-from stretto.optim.copied_optimizer import copied
-from stretto.optim.named import Named
+from stretto.optim.from_function import Named
 from stretto.options.checks import shown
+from stretto.splitting import Stages
+from stretto.trainer.host import StageOptimizers
 
 OWN = ("params", "param_names")  # what a group does not take over
 
 
-class StageOptimizers:
+class FollowingOptimizers(StageOptimizers):
     """Makes the optimizer of each stage that a Trainer asks for, and keeps their options those of the reference.
 
-    `stages` are the modules of all stages; `prediction_rate` is the rate of modules that predict gradients, times the
-    reference's.
+    `prediction_rate` is the rate of modules that predict gradients, times the reference's.
     """
 
-    def __init__(
-        self, reference: torch.optim.Optimizer, stages: Sequence[nn.Module], prediction_rate: float | None
-    ) -> None:
+    def __init__(self, reference: torch.optim.Optimizer, stages: Stages, prediction_rate: float | None) -> None:
         refuse_wrapped(reference)
-        self.reference = reference
+        super().__init__(reference, stages.model, stages.first_name_in_model)
         self._prediction_rate = prediction_rate
-        self._own = {
-            f"{index}.{name}": parameter
-            for index, stage in enumerate(stages)
-            for name, parameter in stage.named_parameters(remove_duplicate=False)
-        }
-        self._group_of = {
-            id(parameter): number
-            for number, group in enumerate(reference.param_groups)
-            for parameter in group["params"]
-        }
         self._numbers = {
             id(parameter): number
             for number, parameter in enumerate(p for group in reference.param_groups for p in group["params"])
@@ -59,13 +46,13 @@ class StageOptimizers:
         """
         reference = self.reference
         groups: dict[int, list[nn.Parameter]] = {}
-        state: dict[Any, Any] = defaultdict(dict)
+        state: dict[Any, Any] = {}
         numbers: dict[int, int] = {}
         heads = [(name, parameter) for name, parameter in named if name.startswith("heads.")]
         stage = int(named[0][0].removeprefix("heads.").partition(".")[0])
         for name, given in named:
-            own = self._own.get(name)  # None for a head's
-            number = self._group_of.get(id(own))
+            own = self.own(name)
+            number = self.group_of(own)
             if own is not None and number is not None:
                 groups.setdefault(number, []).append(given)
                 numbers[id(given)] = self._numbers[id(own)]
@@ -79,7 +66,7 @@ class StageOptimizers:
                 "them with requires_grad_(False), or give them to the optimizer"
             )
         order = sorted(groups)
-        built = copied(reference, [{**reference.param_groups[n], "params": groups[n]} for n in order], state)
+        built = self.made({number: groups[number] for number in order}, state)
         predicts = self._prediction_rate is not None and len(heads) == len(named)
         self._followers[id(built)] = Follower(self, built, order, self._prediction_rate if predicts else None)
         if not predicts:
@@ -137,7 +124,7 @@ class Follower:
     """The scheduler of a stage's optimizer, whose groups are these of the reference, at `rate` times their lr."""
 
     def __init__(
-        self, of: StageOptimizers, optimizer: torch.optim.Optimizer, groups: Sequence[int], rate: float | None
+        self, of: FollowingOptimizers, optimizer: torch.optim.Optimizer, groups: Sequence[int], rate: float | None
     ) -> None:
         self._of, self._optimizer, self._groups, self._rate = of, optimizer, groups, rate
         self.done = 0  # updates
@@ -157,11 +144,9 @@ class Follower:
                     group["lr"] *= self._rate
 
     def state_dict(self) -> dict[str, int]:
-        """The number of updates."""
         return {"done": self.done}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Go on after so many updates."""
         self.done = state["done"]
 
 
@@ -172,7 +157,6 @@ class Constant:
         """Do nothing."""
 
     def state_dict(self) -> dict[str, int]:
-        """Nothing."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:

@@ -27,10 +27,15 @@ from torch.optim import Optimizer
 from stretto.errors import UsageError
 from stretto.lightning.batch_parts import StepExamples, size_of
 from stretto.lightning.logged_values import logged_on_step, metrics_alone, replay
-from stretto.lightning.pipeline import FinishedMinibatch, Pipeline, PipelineSettings, Snapshot, training_modes
-from stretto.lightning.precision_plugins import plugin_for
-from stretto.lightning.process_group import Processes
-from stretto.lightning.refusals import precision_of, refuse_arguments, refuse_optimizers, refuse_training
+from stretto.lightning.pipeline import (
+    FinishedMinibatch,
+    Pipeline,
+    PipelineSettings,
+    Processes,
+    Snapshot,
+    training_modes,
+)
+from stretto.lightning.refusals import plugin_for, precision_of, refuse_arguments, refuse_optimizers, refuse_training
 from stretto.mesh import Mesh
 from stretto.methods import Method
 from stretto.methods.table import check_written

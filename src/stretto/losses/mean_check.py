@@ -15,9 +15,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map
 
 from stretto.errors import UsageError
-from stretto.losses.comparison import FAILURES, compare, is_whole, preserved_buffers, refusal, repeated
-from stretto.losses.neighbours import Neighbours
-from stretto.losses.sums import Sum
+from stretto.losses.comparison import FAILURES, Neighbours, compare, is_whole, preserved_buffers, refusal, repeated
+from stretto.losses.cross_entropy import Sum
 from stretto.losses.value import Loss, MeanOverExamples, Trial, call, is_elementwise
 from stretto.nn.batch import IGNORED, Examples, to_device
 from stretto.nn.nested import map_tensors, tensors_of
@@ -205,6 +204,5 @@ def with_ignored(target: Tensor, first: int) -> Tensor:
 
 
 def differs(marked: Any, target: Any) -> bool:
-    """Whether any entry of the targets has been marked."""
     pairs = zip(tensors_of(marked), tensors_of(target), strict=True)
     return any(not torch.equal(one, other.to(one.device)) for one, other in pairs)

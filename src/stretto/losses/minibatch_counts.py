@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from stretto.errors import UsageError
-from stretto.losses.sums import Sum, divided
+from stretto.losses.cross_entropy import Sum, divided
 from stretto.losses.value import Loss
 from stretto.nn.sharded_modules import local_share
 

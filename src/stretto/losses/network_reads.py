@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from stretto.errors import UsageError
 from stretto.losses.value import MeanOfStage, MeanOverExamples
 from stretto.nn.carried_attributes import CONTAINERS
-from stretto.nn.lost_hooks import of_torch
+from stretto.nn.hooks import of_torch
 from stretto.options.object_digest import file_of, is_installed, methods_of_forward, names_in
 
 FILLS = {"append", "appendleft", "extend", "insert", "add", "update", "setdefault"}

@@ -7,7 +7,7 @@ from torch.overrides import TorchFunctionMode
 
 from stretto.cost.layer_table import Affine, ImageWindow
 from stretto.parallel.space.geometry import Window
-from stretto.parallel.space.window_calls import AtOneRow, window_call
+from stretto.parallel.space.table import AtOneRow, window_call
 
 
 class SeenWindow(NamedTuple):

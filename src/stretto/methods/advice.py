@@ -15,8 +15,8 @@ from stretto.errors import ScheduleError, UsageError
 from stretto.methods.definition import Advice, Family, Method
 from stretto.methods.table import METHODS, is_advised, method
 from stretto.options import checks
-from stretto.options.parse import parse
-from stretto.schedule.idle_share import RESOLUTION, idle_share
+from stretto.options.named import parse
+from stretto.schedule.draw import RESOLUTION, idle_share
 
 PLAIN_SGD = "plain-sgd"  # SGD without momentum, or with Nesterov's: it has no velocity that a cure could read
 KIN = {"adam": "adamw", "lamb": "adamw", "lars": "sgd", PLAIN_SGD: "sgd"}
@@ -92,7 +92,6 @@ class Finding:
 
 @cache
 def findings() -> tuple[Finding, ...]:
-    """All that the studies found."""
     text = resources.files("stretto.methods").joinpath("findings.json").read_text(encoding="utf-8")
     return tuple(Finding(**entry) for entry in json.loads(text))
 

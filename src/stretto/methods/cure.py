@@ -1,10 +1,13 @@
 """Cures for delay, as data: which weights a stage's passes see, and how its optimizer's step changes."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from stretto.options.checks import of_fields
+from stretto.errors import UsageError
+from stretto.optimizers import OPTIMIZERS
+from stretto.options.checks import is_number, is_whole, of_fields, shown
 
 ANY_MOMENTUM = 0.9  # where it matters only that there is one
 
@@ -151,7 +154,7 @@ class Cure:
     def optimizers(self) -> tuple[str, ...]:
         """The names of the optimizers that it works with, as in plans and settings; empty for any.
 
-        Velocities are read off SGD alone, an optimizer's own steps and numerators off those of `optim/direction.py`.
+        Velocities are read off SGD alone.
         """
         forms = {prediction.form for prediction in self.predictions}
         if self.optimizer is not None:
@@ -160,10 +163,51 @@ class Cure:
             return ("sgd",)
         if self.rotate is not None:
             return ("adam", "adamw")
-        known = ("sgd", "adam", "adamw", "nadam", "lion", "muon", "soap")
+        known = tuple(name for name, optimizer in OPTIMIZERS.items() if optimizer.ahead and optimizer.late)
         return known if self.spike or "step" in forms else ()
 
 
 def looks(cure: Prediction | Correction, place: Place) -> bool:
     """Whether a pass of the stage there sees other weights than the current ones."""
     return bool(cure.span(place) if isinstance(cure, Correction) else cure.horizon(place))
+
+
+MOST_DELAY = 10_000
+PREDICTING, FROM_LABELS = "gradients by ", "gradients, with labels, by "  # before the name of a head in plans
+
+
+@dataclass(frozen=True)
+class GradientPrediction:
+    """How the module M behind a stage, which predicts the gradient of the stage's output, learns from the true one.
+
+    M predicts the gradient of micro-batch n after it has learned from that of micro-batch n - `delay`. Its optimizer is
+    the stage's function with `rate` times the stage's learning rate.
+    """
+
+    delay: int = 1
+    rate: float = 1.0
+
+    @property
+    def keeps_graph(self) -> bool:
+        """Whether no other learning step comes between a prediction and its own: then its graph serves for both."""
+        return self.delay == 1
+
+    def __post_init__(self) -> None:
+        if not is_whole(self.delay) or not 1 <= self.delay <= MOST_DELAY:
+            wanted = f"a whole number of micro-batches from 1 to {MOST_DELAY}"
+            raise UsageError(f"synthetic-gradients(delay={shown(self.delay)}): {wanted}")
+        if not is_number(self.rate) or not 0 <= self.rate < math.inf:
+            raise UsageError(f"synthetic-gradients(rate={shown(self.rate)}): a number of at least 0")
+
+
+def name_in_plans(head: str, *, labelled: bool) -> str:
+    """The name under which plans know the costs of what predicts gradients, apart from the heads with that name."""
+    return f"{FROM_LABELS if labelled else PREDICTING}{head}"
+
+
+def read_in_plans(name: str) -> tuple[str, bool, bool]:
+    """The head behind a name in plans, whether it predicts gradients, and whether it reads labels for it."""
+    for prefix, labelled in ((FROM_LABELS, True), (PREDICTING, False)):
+        if name.startswith(prefix):
+            return name.removeprefix(prefix), True, labelled
+    return name, False, False

@@ -5,16 +5,46 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, get_args
 
 from stretto.errors import UsageError
-from stretto.methods.cure import ANY_MOMENTUM, Cure, Place, StepCure, WeightCopies
-from stretto.methods.gradient_prediction import GradientPrediction
-from stretto.methods.phases import Phases
+from stretto.methods.cure import ANY_MOMENTUM, Cure, GradientPrediction, Place, StepCure, WeightCopies
 from stretto.methods.planning import Planning
 from stretto.options.checks import MOST_STAGES, flag, is_whole, of_fields, of_kind, one_of, sequence, shown, whole
 from stretto.schedule import Delays, Reach, Rules, Schedule, check
+from stretto.schedule.added_actions import Agreement, with_agreement, with_recompute, with_reduce
 from stretto.schedule.library.one_f_one_b import one_f_one_b
-from stretto.schedule.norm_reduction import with_reduce
-from stretto.schedule.recompute import with_recompute
-from stretto.schedule.replicated import Agreement, with_agreement
+
+
+@dataclass(frozen=True)
+class Phases:
+    """Minibatches before `warmup` and those from `finish` on are synchronous: each one's update before the next enters.
+
+    PipeMare's T3 is such a warm-up (Yang et al. 2021, arXiv 1910.05124). Between phases the pipeline drains. Cures
+    change nothing in a synchronous phase, but go on to follow the weights, to know past updates when it ends.
+    """
+
+    warmup: int = 0
+    finish: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in (("warmup", self.warmup), ("finish", self.finish)):
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
+                raise UsageError(f"{name}={value!r}: a number of minibatches, 0 or more")
+        if self.finish is not None and self.finish < self.warmup:
+            raise UsageError(
+                f"finish={self.finish} comes before warmup={self.warmup} is over: nothing would be asynchronous; use a "
+                "later finish, or a synchronous method such as 1f1b"
+            )
+
+    def synchronous(self, minibatch: int) -> bool:
+        """Whether a minibatch, counted from 0, belongs to a synchronous phase."""
+        return minibatch < self.warmup or (self.finish is not None and minibatch >= self.finish)
+
+    def synchronous_among(self, minibatches: int) -> int:
+        late = 0 if self.finish is None else max(0, minibatches - self.finish)
+        return min(self.warmup, minibatches) + late
+
+    def __bool__(self) -> bool:
+        return self.warmup > 0 or self.finish is not None
+
 
 Family = Literal["synchronous", "asynchronous", "local"]
 Pairs = Sequence[tuple[int, int]]
@@ -34,7 +64,6 @@ class Advice(NamedTuple):
 
 
 def one_each(num_stages: int) -> int:
-    """One worker for each stage."""
     return num_stages
 
 
@@ -54,7 +83,7 @@ class Method:
     stage are summed or averaged. `head` names how auxiliary heads are built (`stretto.heads`), or, where the reach says
     that gradients are predicted, what predicts them; `prediction` says how that learns. `recompute` says that
     forwards are run again for their backward, in segments of so many stages, or (True) of as many as suit the schedule
-    (`schedule/recompute.py`). `workers(num_stages)` is the number of workers by default. `planning` is what
+    (`schedule/added_actions.py`). `workers(num_stages)` is the number of workers by default. `planning` is what
     `stretto plan` needs beside all this (`methods/planning.py`). `advice` is there where it was asked for as "async" or
     "local" (`methods/advice.py`).
     """
@@ -174,9 +203,9 @@ class Method:
         of stages: the second works on weights of the first. It trains them if the first is above it, or else if all its
         losses train the first, too.
         `reads` are (owner, reader, every): after each `every` updates of the owner the reader gets its weights and
-        does not train them. `agreement` is what replicas of the pipeline do at each update (`schedule/replicated.py`).
-        Raises ScheduleError for a schedule that is not complete or can deadlock, UsageError where there is nothing to
-        recompute.
+        does not train them. `agreement` is what replicas of the pipeline do at each update
+        (`schedule/added_actions.py`). Raises ScheduleError for a schedule that is not complete or can deadlock,
+        UsageError where there is nothing to recompute.
         """
         flag("reduce", reduce)
         schedule = self._laid_out(num_stages, num_workers)

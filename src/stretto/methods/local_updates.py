@@ -2,16 +2,26 @@
 
 The three differ in one thing: where heads stand and how far down each head's gradient travels. The paper's figure 2
 shows overlapping with every shared stage drawn twice; the same gradients come from one forward and a split backward.
+
+Synthetic gradients, or decoupled neural interfaces (DNI), Jaderberg et al. 2017, arXiv 1608.05343.
+
+A small module M behind each stage but the last predicts the gradient of the loss with respect to the stage's output
+from that output alone, or from the targets, too (the paper's cDNI). The stage goes backward with the prediction at once
+and updates. M learns by the squared error from the gradient that the next stage sends later, which that stage has
+computed with its own prediction, or, as the last stage, with the loss.
 """
 
+from collections.abc import Callable, Mapping
 from typing import Literal
 
 from stretto.errors import UsageError
+from stretto.methods.cure import GradientPrediction
 from stretto.methods.definition import Method
 from stretto.methods.planning import Planning
 from stretto.options.checks import is_among, is_whole, shown
-from stretto.schedule import Reach
-from stretto.schedule.library.backprop_and_local import assign, one_sweep, split_backward
+from stretto.options.named import parse
+from stretto.schedule import Reach, Schedule
+from stretto.schedule.library.backprop_and_local import assign, one_sweep, predicted_gradients, split_backward
 
 
 def greedy(*, head: str = "auto", share_top: int = 0) -> Method:
@@ -115,3 +125,50 @@ def chunked(*, chunks: int = 2, head: str = "auto", share_top: int = 0) -> Metho
         head=head,
         planning=Planning(losses="chunks", messages="hidden", waits="chunk"),
     )
+
+
+def synthetic_gradients(*, head: str = "auto", labels: bool = False, delay: int = 1, rate: float = 1.0) -> Method:
+    """Every stage but the last trains on a predicted gradient.
+
+    head: the module that predicts it (`stretto.heads.gradients`). labels: it also reads the targets, class numbers.
+    delay: micro-batches between a prediction and the newest true gradient that was learned from; more than 1 for links
+    so slow that a gradient takes more than a turn. rate: the modules' learning rate, times the stage's.
+    """
+    if not is_among(labels, (True, False)):
+        raise UsageError(f"synthetic-gradients(labels={shown(labels)}): choose True or False")
+    prediction = GradientPrediction(delay, rate)
+
+    def reach(num_stages: int) -> Reach:
+        hops = (*[None] * (num_stages - 1), 0)
+        return Reach(hops, frozenset(range(num_stages - 1)), labels and num_stages > 1)
+
+    return Method(
+        name="synthetic-gradients",
+        summary="every stage trains on a predicted gradient of its output, and the prediction on the true one",
+        reach=reach,
+        schedule=lambda num_stages, num_workers: predicted_gradients(num_stages, num_workers, delay),
+        synchronous=False,
+        head=head,
+        prediction=prediction,
+        planning=Planning(messages="hidden", waits="prediction"),
+    )
+
+
+OWNERS: Mapping[str, Callable[[int, int], int]] = {  # (stage, number of stages) -> the stage that its head reads
+    "solo": lambda stage, num_stages: num_stages - 1,
+    "segprop": lambda stage, num_stages: num_stages - 1,
+    "man": lambda stage, num_stages: stage + 1,
+}
+
+
+def minibatches_behind(method: Method, schedule: Schedule) -> tuple[int, ...]:
+    """For the head of each stage that has one: the newest update in the weights that it reads for minibatch m is that
+    of the minibatch so many before m. Empty for heads that read none.
+
+    With an option `every` they are the youngest. Layers that `segprop` shares of stages below the last one are younger.
+    """
+    owner = OWNERS.get(parse(method.head, "head")[0])
+    if owner is None or method.synchronous:
+        return ()
+    delays, count = method.delays(schedule), schedule.num_stages
+    return tuple(delays.reading(owner(s, count), s).behind[0] for s in method.reach(count).heads[:-1])

@@ -3,9 +3,16 @@
 Asynchronous 1F1B: minibatches follow each other without a flush, no worker is ever idle, and gradients are old. A
 backward sees the weights of its forward, stashed by PipeDream for every minibatch in flight; 2BW keeps two versions,
 by updating only once as many micro-batches are through as there are stages.
+
+On the same clock, with other weights:
+
+- SpecTrain (Chen et al. 2018, arXiv 1809.02839): forward and backward of a minibatch aim at the same version.
+- PipeOptim (Guan et al. 2023, arXiv 2312.00839): forwards look ahead along the optimizer's own step.
+- Nesterov-asynchronous training (AsyncPP, 2025, arXiv 2505.01099): look-ahead momentum against delay.
 """
 
 from stretto.errors import UsageError
+from stretto.methods.cure import Cure, Place, Prediction
 from stretto.methods.definition import Method
 from stretto.methods.planning import Planning
 from stretto.methods.step_cures import Feedback, Rotate, cures_in_words, step_cure
@@ -73,4 +80,57 @@ def pipedream_2bw(
             held=lambda at: at.above + 1,
             delay=lambda at: 1 if at.stages > 1 else 0,
         ),
+    )
+
+
+def forward_horizon(place: Place) -> float:
+    """floor(s/2) + D, D = S - 1 - s: from the forward on stage s to the backward on stage 0."""
+    return place.stage // 2 + place.delay
+
+
+def backward_horizon(place: Place) -> float:
+    """floor(s/2): from the backward on stage s to that on stage 0."""
+    return place.stage // 2
+
+
+def spectrain() -> Method:
+    """Asynchronous 1F1B without stashes; both passes see weights predicted along the velocity."""
+    return Method(
+        name="spectrain",
+        summary="asynchronous 1F1B, both passes on predicted weights",
+        schedule=pipedream_schedule,
+        synchronous=False,
+        weights="live",
+        planning=ASYNCHRONOUS_1F1B,
+        cure=Cure(forward=Prediction("velocity", forward_horizon), backward=Prediction("velocity", backward_horizon)),
+    )
+
+
+def pipeoptim() -> Method:
+    """Asynchronous 1F1B without stashes, whose forwards see the weights predicted for their backward.
+
+    On stage s that is S-1-s updates later. The backward sees the current weights. XPipe (arXiv 1911.04610) does so for
+    Adam.
+    """
+    return Method(
+        name="pipeoptim",
+        summary="asynchronous 1F1B, forwards on weights predicted along the optimizer's step",
+        schedule=pipedream_schedule,
+        synchronous=False,
+        weights="live",
+        planning=ASYNCHRONOUS_1F1B,
+        cure=Cure(forward=Prediction("step", lambda place: place.delay)),
+    )
+
+
+def nesterov() -> Method:
+    """PipeDream with torch.optim.NAdam, whose look-ahead counters old gradients; the paper's first beta is 0.99."""
+    return Method(
+        name="nesterov",
+        summary="asynchronous 1F1B with stashed weights and NAdam",
+        schedule=pipedream_schedule,
+        synchronous=False,
+        weights="stash",
+        planning=ASYNCHRONOUS_1F1B,
+        cure=Cure(optimizer="NAdam"),
     )

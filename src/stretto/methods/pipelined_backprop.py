@@ -2,20 +2,28 @@
 
 One forward and one backward of every stage in every tick, no flush: no worker is ever idle, and stage s works with
 gradients 2(S-1-s) updates old. A backward sees the weights as they stand, or with `stash` those of its forward.
+
+PipeMare (Yang et al. 2021, arXiv 1910.05124): smaller steps where gradients are old, and a backward that looks back.
+
+T1 divides the learning rate by max(tau, 1)^p, p falling from 1 to 0 over K updates; T2 gives the backward an estimate
+of the weights its forward saw, tau updates back. For both tau is the mean delay of the micro-batches of an update, a
+fraction: with N of them tau = tau_f - tau_b = 2(S-1-s)/N on the PB clock, where tau_b = 0. (The paper counts one slot
+more, (2(S-s)-1)/N.)
 """
 
 from dataclasses import replace
+from functools import partial
 from typing import Literal
 
 from stretto.errors import UsageError
-from stretto.methods.cure import Cure, Place, Prediction
+from stretto.methods.cure import Correction, Cure, Place, Prediction
 from stretto.methods.definition import Method
 from stretto.methods.planning import Planning
 from stretto.methods.step_cures import Feedback, Rotate, cures_in_words, step_cure
 from stretto.methods.synchronous_pipelines import check_count, check_flag
 from stretto.options.checks import is_among, shown
 from stretto.schedule.library.pipedream import paci as paci_schedule
-from stretto.schedule.library.pipelined_backprop import pipelined_backprop
+from stretto.schedule.library.pipedream import pipelined_backprop
 
 Form = Literal["velocity", "weight", "step"]
 PB_CLOCK = Planning(held=lambda at: 2 * at.above + 1, delay=lambda at: 2 * at.above, messages="hidden")
@@ -138,4 +146,23 @@ def paci(*, every: int = 2, feedback: Feedback = 0.0, rotate: Rotate = False, re
         weights="live",
         cure=cure,
         planning=Planning(cut="every", held=lambda at: at.above + 1, delay=lambda at: at.above / at.microbatches),
+    )
+
+
+def pipemare(*, reschedule: int | None = None, correct: bool = True, microbatches: int = 1) -> Method:
+    """T1 over `reschedule` updates (None: no T1), T2 if `correct`, and N = `microbatches` to an update."""
+    check_flag("pipemare", "correct", correct)
+    check_count("pipemare", "microbatches", microbatches)
+    check_count("pipemare", "reschedule", reschedule, most=None)
+    return Method(
+        name="pipemare",
+        summary="the PB clock with a corrected backward" + (" and rescheduled steps" if reschedule else ""),
+        schedule=partial(pipelined_backprop, microbatches=microbatches),
+        synchronous=False,
+        weights="live",
+        planning=PB_CLOCK if microbatches == 1 else None,
+        cure=Cure(
+            backward=Correction(lambda place: place.delay) if correct else None,
+            reschedule=reschedule,
+        ),
     )

@@ -15,6 +15,7 @@ from stretto.methods.definition import Method, one_each
 from stretto.methods.planning import Planning, StageAt
 from stretto.options.checks import is_whole, shown
 from stretto.schedule import Schedule
+from stretto.schedule.library.backprop_and_local import one_sweep
 from stretto.schedule.library.dualpipe_v import dualpipe_v as dualpipe_v_schedule
 from stretto.schedule.library.gpipe import gpipe as gpipe_schedule
 from stretto.schedule.library.interleaved import interleaved as interleaved_schedule
@@ -23,6 +24,20 @@ from stretto.schedule.library.one_f_one_b import one_f_one_b as one_f_one_b_sche
 from stretto.schedule.library.zero_bubble import zb_h1 as zb_h1_schedule
 from stretto.schedule.library.zero_bubble import zb_h2 as zb_h2_schedule
 from stretto.schedule.library.zero_bubble import zb_v as zb_v_schedule
+
+BASELINE = "backprop"  # the name of what every other method is compared with
+
+
+def backprop() -> Method:
+    """One loss, whose gradient reaches every stage before the next minibatch enters."""
+    return Method(
+        name=BASELINE,
+        summary="one loss at the top, its gradient reaches every stage",
+        schedule=one_sweep,
+        synchronous=True,
+        planning=Planning(workers=(1, 1)),
+    )
+
 
 MOST = 100_000
 Lay = Callable[[int, int, int], Schedule]  # (stages, workers, micro-batches)

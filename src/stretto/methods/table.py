@@ -7,20 +7,15 @@ from dataclasses import replace
 from typing import Any, TypeGuard, TypeVar
 
 from stretto.errors import ScheduleError, UsageError, nearest
-from stretto.methods.backprop import BASELINE, backprop
-from stretto.methods.definition import Method
-from stretto.methods.from_csv import csv
-from stretto.methods.local_updates import chunked, greedy, overlapping
-from stretto.methods.nesterov import nesterov
-from stretto.methods.phases import Phases
-from stretto.methods.pipedream import pipedream, pipedream_2bw
-from stretto.methods.pipelined_backprop import paci, pb, pb_lwp, pb_lwp_sc, pb_lwpw, pb_sc
-from stretto.methods.pipemare import pipemare
-from stretto.methods.pipeoptim import pipeoptim
-from stretto.methods.recompute import recomputing
-from stretto.methods.spectrain import spectrain
+from stretto.methods.cure import Correction, Place, Prediction
+from stretto.methods.definition import Method, Phases
+from stretto.methods.local_updates import chunked, greedy, overlapping, synthetic_gradients
+from stretto.methods.pipedream import nesterov, pipedream, pipedream_2bw, pipeoptim, spectrain
+from stretto.methods.pipelined_backprop import paci, pb, pb_lwp, pb_lwp_sc, pb_lwpw, pb_sc, pipemare
 from stretto.methods.step_cures import STEP_CURES
 from stretto.methods.synchronous_pipelines import (
+    BASELINE,
+    backprop,
     dualpipe_v,
     gpipe,
     interleaved,
@@ -30,11 +25,47 @@ from stretto.methods.synchronous_pipelines import (
     zb_h2,
     zb_v,
 )
-from stretto.methods.synthetic_gradients import synthetic_gradients
-from stretto.methods.user_method import checked, own_method
+from stretto.methods.user_method import checked, csv, own_method
 from stretto.options.checks import function, of_kind, shown, whole
-from stretto.options.parse import parse
+from stretto.options.named import parse
 from stretto.schedule import Schedule
+
+
+def recomputing(method: Method, recompute: Any) -> Method:
+    """The method with recomputation: None or False for none; True, or the number of stages of a segment.
+
+    Where a policy keeps the weights of a forward (synchronous methods, stash, 2BW) the second forward sees the same
+    ones, and training is the same to the last bit. Where it does not, a recompute sees the weights as they then stand,
+    and the cures for delay reach it: PipeMare's T2 has it look back as far as its forward lies behind, a prediction
+    aims at the version that the forward aimed at. (Ours, after PipeMare, Yang et al. 2021, arXiv 1910.05124, whose own
+    formula could not be retrieved.)
+
+    Raises UsageError for anything else, and for a prediction that does not say where a recompute should look.
+    """
+    if recompute is None or recompute is False:
+        return method
+    if not isinstance(recompute, int) or recompute < 1:
+        raise UsageError(f"{method.name}(recompute={recompute!r}): True, False, or how many stages a segment has")
+    cure = replace(method.cure, recompute=recompute_cure(method)) if method.weights == "live" else method.cure
+    return replace(method, recompute=recompute, cure=cure)
+
+
+def recompute_cure(method: Method) -> Prediction | Correction | None:
+    """The cure of a recompute that sees other weights than its forward; None for the current weights."""
+    forward, backward = method.cure.forward, method.cure.backward
+    if isinstance(backward, Correction):
+        span = backward.span
+        return Correction(lambda place: span(place) - (place.recompute or 0))
+    if forward is None:
+        return None
+    horizon = forward.horizon
+    if horizon(Place(0, 9, 9, 0.9)) == horizon(Place(0, 9, 4, 0.9)):
+        raise UsageError(
+            f"{method}: a recompute runs later than its forward, so its horizon has to follow from the delay: leave "
+            "horizon= out, use 'decayed', or keep the weights with stash=True"
+        )
+    return replace(forward, horizon=lambda place: horizon(place._replace(delay=place.recompute or 0)))
+
 
 Build = TypeVar("Build", bound=Callable[..., Method])
 METHODS: dict[str, Callable[..., Method]] = {
@@ -78,7 +109,7 @@ def method(name: str | Method, **options: Any) -> Method:
     A method of one's own is named by its function, `path/to/file.py:function` or `package.module:function`, or by the
     name that it was registered under.
 
-    Every method takes `recompute` (`methods/recompute.py`). Every asynchronous pipeline also takes `warmup` and
+    Every method takes `recompute` (`methods/table.py`). Every asynchronous pipeline also takes `warmup` and
     `finish`: minibatches before `warmup` and from `finish` on are trained synchronously.
 
     Raises UsageError for an unknown name or option (naming the nearest) and for a value out of range.

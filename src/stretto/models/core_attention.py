@@ -47,7 +47,6 @@ class CoreAttention(nn.Module):
         self.dropout = Dropout(dropout)
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Mix the values of each head."""
         length, head_width = query.shape[2:]
         shared = query.shape[1] // key.shape[1]
         queries, keys, values = (
@@ -74,7 +73,6 @@ class FusedAttention(nn.Module):
         self.causal = causal
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Mix the values of each head."""
         mixed = fused_attention(query, key, value, causal=self.causal)
         return mixed.transpose(1, 2).flatten(2)
 

@@ -6,14 +6,16 @@ the mask and the memory (the encoder's output). So the network is a sequence of 
 Shapes: h, x and memory [N, T, width]; mask [N, T], bool, True where the source has a token; tokens int64 [N, T].
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
+import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from stretto.data import Dataset
-from stretto.data.translation import PAD
+from stretto.data.translation import BEGIN, END, PAD
+from stretto.errors import UsageError
 from stretto.models.model import Recipe
 from stretto.models.transformer import (
     CausalAttention,
@@ -25,6 +27,7 @@ from stretto.models.transformer import (
     unembedding,
 )
 from stretto.nn.chain import Chain
+from stretto.nn.preserve import evaluating
 from stretto.options.named import choose
 
 
@@ -59,7 +62,6 @@ class SourceEmbedding(nn.Module):
         self.embedding = Embedding(vocabulary, context, width)
 
     def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Embed the source, and pass the decoder's tokens on."""
         source, target = tokens.unbind(1)
         return self.embedding(source), source != PAD, target
 
@@ -85,7 +87,6 @@ class Logits(nn.Module):
         self.unembedding = Unembedding(vocabulary, width)
 
     def forward(self, h: Tensor, memory: Tensor, mask: Tensor) -> Tensor:
-        """The logits at every position; the source is no longer needed."""
         logits: Tensor = self.unembedding(h)
         return logits
 
@@ -127,7 +128,6 @@ class EncoderBlock(nn.Module):
         initialise(self, ("attention.output", "mlp.2"), depth)
 
     def forward(self, h: Tensor, mask: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Attend from every source token to every other, then apply the perceptron."""
         normed = self.attention_norm(h)
         h = h + self.attention(normed, normed, mask)
         return h + self.mlp(self.mlp_norm(h)), mask, tokens
@@ -161,7 +161,6 @@ class BranchStart(nn.Module):
         self.norm = nn.LayerNorm(width)
 
     def forward(self, h: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
-        """Normalise h for the branch, and pass h on."""
         return self.norm(h), h, *others
 
 
@@ -174,7 +173,6 @@ class OnFirst(nn.Module):
         initialise(self, (), 1)
 
     def forward(self, x: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
-        """Apply the layer to x, and pass the others on."""
         return self.layer(x), *others
 
 
@@ -187,7 +185,6 @@ class BranchEnd(nn.Module):
         initialise(self, ("layer",), branches)
 
     def forward(self, x: Tensor, h: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
-        """Add the branch to the residual stream."""
         return h + self.layer(x), *others
 
 
@@ -204,7 +201,6 @@ class AttentionLayer(nn.Module):
         initialise(self, (), 1)
 
     def forward(self, x: Tensor, h: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
-        """Attend to x or to the memory, without the output layer."""
         memory, mask = others if self.across else (x, others[0])
         return self.attention(x, memory, mask), h, *others
 
@@ -217,7 +213,6 @@ class TargetEmbedding(nn.Module):
         self.embedding = Embedding(vocabulary, context, width)
 
     def forward(self, memory: Tensor, mask: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Embed the decoder's tokens."""
         return self.embedding(tokens), memory, mask
 
 
@@ -259,3 +254,49 @@ def _widened(width: int) -> nn.Module:
 def _block(makes: Recipe) -> nn.Module:
     parts = [make() for make in makes]
     return parts[0] if len(parts) == 1 else Chain(*parts)
+
+
+Text = Callable[[Sequence[int]], str]
+Bleu = Callable[[Sequence[str], Sequence[str]], float]
+"""(translations, references) -> BLEU of the whole corpus, from 0 to 100."""
+
+
+def find_bleu() -> Bleu:
+    """BLEU as sacrebleu (Post 2018) computes it. Raises UsageError if that is not installed."""
+    try:
+        from sacrebleu import corpus_bleu
+    except ImportError as error:
+        raise UsageError(
+            "translations are scored by BLEU, which the package sacrebleu computes, and it is not installed: "
+            'pip install sacrebleu, or "stretto[translation]"'
+        ) from error
+    return lambda translations, references: float(corpus_bleu(list(translations), [list(references)]).score)
+
+
+@torch.no_grad()
+def greedy(model: nn.Module, source: Tensor) -> Tensor:
+    """Translate source int64 [N, T] into tokens int64 [N, T], always taking the most likely next token.
+
+    Tokens behind the first END of a row mean nothing. The model maps [N, 2, T] to logits [N, T, V], as
+    `models.encoder_decoder` does.
+    """
+    inputs, tokens = torch.full_like(source, PAD), torch.full_like(source, PAD)
+    inputs[:, 0] = BEGIN
+    ended = torch.zeros(len(source), dtype=torch.bool, device=source.device)
+    for position in range(source.shape[1]):
+        tokens[:, position] = model(torch.stack([source, inputs], dim=1))[:, position].argmax(-1)
+        ended |= tokens[:, position] == END
+        if ended.all():
+            break
+        inputs[:, position + 1 : position + 2] = tokens[:, position : position + 1]
+    return tokens
+
+
+def score(model: nn.Module, x: Tensor, y: Tensor, text: Text, bleu: Bleu) -> float:
+    """BLEU of the translations of x int64 [N, 2, T] against y int64 [N, T]; `text` turns tokens into sentences."""
+    with evaluating([model]):
+        translated = greedy(model, x[:, 0])
+    translations, references = (
+        [text(row[: row.index(END)] if END in row else row) for row in tokens.tolist()] for tokens in (translated, y)
+    )
+    return bleu(translations, references)

@@ -5,112 +5,225 @@ would say, the size of a vocabulary or the side of an image, are options.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import partial, wraps
+from inspect import signature
+from typing import Any, TypeVar
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from stretto.errors import UsageError, nearest
-from stretto.models.alexnet import LEAST_SIDE, SIDE, final_side, imagenet_alexnet
-from stretto.models.megatron_loss import megatron_token_loss
+from stretto.models.core_attention import Dropout
+from stretto.models.images import LEAST_SIDE, SIDE, final_side, imagenet_alexnet, imagenet_vgg
 from stretto.models.model import Recipe
-from stretto.models.network_ends import ClassifierEnd, LogitsEnd, MaskedTokenEnd, PatchStart, TokenStart
 from stretto.models.published_network import PublishedNetwork, float32_token_loss, images, pixels, tokens
-from stretto.models.residual_block import NORMS, POSITIONS, BlockShape, blocks
+from stretto.models.residual_block import NORMS, POSITIONS, BlockShape, EagerLinear, blocks
 from stretto.models.resnet import imagenet_resnet
-from stretto.models.transformer import check_heads
+from stretto.models.transformer import Embedding, check_heads, unembedding
 from stretto.models.unet import plain_unet
-from stretto.models.vgg import imagenet_vgg
 from stretto.options.checks import is_among, number, shown
 from stretto.options.named import choose, resolve, whole
+
+
+class ParallelCrossEntropy(torch.autograd.Function):
+    """Logits [N, V], float32, which are overwritten, and targets [N] -> their mean cross entropy."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, target: Tensor) -> Tensor:
+        logits.sub_(logits.amax(-1, keepdim=True))
+        scores = logits.gather(1, target[:, None])
+        total = logits.exp_().sum(-1, keepdim=True)
+        loss = (total.log() - scores).mean()
+        ctx.save_for_backward(logits.div_(total), target)
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        """The softmax less one at the target, by the mean's share of the gradient."""
+        softmax, target = ctx.saved_tensors
+        softmax.scatter_add_(1, target[:, None], torch.full_like(target[:, None], -1, dtype=softmax.dtype))
+        return softmax.mul_(gradient / len(target)), None
+
+
+def megatron_token_loss(output: Tensor, target: Tensor) -> Tensor:
+    """The mean cross entropy of tokens, from logits in float32."""
+    logits = output.flatten(0, 1).to(torch.float32, copy=True)
+    loss: Tensor = ParallelCrossEntropy.apply(logits, target.flatten())  # type: ignore[no-untyped-call]
+    return loss
+
+
+class TokenStart(nn.Module):
+    """Tokens int64 [N, T] -> [N, T, width]: embedded, with positions unless rotary, all of the first of `types`."""
+
+    def __init__(self, shape: BlockShape, vocabulary: int, types: int) -> None:
+        super().__init__()
+        self.embedding = Embedding(vocabulary, shape.context if shape.positions == "learned" else None, shape.width)
+        self.token_type = nn.Embedding(types, shape.width) if types else None
+        self.dropout = Dropout(shape.dropout)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        embedded: Tensor = self.embedding(tokens)
+        if self.token_type is not None:
+            embedded = embedded + self.token_type.weight[0]
+        out: Tensor = self.dropout(embedded)
+        return out
+
+
+class PatchStart(nn.Module):
+    """Images [N, 3, H, W] -> [N, T, width]: a token for the class, then one for each patch, with positions."""
+
+    def __init__(self, shape: BlockShape, patch: int) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(3, shape.width, patch, stride=patch)
+        self.first = nn.Parameter(torch.zeros(1, 1, shape.width))
+        self.position = nn.Parameter(torch.empty(1, shape.context, shape.width).normal_(std=0.02))
+        self.dropout = Dropout(shape.dropout)
+
+    def forward(self, images: Tensor) -> Tensor:
+        patches = self.patches(images).flatten(2).transpose(1, 2)
+        tokens = torch.cat([self.first.expand(len(patches), -1, -1), patches], dim=1)
+        out: Tensor = self.dropout(tokens + self.position)
+        return out
+
+
+class LogitsEnd(nn.Module):
+    """Final norm and logits, [N, T, width] -> [N, T, V]."""
+
+    def __init__(self, shape: BlockShape, vocabulary: int) -> None:
+        super().__init__()
+        self.norm = shape.normalisation()
+        self.score = unembedding(vocabulary, shape.width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.score(self.norm(x))
+        return logits
+
+
+class MaskedTokenEnd(nn.Module):
+    """Final norm; Linear, GELU and norm; logits with a bias (Devlin et al. 2019), [N, T, width] -> [N, T, V]."""
+
+    def __init__(self, shape: BlockShape, vocabulary: int) -> None:
+        super().__init__()
+        self.norm = shape.normalisation()
+        transform = nn.Linear if shape.fused else EagerLinear
+        self.transform = nn.Sequential(transform(shape.width, shape.width), shape.activation(), shape.normalisation())
+        self.score = transform(shape.width, vocabulary)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.score(self.transform(self.norm(x)))
+        return logits
+
+
+class ClassifierEnd(nn.Module):
+    """Final norm, and the logits of the first token, [N, T, width] -> [N, classes]."""
+
+    def __init__(self, shape: BlockShape, classes: int) -> None:
+        super().__init__()
+        self.norm = shape.normalisation()
+        self.score = nn.Linear(shape.width, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.score(self.norm(x)[:, 0])
+        return logits
+
 
 ATTENTIONS = ("scores", "scaled-scores", "fused", "fused-2022")
 LOSSES = {"torch": float32_token_loss, "megatron": megatron_token_loss}
 
 
-def decoder(
-    *,
-    depth: int = 12,
-    width: int = 768,
-    heads: int = 12,
-    context: int = 1024,
-    vocabulary: int = 50257,
-    kv_heads: int | None = None,
-    hidden: int | None = None,
-    attention: str = "scores",
-    dropout: float = 0.1,
-    tied: bool = False,
-    positions: str = "learned",
-    norm: str = "layer",
-    gated: bool = False,
-    bias: bool = True,
-    fused: bool = True,
-    loss: str = "torch",
-) -> PublishedNetwork:
-    """A language model of `depth` causal blocks between an embedding and the logits of all tokens; GPT-2 unless said.
+@dataclass(frozen=True, kw_only=True)
+class DecoderOptions:
+    """The options of `decoder`; GPT-2 unless said otherwise.
 
     kv_heads: heads of keys and values, which several heads of queries share; as many as `heads`. hidden: units of a
     block's perceptron, 4 `width`; gated: SiLU of a gate times them, as in Llama, else GELU. attention: "scores", which
     are made, dropped out and kept, "scaled-scores" by an operator of its own, "fused", or "fused-2022" by the first
     kernels. tied: the output layer's weight is the embedding's. positions: learned or rotary, norm: layer or rms.
-    bias: of all linear layers but the last. fused: False runs biases,
-    GELU, masks, dropout and sums one by one. loss: that of "torch", or of "megatron".
+    bias: of all linear layers but the last. fused: False runs biases, GELU, masks, dropout and sums one by one. loss:
+    that of "torch", or of "megatron".
     """
-    shape = block_shape(
-        "decoder", depth=depth, width=width, heads=heads, context=context, kv_heads=kv_heads, hidden=hidden,
-        attention=attention, dropout=dropout, positions=positions, norm=norm, gated=gated, bias=bias,
-        fused=fused, causal=True,
-    )  # fmt: skip
-    end = partial(LogitsEnd, shape, vocabulary)
-    return language(shape, vocabulary, end, tied=checked(tied, "decoder"), types=0, loss=loss)
+
+    depth: int = 12
+    width: int = 768
+    heads: int = 12
+    context: int = 1024
+    vocabulary: int = 50257
+    kv_heads: int | None = None
+    hidden: int | None = None
+    attention: str = "scores"
+    dropout: float = 0.1
+    tied: bool = False
+    positions: str = "learned"
+    norm: str = "layer"
+    gated: bool = False
+    bias: bool = True
+    fused: bool = True
+    loss: str = "torch"
 
 
-def encoder(
-    *,
-    depth: int = 12,
-    width: int = 768,
-    heads: int = 12,
-    context: int = 512,
-    vocabulary: int = 30522,
-    kv_heads: int | None = None,
-    hidden: int | None = None,
-    attention: str = "scores",
-    dropout: float = 0.1,
-    tied: bool = False,
-    positions: str = "learned",
-    norm: str = "layer",
-    gated: bool = False,
-    bias: bool = True,
-    fused: bool = True,
-    loss: str = "torch",
-) -> PublishedNetwork:
-    """A masked language model, where every token attends to all; BERT unless said otherwise. Options as of `decoder`.
+@dataclass(frozen=True, kw_only=True)
+class EncoderOptions(DecoderOptions):
+    """The options of `encoder`; BERT unless said otherwise."""
+
+    context: int = 512
+    vocabulary: int = 30522
+
+
+Options = TypeVar("Options")
+
+
+def taking(
+    record: type[Options],
+) -> Callable[[Callable[[Options], PublishedNetwork]], Callable[..., PublishedNetwork]]:
+    """A decorator: the function of a record is called with the record's fields as keyword options."""
+
+    def decorate(build: Callable[[Options], PublishedNetwork]) -> Callable[..., PublishedNetwork]:
+        @wraps(build)
+        def built(**options: Any) -> PublishedNetwork:
+            return build(record(**options))
+
+        built.__signature__ = signature(record)  # type: ignore[attr-defined]
+        return built
+
+    return decorate
+
+
+@taking(DecoderOptions)
+def decoder(options: DecoderOptions) -> PublishedNetwork:
+    """A language model of `depth` causal blocks between an embedding and the logits of all tokens."""
+    shape = block_shape("decoder", options, causal=True)
+    return language("decoder", options, shape, partial(LogitsEnd, shape, options.vocabulary), types=0)
+
+
+@taking(EncoderOptions)
+def encoder(options: EncoderOptions) -> PublishedNetwork:
+    """A masked language model, where every token attends to all.
 
     It has two types of tokens, no pooler, and logits of all tokens, not only of those that are masked. Norms stand
     before the branches, as in Megatron's BERT.
     """
-    shape = block_shape(
-        "encoder", depth=depth, width=width, heads=heads, context=context, kv_heads=kv_heads, hidden=hidden,
-        attention=attention, dropout=dropout, positions=positions, norm=norm, gated=gated, bias=bias, fused=fused,
-        causal=False,
-    )  # fmt: skip
-    end = partial(MaskedTokenEnd, shape, vocabulary)
-    return language(shape, vocabulary, end, tied=checked(tied, "encoder"), types=2, loss=loss)
+    shape = block_shape("encoder", options, causal=False)
+    return language("encoder", options, shape, partial(MaskedTokenEnd, shape, options.vocabulary), types=2)
 
 
 def language(
-    shape: BlockShape, vocabulary: int, end: Callable[[], nn.Module], *, tied: bool, types: int, loss: str
+    model: str, options: DecoderOptions, shape: BlockShape, end: Callable[[], nn.Module], *, types: int
 ) -> PublishedNetwork:
-    """A network of tokens, ending in `end`."""
-    owner = f"model {'decoder' if shape.causal else 'encoder'!r}"
-    whole(owner, "vocabulary", vocabulary)
-    choose(owner, "loss", loss, tuple(LOSSES))
-    recipe: Recipe = [partial(TokenStart, shape, vocabulary, types), *blocks(shape), end]
+    owner = f"model {model!r}"
+    choose(owner, "tied", options.tied, (True, False))
+    whole(owner, "vocabulary", options.vocabulary)
+    choose(owner, "loss", options.loss, tuple(LOSSES))
     return PublishedNetwork(
-        recipe, tokens(shape.context), tokens(shape.context), LOSSES[loss],
-        tied=("embedding.token.weight", "score.weight") if tied else None, classes="score", counts_parts=shape.fused,
+        [partial(TokenStart, shape, options.vocabulary, types), *blocks(shape), end],
+        tokens(shape.context),
+        tokens(shape.context),
+        LOSSES[options.loss],
+        tied=("embedding.token.weight", "score.weight") if options.tied else None,
+        classes="score",
+        counts_parts=shape.fused,
         optimizer="adam",
-    )  # fmt: skip
+    )
 
 
 def vit(
@@ -136,10 +249,11 @@ def vit(
             f"model 'vit': patch={patch} does not divide side={side}; "
             f"take side={-(-side // patch) * patch}, or another patch"
         )
-    shape = block_shape(
-        "vit", depth=depth, width=width, heads=heads, context=(side // patch) ** 2 + 1, hidden=hidden,
-        attention=attention, dropout=dropout, causal=False,
+    options = DecoderOptions(
+        depth=depth, width=width, heads=heads, context=(side // patch) ** 2 + 1, hidden=hidden, attention=attention,
+        dropout=dropout,
     )  # fmt: skip
+    shape = block_shape("vit", options, causal=False)
     recipe: Recipe = [
         partial(PatchStart, shape, patch),
         *blocks(shape),
@@ -211,36 +325,24 @@ def family_member(name: str, options: Mapping[str, object]) -> PublishedNetwork:
     return replace(network, options={option: value for option, value in resolved.items() if value is not None})
 
 
-def block_shape(
-    model: str,
-    *,
-    depth: int,
-    width: int,
-    heads: int,
-    context: int,
-    causal: bool,
-    attention: str,
-    dropout: float,
-    hidden: int | None = None,
-    kv_heads: int | None = None,
-    positions: str = "learned",
-    norm: str = "layer",
-    gated: bool = False,
-    bias: bool = True,
-    fused: bool = True,
-) -> BlockShape:
+def block_shape(model: str, options: DecoderOptions, *, causal: bool) -> BlockShape:
     """The shape of a transformer's blocks. Raises UsageError for options that do not fit together."""
     owner = f"model {model!r}"
-    shared, units = heads if kv_heads is None else kv_heads, 4 * width if hidden is None else hidden
-    counts = {"depth": depth, "width": width, "heads": heads, "context": context, "kv_heads": shared, "hidden": units}
+    width, heads = options.width, options.heads
+    shared = heads if options.kv_heads is None else options.kv_heads
+    units = 4 * width if options.hidden is None else options.hidden
+    counts = {
+        "depth": options.depth, "width": width, "heads": heads, "context": options.context, "kv_heads": shared,
+        "hidden": units,
+    }  # fmt: skip
     for option, value in counts.items():
         whole(owner, option, value)
-    choose(owner, "attention", attention, ATTENTIONS)
-    choose(owner, "positions", positions, POSITIONS)
-    choose(owner, "norm", norm, tuple(NORMS))
-    for option, value in {"gated": gated, "bias": bias, "fused": fused}.items():
-        choose(owner, option, value, (True, False))
-    number(f"{owner}: dropout", dropout, 0, 1)
+    choose(owner, "attention", options.attention, ATTENTIONS)
+    choose(owner, "positions", options.positions, POSITIONS)
+    choose(owner, "norm", options.norm, tuple(NORMS))
+    for option in ("gated", "bias", "fused"):
+        choose(owner, option, getattr(options, option), (True, False))
+    number(f"{owner}: dropout", options.dropout, 0, 1)
     check_heads(model, width, heads)
     if heads % shared:
         fitting = [count for count in range(1, heads + 1) if heads % count == 0]
@@ -248,24 +350,17 @@ def block_shape(
             f"{owner}: kv_heads={shared} does not divide heads={heads}; "
             f"take kv_heads={min(fitting, key=lambda count: abs(count - shared))}"
         )
-    if positions != "learned" and (width // heads) % 2:
+    if options.positions != "learned" and (width // heads) % 2:
         raise UsageError(
-            f"{owner}: positions={positions!r} turns pairs, and width={width} with heads={heads} leaves each head "
-            f"{width // heads}; take width={width + heads}"
+            f"{owner}: positions={options.positions!r} turns pairs, and width={width} with heads={heads} leaves each "
+            f"head {width // heads}; take width={width + heads}"
         )
     return BlockShape(
-        depth, width, heads, shared, units, context, causal, attention, float(dropout), gated, bias, norm,
-        positions, fused,
+        options.depth, width, heads, shared, units, options.context, causal, options.attention,
+        float(options.dropout), options.gated, options.bias, options.norm, options.positions, options.fused,
     )  # fmt: skip
 
 
 def check_image(model: str, *, side: int, classes: int, least: int) -> None:
-    """Refuse a side below `least`, and no classes."""
     whole(f"model {model!r}", "side", side, least=least)
     whole(f"model {model!r}", "classes", classes)
-
-
-def checked(tied: bool, model: str) -> bool:
-    """Whether weights are tied; refuse what is neither True nor False."""
-    choose(f"model {model!r}", "tied", tied, (True, False))
-    return tied

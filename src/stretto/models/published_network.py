@@ -87,5 +87,4 @@ def float32_token_loss(output: Tensor, target: Tensor) -> Tensor:
 
 
 def pixels(side: int) -> Callable[[int], Tensor]:
-    """A class for each pixel of each image."""
     return lambda examples: torch.zeros(examples, side, side, dtype=torch.int64)

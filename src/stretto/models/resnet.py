@@ -136,7 +136,6 @@ class FirstConvolution(nn.Module):
         self.layers = nn.Sequential(*_normalised(inputs, outputs, 3, stride, norm=norm), nn.ReLU())
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Convolve x, and pass x on for the shortcut."""
         return self.layers(x), x
 
 
@@ -148,7 +147,6 @@ class SecondConvolution(nn.Module):
         self.layers = nn.Sequential(*_normalised(channels, channels, 3, norm=norm))
 
     def forward(self, h: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Convolve h, and pass x on for the shortcut."""
         return self.layers(h), x
 
 
@@ -160,7 +158,6 @@ class PaddedShortcut(nn.Module):
         self.new_channels = new_channels
 
     def forward(self, h: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Subsample x and pad its channels, so that it has the shape of h."""
         return h, pad(x[..., ::2, ::2], (0, 0, 0, 0, 0, self.new_channels))
 
 

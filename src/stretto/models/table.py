@@ -10,15 +10,13 @@ from torch.nn.functional import cross_entropy
 from stretto.data import Dataset
 from stretto.errors import UsageError, nearest
 from stretto.losses import CrossEntropy, mean, token_cross_entropy
-from stretto.models.alexnet import alexnet
-from stretto.models.cnn import cnn
 from stretto.models.encoder_decoder import encoder_decoder
+from stretto.models.images import alexnet, cnn, vgg
 from stretto.models.mlp import mlp
 from stretto.models.model import Loss, Model, Recipe
 from stretto.models.resnet import cifar_resnet, resnet
 from stretto.models.transformer import transformer
 from stretto.models.unet import unet
-from stretto.models.vgg import vgg
 from stretto.nn import memory_limit
 from stretto.nn.batch import IGNORED
 from stretto.nn.seeding import derive

@@ -76,7 +76,6 @@ class Embedding(nn.Module):
             nn.init.normal_(self.position.weight, std=0.1)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Embed tokens of any length up to the context."""
         embedded: Tensor = self.token(tokens)
         if self.position is None:
             return embedded
@@ -104,7 +103,6 @@ class CausalAttention(nn.Module):
         self.output = nn.Linear(width, width) if whole else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
-        """Attend from each token to itself and the tokens before it."""
         query, key, value = (
             layer(x).unflatten(2, (-1, self.head_width)).transpose(1, 2) for layer in (self.query, self.key, self.value)
         )
@@ -177,7 +175,6 @@ class Unembedding(nn.Module):
         self.score = unembedding(vocabulary, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The logits of the next token at every position."""
         logits: Tensor = self.score(self.norm(x))
         return logits
 

@@ -56,7 +56,6 @@ class ConvolutionLayer(nn.Module):
         self.layers = nn.Sequential(convolution(inputs, outputs, bias=norm == "none"), activated(outputs, norm))
 
     def forward(self, h: Tensor, *others: Tensor) -> Tensor | tuple[Tensor, ...]:
-        """Convolve h, and pass on the tensors for the expanding path."""
         output: Tensor = self.layers(h)
         return (output, *others) if others else output
 

@@ -12,7 +12,7 @@ from stretto.models.hugging_face import example_of, hugging_face_model
 from stretto.models.model import Loss, Model
 from stretto.nn.seeding import derive
 from stretto.options.checks import shown
-from stretto.options.user_function import call, is_model_folder
+from stretto.options.import_object import call, is_model_folder
 
 RETURNED = (
     "an nn.Module, a list of layers, or (module, example) with one input batch, a tensor, a tuple or a dict of tensors"

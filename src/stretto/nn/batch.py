@@ -3,6 +3,8 @@
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from multiprocessing import current_process
 from typing import Any
 
 import numpy as np
@@ -10,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from stretto.errors import UsageError, nearest
-from stretto.options.checks import shown
+from stretto.nn.input_errors import explaining_misfits
+from stretto.options.checks import refuse, shown
 
 IGNORED = -100
 """The target that a loss ignores, torch.nn.functional.cross_entropy's default: padding, pixels of no class."""
@@ -113,7 +116,6 @@ def with_numbers(tensor: Tensor, name: str) -> Tensor:
 
 
 def inputs_on(x: Any, device: torch.device) -> tuple[Tensor, ...]:
-    """The tensors of x, given in one of FORMS, on the device."""
     tensors = inputs_of(x)
     return with_names_of(tensors, [tensor.to(device) for tensor in tensors])
 
@@ -137,7 +139,6 @@ def target_of(y: Any, name: str = "y") -> Any:
 
 
 def target_on(y: Any, device: torch.device) -> Any:
-    """The target, as `target_of` gives it, on the device."""
     return to_device(target_of(y), device)
 
 
@@ -235,7 +236,6 @@ def tensors_in(value: Any, name: str) -> Iterator[tuple[str, Tensor]]:
 
 
 def shapes(tensors: Iterable[Tensor]) -> str:
-    """The shapes of tensors as text, for messages."""
     return ", ".join(str(list(tensor.shape)) for tensor in tensors)
 
 
@@ -329,3 +329,66 @@ def num_entries(value: Any, examples: int) -> int:
     if isinstance(value, Mapping):
         value = list(value.values())
     return num_entries(value[0], examples) if isinstance(value, tuple | list) and value else examples
+
+
+BATCHES = "an iterable of batches (x, y), such as a DataLoader or a list"
+
+
+def refuse_workers(loader: Any, where: str) -> None:
+    """Raise UsageError for a DataLoader whose workers this process may not start: Python's daemons have no children."""
+    workers = getattr(loader, "num_workers", 0)
+    if workers and current_process().daemon:
+        raise UsageError(
+            f"{where} is {shown(loader)} with num_workers={workers}, but this process is a daemon, as those are that "
+            "Stretto starts, and may start no others: give num_workers=0, or start the processes with torchrun"
+        )
+
+
+class Batches:
+    """Iterates over `batches` once and remembers the current one, for messages; `who` is the function the user called.
+
+    Raises UsageError for anything that is not a pair (x, y) with the same number of examples.
+    """
+
+    wanted = BATCHES
+    unfit: tuple[type, ...] = (str, bytes, Mapping, type)
+    takers, remedy = "the model or the loss", "Give batches as in training"
+
+    def __init__(self, who: str, batches: Iterable[Any]) -> None:
+        if isinstance(batches, self.unfit) or not hasattr(batches, "__iter__"):
+            refuse(f"{who}: batches", batches, self.wanted)
+        refuse_workers(batches, f"{who}: batches")
+        self._who = who
+        self._batches = batches
+        self._current = "its first batch"
+
+    def __iter__(self) -> Iterator[Any]:
+        for index, batch in enumerate(self._batches):
+            if not isinstance(batch, tuple | list) or len(batch) != 2:
+                raise UsageError(f"{self._who}: batch {index} is {shown(batch)}: give {BATCHES}")
+            x, y = batch
+            self._current = f"batch {index}, x {shown(x)} and y {shown(y)}"
+            if x is not None:  # None in a process that does not read x
+                x = inputs_of(x, f"{self._who}: x of batch {index}")
+            y = target_of(y, f"{self._who}: y of batch {index}")
+            check_examples(x, y, cuts=False)
+            yield x, y
+
+    def explaining_misfits(self) -> AbstractContextManager[None]:
+        """In this block an error of the model or the loss becomes UsageError that names the current batch."""
+        return explaining_misfits(
+            lambda: f"{self._who}: {self.takers} cannot take {self._current}", self.remedy.format(who=self._who)
+        )
+
+
+class InputBatches(Batches):
+    """As `Batches`, of inputs alone: iterates over the tensors of each x."""
+
+    wanted = "an iterable of batches of inputs, such as [x]"
+    unfit = (*Batches.unfit, Tensor, np.ndarray)
+    takers, remedy = "the model", "Give inputs as in training, without targets: {who}(x for x, y in loader)"
+
+    def __iter__(self) -> Iterator[tuple[Tensor, ...] | None]:
+        for index, x in enumerate(self._batches):
+            self._current = f"batch {index}, x {shown(x)}"
+            yield None if x is None else inputs_of(x, f"{self._who}: batch {index}")

@@ -1,6 +1,7 @@
-"""What forwards keep in plain attributes: put back for a second forward, so that it is carried on once a micro-batch.
+"""What forwards keep beside their graph: plain attributes and buffers, put back for a second forward.
 
-A counter, the state of an LSTM that goes on from batch to batch, a list that a forward appends to.
+So that a counter, the state of an LSTM that goes on from batch to batch, a list that a forward appends to, and running
+statistics are carried on once a micro-batch. Buffers that a state_dict leaves out are here, too.
 """
 
 from collections import OrderedDict, defaultdict, deque
@@ -8,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 PLAIN = (bool, int, float, str, bytes, type(None))
@@ -59,7 +61,6 @@ class Copies:
         self._containers: dict[int, tuple[object, Any]] = {}
 
     def of(self, value: Any) -> Any:
-        """The copy of a value."""
         if isinstance(value, Tensor):
             return value if isinstance(value, nn.Parameter) or value.is_inference() else self._of_tensor(value)
         if id(value) in self._containers:
@@ -100,7 +101,6 @@ def exchanged_attributes(then: Carried) -> Iterator[None]:
 
 
 def states_of(module: nn.Module) -> dict[str, Any]:
-    """The attributes of a module that may be carried on."""
     return {name: value for name, value in own_attributes(module).items() if is_state(value)}
 
 
@@ -110,3 +110,83 @@ def put(attributes: dict[str, Any], values: Mapping[str, Any]) -> None:
         if name not in values:
             del attributes[name]
     attributes.update(values)
+
+
+Snapshot = list[tuple[nn.Module, str, Tensor]]
+Copy = tuple[Tensor, int, Tensor]  # a buffer, its version counter at the time of the copy, the copy
+
+
+class Buffers:
+    """The buffers of modules: BatchNorm's statistics, spectral_norm's vectors, counters."""
+
+    def __init__(self, modules: Sequence[nn.Module]) -> None:
+        owners = (owner for module in modules for owner in module.modules())
+        self._owners = [owner for owner in owners if any(True for _ in owner.buffers(recurse=False))]
+        self._latest: dict[int, Copy] = {}  # by the buffer's id
+
+    def snapshot(self) -> Snapshot:
+        """The buffers' current values. A buffer unchanged since the last snapshot is not copied again."""
+        former, self._latest = self._latest, {}
+        return [
+            (owner, name, self._copy(buffer, former.get(id(buffer))))
+            for owner in self._owners
+            for name, buffer in owner.named_buffers(recurse=False, remove_duplicate=False)
+        ]
+
+    def _copy(self, buffer: Tensor, former: Copy | None) -> Tensor:
+        copy = self._latest.get(id(buffer), former)  # two names of one buffer get one copy
+        if copy is None or copy[0] is not buffer or copy[1] != buffer._version:
+            copy = (buffer, buffer._version, buffer.detach().clone())
+        self._latest[id(buffer)] = copy
+        return copy[2]
+
+
+@contextmanager
+def exchanged(snapshot: Snapshot) -> Iterator[None]:
+    """In this block modules hold the buffers of a snapshot, and update those.
+
+    Afterwards the original tensor objects are put back, not copied into: autograd graphs that saved one stay valid.
+    """
+    originals = [(owner, name, getattr(owner, name)) for owner, name, _ in snapshot]
+    try:
+        for owner, name, value in snapshot:
+            setattr(owner, name, value)
+        yield
+    finally:
+        for owner, name, value in originals:
+            setattr(owner, name, value)
+
+
+class UnsavedBuffers:
+    """The buffers of modules that their state_dict leaves out, and which of them have changed since this was made."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        self._first = {name: (buffer, buffer._version) for name, buffer in self._buffers().items()}
+
+    def _buffers(self) -> dict[str, Tensor]:
+        return {
+            f"{path}.{name}".lstrip("."): buffer
+            for path, module in self._module.named_modules()
+            for name in module._non_persistent_buffers_set
+            if (buffer := module._buffers.get(name)) is not None
+        }
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Those that have changed, by name."""
+        return {
+            name: buffer
+            for name, buffer in self._buffers().items()
+            if name not in self._first or self._first[name][0] is not buffer or self._first[name][1] != buffer._version
+        }
+
+    @torch.no_grad()
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Set those that a state has. Raises KeyError for a buffer that the modules do not have."""
+        known = self._buffers()
+        for name, value in state.items():
+            if known[name].shape == value.shape:
+                known[name].copy_(value)
+            else:
+                path, _, field = name.rpartition(".")
+                self._module.get_submodule(path)._buffers[field] = value.to(known[name].device)

@@ -7,7 +7,7 @@ placeholders can be split, and its stages counted, without room for its weights.
 import copy
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol, TypeVar
+from typing import Any, NoReturn, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,28 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._pytree import tree_flatten
 from torch.utils.weak import WeakIdKeyDictionary
 
+from stretto.errors import UsageError
 from stretto.nn.preserve import unique
+
+
+class RemoteStage(nn.Module):
+    """A stage of another process, without parameters here; a call raises UsageError that names its worker."""
+
+    def __init__(self, stage: int, worker: int) -> None:
+        super().__init__()
+        self.stage = stage
+        self.worker = worker
+
+    def forward(self, *inputs: Any) -> NoReturn:
+        """Raise UsageError: the stage runs in its worker's process only."""
+        raise UsageError(
+            f"stage {self.stage} lives in the process of worker {self.worker}: use trainer.evaluate, or "
+            "trainer.gather() and load the weights into a model of your own on rank 0"
+        )
+
+    def extra_repr(self) -> str:
+        return f"stage {self.stage} on worker {self.worker}"
+
 
 M = TypeVar("M")
 

@@ -4,8 +4,8 @@ Functions that torch has for every accelerator come from `torch.accelerator`, th
 `torch.get_device_module`. On the CPU no function touches an accelerator.
 """
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -120,7 +120,6 @@ def host_memory(size: int, device: torch.device) -> Tensor:
 
 
 def generator_of(device: torch.device) -> "torch.Generator | SingleGenerator":
-    """The global random generator of a device."""
     if device.type in HOST:
         return torch.default_generator
     module: Any = torch.get_device_module(device)
@@ -175,3 +174,14 @@ def serial_number(device: torch.device) -> str | None:
         return None
     properties = torch.get_device_module(device).get_device_properties(device)
     return str(properties.uuid) if hasattr(properties, "uuid") else None
+
+
+@contextmanager
+def computing_with(threads: int) -> Iterator[None]:
+    """Compute with so many threads in this block; afterwards with as many as before."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -18,9 +18,9 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from stretto.errors import UsageError
 from stretto.nn.carried_attributes import CarriedAttributes, exchanged_attributes
+from stretto.nn.deferred import RemoteStage
 from stretto.nn.devices import CPU, forked_generators, generators
 from stretto.nn.preserve import replaced_forward, unique
-from stretto.nn.remote_stage import RemoteStage
 from stretto.nn.shapes import summary
 
 RECOMPUTE = ("none", "selective", "full")
@@ -28,7 +28,6 @@ MARK = "recompute_selectively"
 
 
 def marked(module: nn.Module) -> list[nn.Module]:
-    """The outermost marked modules of a module, itself included."""
     if getattr(module, MARK, False):
         return [module]
     return [found for child in module.children() for found in marked(child)]
@@ -43,7 +42,6 @@ def layers_of(stage: nn.Module) -> list[nn.Module]:
 
 
 def recomputed(stage: nn.Module, how: str) -> list[nn.Module]:
-    """The modules of a stage that are recomputed under `how`, a member of RECOMPUTE."""
     return {"none": lambda _: [], "selective": marked, "full": layers_of}[how](stage)
 
 
@@ -75,7 +73,6 @@ class Recomputing:
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
-        """A context in which forwards keep inputs only."""
         with ExitStack() as stack:
             for body in self._bodies:
                 stack.enter_context(exchanged_forward(body, self._record))
@@ -112,7 +109,6 @@ class Body(nn.Module):
         self._copies = bool(getattr(first, "inplace", False))  # its first layer overwrites its input
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The module's forward."""
         if self._copies:
             args, kwargs = tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, (args, kwargs))
         return self.original(*args, **kwargs)

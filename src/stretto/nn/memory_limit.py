@@ -31,7 +31,6 @@ def available() -> float:
 
 
 def bytes_of(tensors: Iterable[Tensor]) -> int:
-    """Bytes of the elements of all tensors."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 

@@ -43,7 +43,6 @@ class HeldTensors(nn.Module):
             self.register_buffer(f"tensor_{index}", tensor)
 
     def value(self) -> Any:
-        """The value with the present tensors."""
         tensors = iter(list(self._buffers.values()))
         return next(tensors) if self._container is None else map_tensors(lambda _: next(tensors), self._container)
 
@@ -57,7 +56,6 @@ def attributes(value: Any) -> list[str]:
 
 
 def tensors_of(value: Any) -> list[Tensor]:
-    """All tensors of a value."""
     found: list[Tensor] = []
     map_tensors(found.append, value)
     return found

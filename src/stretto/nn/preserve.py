@@ -232,7 +232,6 @@ def trainable(model: nn.Module) -> Iterator[None]:
 
 
 def unique(modules: Sequence[nn.Module]) -> list[nn.Module]:
-    """The modules and all their submodules, each once."""
     return list({id(module): module for root in modules for module in root.modules()}.values())
 
 
@@ -245,5 +244,4 @@ def device_of(modules: Sequence[nn.Module]) -> torch.device:
 
 
 def output_tensors(output: object) -> tuple[Tensor, ...]:
-    """The tensors of a module's output: a tensor, or the tensors in a tuple."""
     return tuple(t for t in (output if isinstance(output, tuple) else (output,)) if isinstance(t, Tensor))

@@ -62,7 +62,6 @@ def example_for_linear(stages: Sequence[nn.Module]) -> Tensor | None:
 
 
 def describe(tensors: Sequence[Tensor]) -> str:
-    """Shapes and dtypes of tensors, for messages."""
     return ", ".join(f"{list(t.shape)} {str(t.dtype).removeprefix('torch.')}" for t in tensors)
 
 

@@ -1,5 +1,6 @@
 """Checks types, shapes and keys of a saved state before it is loaded: checksums find damage, not foreign states."""
 
+import hashlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import chain
@@ -134,3 +135,17 @@ def _check_tensor(saved: Any, current: Tensor, where: str) -> None:
 def _check(good: bool, saved: Any, current: Any, where: str) -> None:
     if not good:
         raise ValueError(f"{where} is a {type(saved).__name__}, expected a {type(current).__name__}")
+
+
+def hash_of(tensor: Tensor) -> str:
+    """The hash of a tensor's dtype, shape and values, in hexadecimal, whatever its strides and device."""
+    plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+    values = plain.reshape(-1).view(torch.uint8).numpy()
+    return hash_of_bytes(f"{tensor.dtype} {tuple(tensor.shape)}".encode(), values.data)
+
+
+def hash_of_bytes(*parts: bytes | memoryview) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for part in parts:
+        digest.update(part)
+    return digest.hexdigest()

@@ -1,7 +1,9 @@
-"""Runs and times a layer as training does, for every measurement of layers."""
+"""Runs and times a layer as training does, for every measurement of layers; and keeps torch's profiler in bounds."""
 
+import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -38,3 +40,26 @@ def attempt(layer: Callable[..., Any], name: str, arguments: Sequence[Any], reme
         raise UsageError(
             f"{name} cannot take what reaches it for the example, {given}: {error}. {advice_on(error)}{remedy}"
         ) from error
+
+
+SILENT = {"KINETO_LOG_LEVEL": "6"}  # the profiler's library writes to stderr whenever it starts or stops
+
+
+def recording_operations(*, on: bool) -> None:
+    """Whether the profiler hears of what this thread does: messages between actions must not be recorded.
+
+    gloo ends them in threads of its own, by calling a profiler that has stopped meanwhile: torch 2.13 crashes.
+    """
+    torch.autograd._enable_record_function(on)  # type: ignore[attr-defined]
+
+
+@contextmanager
+def silence() -> Iterator[None]:
+    """Keep the profiler's library from writing to stderr, unless the user wants it to: it reads this as it starts."""
+    unset = {name: value for name, value in SILENT.items() if name not in os.environ}
+    os.environ.update(unset)
+    try:
+        yield
+    finally:
+        for name in unset:
+            del os.environ[name]

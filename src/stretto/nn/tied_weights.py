@@ -19,8 +19,18 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor, nn
 
-from stretto.nn.parameter_hooks import hooked
-from stretto.nn.sparse_gradients import plus
+from stretto.nn.hooks import hooked
+
+
+def entries(gradient: Tensor) -> Tensor:
+    """A dense gradient as it is, a sparse one as its rows, each once: they have the same norm."""
+    return gradient.coalesce().values() if gradient.is_sparse else gradient
+
+
+def plus(one: Tensor, other: Tensor) -> Tensor:
+    """The sum of two gradients; torch adds a sparse one to a dense one, not the other way round."""
+    return other + one if one.is_sparse else one + other
+
 
 Values = Mapping[int, Tensor]  # by the number of the tied parameter
 
@@ -63,7 +73,6 @@ def find(
 
 
 def of_copies(ties: Iterable[Tied], stages: Sequence[nn.Module]) -> list[Tied]:
-    """The same ties among copies of the stages."""
     return [replace(tied, parameter=stages[tied.owner].get_parameter(tied.name)) for tied in ties]
 
 

@@ -2,16 +2,12 @@
 
 from stretto.nn.master_weights import Masters
 from stretto.optim.basis_rotation import RotatedAdam
-from stretto.optim.batch_scaling import scale_for_batch
-from stretto.optim.combined import CombinedOptimizer
-from stretto.optim.lamb import LAMB
-from stretto.optim.lars import LARS
+from stretto.optim.from_function import NamedOptimizer
+from stretto.optim.layerwise import LAMB, LARS
+from stretto.optim.learning_rates import Rescheduled, cosine, scale_for_batch, warmup
 from stretto.optim.lion import Lion
-from stretto.optim.muon_with_adamw import muon
-from stretto.optim.named import NamedOptimizer
+from stretto.optim.muon_with_adamw import CombinedOptimizer, muon
 from stretto.optim.parameter_labels import Label, labels_of
-from stretto.optim.reschedule import Rescheduled
-from stretto.optim.schedulers import cosine, warmup
 from stretto.optim.soap import SOAP
 from stretto.optim.spike import SpikeCompensation
 from stretto.optim.update_feedback import UpdateFeedback

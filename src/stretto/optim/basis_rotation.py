@@ -24,8 +24,7 @@ import torch
 from torch import Tensor
 
 from stretto.errors import UsageError
-from stretto.optim.hidden_gradients import without_gradients
-from stretto.optim.spike import SpikeCompensation
+from stretto.optim.spike import SpikeCompensation, without_gradients
 from stretto.optim.spike_coefficients import late_average
 from stretto.optim.update_feedback import refuse_low_precision, stepped
 from stretto.optimizers import rotated_sides

@@ -1,7 +1,7 @@
-"""The optimizer that a setting names: one of the table, any other of torch.optim, or a function of the user's."""
+"""The optimizer that a setting names (of the table, another of torch.optim, a user's function), and the name of one."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -9,18 +9,18 @@ import torch
 from torch import nn
 
 from stretto.errors import UsageError, nearest
-from stretto.optimizers import OPTIMIZERS, Optimizer
+from stretto.methods.advice import PLAIN_SGD
+from stretto.optim.from_function import NamedOptimizer, build_optimizer, check_optimizer
+from stretto.optim.muon_with_adamw import CombinedOptimizer
+from stretto.optim.parameter_labels import labelled_by
+from stretto.optim.traits import has_plain_momentum
+from stretto.optimizers import OPTIMIZERS, OTHERS, Optimizer
 from stretto.options.checks import shown
-from stretto.options.import_object import import_object
-from stretto.options.user_function import is_function
+from stretto.options.import_object import import_object, is_function
 
 MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 ANY_RATE = 1e-3
-UNFIT = {
-    "LBFGS": "it evaluates the loss several times a step",
-    "SparseAdam": "it takes sparse gradients only",
-    "Muon": "it takes matrices only; 'muon' pairs it with AdamW",
-}
+UNFIT = {row.place.partition(":")[2]: row.unfit for row in OTHERS if row.unfit}
 
 
 def optimizer_row(name: str) -> Optimizer:
@@ -33,11 +33,11 @@ def optimizer_row(name: str) -> Optimizer:
         return OPTIMIZERS[name]
     if is_function(name):
         rate = parameters_of(import_object(name, "optimizer")).get("lr", inspect.Parameter.empty)
-        return Optimizer(name, "", 0, 0, (rate,) if isinstance(rate, int | float) else ())
+        return Optimizer(name, rates=(rate,) if isinstance(rate, int | float) else ())
     kind = class_of(name)
     rate = parameters_of(kind)["lr"]
     steps = (rate / 3, rate, rate * 3) if isinstance(rate, int | float) else ()
-    return Optimizer(f"torch.optim:{kind.__name__}", "", 0, 0, tuple(float(f"{step:.2g}") for step in steps))
+    return Optimizer(f"torch.optim:{kind.__name__}", rates=tuple(float(f"{step:.2g}") for step in steps))
 
 
 def takes_rate(name: str) -> bool:
@@ -117,3 +117,44 @@ def refuse_missing(name: str, key: str, value: object, takes: dict[str, Any]) ->
                 f"the parameters, or leave {option} out"
             )
         raise UsageError(f"{option}={value}: optimizer {name} takes no {key}; it has {', '.join(takes) or 'none'}")
+
+
+def name_of(optimizer: torch.optim.Optimizer) -> str:
+    """The name of an optimizer, in small letters, as the table has it; "plain-sgd" of an SGD without a velocity.
+
+    A subclass of SGD is SGD: what reads a velocity reads its own.
+    """
+    if isinstance(optimizer, torch.optim.SGD):
+        return "sgd" if all(map(has_plain_momentum, optimizer.param_groups)) else PLAIN_SGD
+    return "muon" if isinstance(optimizer, CombinedOptimizer) else type(optimizer).__name__.lower()
+
+
+def name_made_by(function: Callable[..., Any], stages: Sequence[Any]) -> str:
+    """The name of what an optimizer function makes: that of a class; else of what it makes for a stage's parameters.
+
+    `stages` may be functions that build modules: where no stage with parameters is known it is called for one matrix.
+    Raises UsageError for what is no function, or makes no optimizer.
+    """
+    check_optimizer(function)
+    made = function
+    while isinstance(made, partial):
+        made = made.func
+    if isinstance(made, type) and issubclass(made, torch.optim.Optimizer) and not issubclass(made, torch.optim.SGD):
+        return made.__name__.lower()
+    modules = (stage for stage in stages if isinstance(stage, nn.Module))
+    stage = next((each for each in modules if any(p.requires_grad for p in each.parameters())), None)
+    stage = nn.Linear(2, 2, device="meta").to_empty(device="cpu") if stage is None else stage  # draws no numbers
+    trained = {f"0.{name}": p for name, p in stage.named_parameters() if p.requires_grad}
+    if isinstance(function, NamedOptimizer):
+        function = function.named(list(trained))
+    return name_of(build_optimizer(labelled_by(function, [stage]), list(trained.values())))
+
+
+def name_of_setting(name: str, momentum: float | None = None, stages: Sequence[Any] = ()) -> str:
+    """The name of what a setting names: of the table, any other of torch.optim, or "path/to/file.py:function".
+
+    Without `momentum` that of the table, or the optimizer's own. `stages` as in `name_made_by`.
+    """
+    if momentum is None and name in OPTIMIZERS:
+        momentum = OPTIMIZERS[name].momentum
+    return name_made_by(make_optimizer(name, usual_rate(name), momentum, 0.0), stages)

@@ -20,14 +20,12 @@ import torch
 from torch import Tensor
 
 from stretto.errors import UsageError
-from stretto.optim.combined import CombinedOptimizer
-from stretto.optim.lion import Lion
-from stretto.optim.momentum import check_momentum
-from stretto.optim.sharded_muon import shape_factor
-from stretto.optim.soap import SOAP, as_matrix, from_basis, into_basis
+from stretto.optim.muon_with_adamw import CombinedOptimizer, shape_factor
+from stretto.optim.soap import as_matrix, from_basis, into_basis
+from stretto.optim.traits import check_known, function_of, row_of
 
 State = Mapping[str, Any]
-KNOWN = (torch.optim.Adam, torch.optim.NAdam, CombinedOptimizer, SOAP, Lion)
+Group = Mapping[str, Any]
 
 
 def check_direction(optimizer: torch.optim.Optimizer, what: str, remedy: str) -> None:
@@ -37,8 +35,7 @@ def check_direction(optimizer: torch.optim.Optimizer, what: str, remedy: str) ->
             f"{what} is along the last orthogonalised update, which torch.optim.Muon does not keep: use "
             "stretto.optim.muon, which does then, or predict='weight'"
         )
-    if not isinstance(optimizer, KNOWN):
-        check_momentum(optimizer, f"{what} takes Adam, AdamW, NAdam, muon, SOAP and Lion; else it", remedy)
+    check_known(optimizer, "ahead", what, remedy)
 
 
 def keep_updates(optimizer: torch.optim.Optimizer) -> None:
@@ -49,27 +46,32 @@ def keep_updates(optimizer: torch.optim.Optimizer) -> None:
                 group["keeps_update"] = True
 
 
-def extrapolated(
-    optimizer: torch.optim.Optimizer, parameter: Tensor, group: Mapping[str, Any], distance: float
-) -> Tensor:
+def extrapolated(optimizer: torch.optim.Optimizer, parameter: Tensor, group: Group, distance: float) -> Tensor:
     """The weight moved by `distance`, a sum of learning rates, along the step that the optimizer's averages predict."""
     state: State = optimizer.state.get(parameter, {})
-    if isinstance(optimizer, Lion):
-        return parameter if not state else moved(parameter, state["exp_avg"].sign(), group, distance)
-    if group.get("rule") == "Muon":
-        return parameter if "update" not in state else along_update(parameter, state["update"], group, distance)
-    if isinstance(optimizer, SOAP):
-        return parameter if not state or state["step"] == 0 else along_soap(parameter, state, group, distance)
-    if "exp_avg" not in state:
-        velocity = state.get("momentum_buffer")
-        return parameter if velocity is None else torch.add(parameter, velocity, alpha=-distance)
-    if isinstance(optimizer, torch.optim.NAdam):
-        return along_adam(parameter, state, group, distance, distance * nadam_factor(state, group))
-    average = distance / (1 - float(group["betas"][0]) ** float(state["step"]))
-    return along_adam(parameter, state, group, distance, average)
+    row = row_of(optimizer, group)
+    assert row is not None, f"the step of {type(optimizer).__name__} is not known"
+    moved: Tensor = function_of(row.ahead)(parameter, state, group, distance) if state else parameter
+    return moved
 
 
-def along_adam(parameter: Tensor, state: State, group: Mapping[str, Any], distance: float, average: float) -> Tensor:
+def along_velocity(parameter: Tensor, state: State, group: Group, distance: float) -> Tensor:
+    """`w - distance v`."""
+    velocity = state.get("momentum_buffer")
+    return parameter if velocity is None else torch.add(parameter, velocity, alpha=-distance)
+
+
+def along_adam(parameter: Tensor, state: State, group: Group, distance: float) -> Tensor:
+    """`w - distance (m^ / (sqrt(v^) + eps) + wd w)`."""
+    return along_average(parameter, state, group, distance, distance / (1 - group["betas"][0] ** float(state["step"])))
+
+
+def along_nadam(parameter: Tensor, state: State, group: Group, distance: float) -> Tensor:
+    """`w - distance (c m / (sqrt(v^) + eps) + wd w)`."""
+    return along_average(parameter, state, group, distance, distance * nadam_factor(state, group))
+
+
+def along_average(parameter: Tensor, state: State, group: Group, distance: float, average: float) -> Tensor:
     """`w - average m / (sqrt(v^) + eps)`, and decoupled weight decay; a coupled one is in the averages."""
     norm = root(second_moment(state, group), state, group)
     kept = 1 - distance * group["weight_decay"] if group.get("decoupled_weight_decay") else 1.0
@@ -77,13 +79,13 @@ def along_adam(parameter: Tensor, state: State, group: Mapping[str, Any], distan
     return torch.addcdiv(start, state["exp_avg"], norm, value=-average)
 
 
-def second_moment(state: State, group: Mapping[str, Any]) -> Tensor:
+def second_moment(state: State, group: Group) -> Tensor:
     """The average of squares in the denominator of Adam and its kin."""
     square: Tensor = state["max_exp_avg_sq" if group.get("amsgrad") else "exp_avg_sq"]
     return square
 
 
-def nadam_factor(state: State, group: Mapping[str, Any]) -> float:
+def nadam_factor(state: State, group: Group) -> float:
     """How many times the average m NAdam's next step is, over its norm."""
     beta, decay, steps = float(group["betas"][0]), float(group["momentum_decay"]), float(state["step"])
     now, after = (beta * (1 - 0.5 * 0.96 ** (step * decay)) for step in (steps, steps + 1))
@@ -91,25 +93,34 @@ def nadam_factor(state: State, group: Mapping[str, Any]) -> float:
     return float((1 - now) / ((1 - product) * (1 - beta**steps)) + after / (1 - product * after))
 
 
-def along_update(parameter: Tensor, update: Tensor, group: Mapping[str, Any], distance: float) -> Tensor:
+def along_sign(parameter: Tensor, state: State, group: Group, distance: float) -> Tensor:
+    """`w - distance (sign(m) + wd w)`."""
+    return moved(parameter, state["exp_avg"].sign(), group, distance)
+
+
+def along_update(parameter: Tensor, state: State, group: Group, distance: float) -> Tensor:
     """`w - distance (f O + wd w)`."""
+    if "update" not in state:
+        return parameter
     factor = shape_factor(parameter.shape, group["adjust_lr_fn"])
-    return moved(parameter, update.to(parameter.dtype) * factor, group, distance)
+    return moved(parameter, state["update"].to(parameter.dtype) * factor, group, distance)
 
 
-def along_soap(parameter: Tensor, state: State, group: Mapping[str, Any], distance: float) -> Tensor:
+def along_soap(parameter: Tensor, state: State, group: Group, distance: float) -> Tensor:
     """As Adam in the basis, turned back."""
+    if state["step"] == 0:
+        return parameter
     norm = root(as_matrix(state["exp_avg_sq"]), state, group)
     step = from_basis(into_basis(as_matrix(state["exp_avg"]), state) / norm, state).view_as(parameter)
     return moved(parameter, step / (1 - group["betas"][0] ** state["step"]), group, distance)
 
 
-def root(square: Tensor, state: State, group: Mapping[str, Any]) -> Tensor:
+def root(square: Tensor, state: State, group: Group) -> Tensor:
     """`sqrt(v / (1 - b2^t)) + eps`."""
     steps, beta = float(state["step"]), float(group["betas"][1])
     return square.sqrt().div_((1 - beta**steps) ** 0.5).add_(group["eps"])
 
 
-def moved(parameter: Tensor, step: Tensor, group: Mapping[str, Any], distance: float) -> Tensor:
+def moved(parameter: Tensor, step: Tensor, group: Group, distance: float) -> Tensor:
     """`w - distance (step + wd w)`."""
     return torch.add(parameter * (1 - distance * group["weight_decay"]), step, alpha=-distance)

@@ -1,21 +1,14 @@
 """Lion: steps of one length, in the direction of the sign of an average."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 
-from stretto.optim.layerwise import (
-    check_betas,
-    check_range,
-    check_real,
-    explaining_params,
-    gradients,
-    with_gradients,
-)
+from stretto.optim.layerwise import OwnOptimizer, check_betas, check_range, gradients
 
 
-class Lion(torch.optim.Optimizer):
+class Lion(OwnOptimizer):
     """Evolved sign momentum (Chen et al. 2023, arXiv 2302.06675, algorithm 2).
 
     `c = b1 m + (1 - b1) g; w <- w - lr (sign(c) + wd w); m <- b2 m + (1 - b2) g`. Every number of a parameter moves by
@@ -40,25 +33,19 @@ class Lion(torch.optim.Optimizer):
         for name, value in (("lr", lr), ("weight_decay", weight_decay)):
             check_range(name, value, 0, float("inf"))
         check_betas(betas)
-        with explaining_params(params):
-            super().__init__(params, {"lr": float(lr), "betas": betas, "weight_decay": float(weight_decay)})
-        check_real(self.param_groups)
+        super().__init__(params, {"lr": float(lr), "betas": betas, "weight_decay": float(weight_decay)})
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Update every parameter that has a gradient; return the closure's loss, if there is one."""
-        loss = with_gradients(closure)
-        for group in self.param_groups:
-            (beta1, beta2), rate = group["betas"], group["lr"]
-            ready = [parameter for parameter in group["params"] if parameter.grad is not None]
-            for parameter, gradient in zip(ready, gradients(ready, "Lion"), strict=True):
-                state = self.state[parameter]
-                if not state:
-                    state["exp_avg"] = torch.zeros_like(parameter)
-                kept = beta1 * beta2 ** group.get("delay", 0)
-                sign = torch.lerp(state["exp_avg"], gradient, 1 - kept).sign_()
-                if group["weight_decay"]:
-                    parameter.mul_(1 - rate * group["weight_decay"])
-                parameter.add_(sign, alpha=-rate)
-                state["exp_avg"].lerp_(gradient, 1 - beta2)
-        return loss
+    def step_group(self, group: dict[str, Any]) -> None:
+        """Step the parameters of one group."""
+        (beta1, beta2), rate = group["betas"], group["lr"]
+        ready = [parameter for parameter in group["params"] if parameter.grad is not None]
+        for parameter, gradient in zip(ready, gradients(ready, "Lion"), strict=True):
+            state = self.state[parameter]
+            if not state:
+                state["exp_avg"] = torch.zeros_like(parameter)
+            kept = beta1 * beta2 ** group.get("delay", 0)
+            sign = torch.lerp(state["exp_avg"], gradient, 1 - kept).sign_()
+            if group["weight_decay"]:
+                parameter.mul_(1 - rate * group["weight_decay"])
+            parameter.add_(sign, alpha=-rate)
+            state["exp_avg"].lerp_(gradient, 1 - beta2)

@@ -1,5 +1,6 @@
-"""Loads an optimizer's state without the casts of torch's `load_state_dict`, which cast to the parameter's dtype."""
+"""Copies optimizers, and loads their state without the casts of `load_state_dict` to the parameter's dtype."""
 
+import copy
 from collections.abc import Mapping
 from itertools import chain
 from typing import Any
@@ -35,3 +36,17 @@ def _keeps(value: Tensor, parameter: Tensor, known: bool) -> bool:
     if parameter.dim() and value.shape == parameter.shape:
         return wider and not known
     return not known or (value.is_floating_point() and value.numel() == 1)
+
+
+PATCHED = ("step", "_opt_called", "zero_grad")  # what schedulers and Lightning change of an optimizer
+
+
+def copied(
+    optimizer: torch.optim.Optimizer, groups: list[dict[str, Any]], state: dict[Any, Any]
+) -> torch.optim.Optimizer:
+    """An optimizer like the given one with other groups and state, made without its constructor."""
+    made = type(optimizer).__new__(type(optimizer))
+    attributes = {key: value for key, value in vars(optimizer).items() if key not in PATCHED}
+    attributes |= {key: copy.copy(value) for key, value in attributes.items() if isinstance(value, dict)}
+    vars(made).update(attributes | {"param_groups": groups, "state": state})
+    return made

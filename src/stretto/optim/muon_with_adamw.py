@@ -1,16 +1,162 @@
-"""Muon for the matrices of hidden layers, and AdamW for everything else."""
+"""Muon for the matrices of hidden layers, also where processes share them out, and AdamW for everything else."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from stretto.errors import UsageError, nearest
-from stretto.optim.combined import CombinedOptimizer
-from stretto.optim.layerwise import check_betas, check_range, check_real, explaining_params
+from stretto.nn.sharded_modules import is_share, local_share, share_like
+from stretto.optim.layerwise import check_betas, check_range, check_real, explaining_params, with_gradients
 from stretto.optim.parameter_labels import MATRIX, Label
-from stretto.options.checks import flag, one_of, sequence, shown
+from stretto.options.checks import flag, one_of, refuse, sequence, shown
+
+
+class ShardedMuon(torch.optim.Muon):
+    """Muon whose parameters may be shares of matrices (DTensors), with the numbers of torch.optim.Muon on the whole.
+
+    A group with `keeps_update` keeps each last orthogonalised update in its state, as "update" in bfloat16; what one
+    with a "delay" orthogonalises is that of late gradients (`optim/spike_coefficients.py`).
+    Averages stay with the shares; each matrix's update is gathered, one after the other, and orthogonalised on every
+    process, which keeps its rows. So a step is a collective of the processes that share the matrices.
+    """
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Update every parameter that has a gradient; return the closure's loss, if there is one."""
+        if all(map(is_plain, self.param_groups)):
+            loss: float | None = super().step(closure)  # type: ignore[no-untyped-call]
+            return loss
+        loss = with_gradients(closure)
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._step_one(parameter, group)
+        return loss
+
+    def _step_one(self, parameter: Tensor, group: Mapping[str, Any]) -> None:
+        assert parameter.grad is not None
+        state = self.state[parameter]
+        if "momentum_buffer" not in state:
+            state["momentum_buffer"] = torch.zeros_like(parameter.grad)
+        gradient, average = local_share(parameter.grad), local_share(state["momentum_buffer"])
+        average.lerp_(gradient, 1 - group["momentum"])
+        late = group.get("delay", 0) + bool(group["nesterov"])
+        ahead = gradient.lerp(average, group["momentum"] ** late) if late else average
+        whole = whole_like(ahead, parameter)
+        step = orthogonalised(whole, group["ns_coefficients"], group["ns_steps"], group["eps"])
+        rows = local_share(share_like(step, parameter))
+        if group.get("keeps_update"):
+            state["update"] = rows
+        rate = float(group["lr"])
+        local_share(parameter).mul_(1 - rate * group["weight_decay"]).add_(
+            rows, alpha=-rate * shape_factor(whole.shape, group["adjust_lr_fn"])
+        )
+
+
+def is_plain(group: Mapping[str, Any]) -> bool:
+    """Whether torch.optim.Muon itself can step a group: whole matrices in time, of which no update is kept.
+
+    Without Nesterov's momentum torch 2.13 normalises the average of a bfloat16 parameter in place.
+    """
+    as_torchs = bool(group["nesterov"]) and not group.get("keeps_update") and not group.get("delay")
+    return as_torchs and not any(map(is_share, group["params"]))
+
+
+def whole_like(share: Tensor, parameter: Tensor) -> Tensor:
+    """The whole tensor of which this process has `share`, as it has that of `parameter`. A collective, if it is one."""
+    if not is_share(parameter):
+        return share
+    from torch.distributed.tensor import DTensor
+
+    placed: Any = parameter
+    made = DTensor.from_local(
+        share, placed.device_mesh, placed.placements, shape=parameter.shape, stride=parameter.stride()
+    )
+    whole: Tensor = made.full_tensor()
+    return whole
+
+
+def orthogonalised(matrix: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float) -> Tensor:
+    """Nearly U V^T of a matrix U S V^T, in bfloat16, as torch.optim.Muon computes it to the last bit.
+
+    X = matrix / ||matrix||, then `steps` times X <- a X + (b A + c A A) X with A = X X^T (Newton-Schulz, quintic). A
+    tall matrix is transposed first.
+    """
+    a, b, c = coefficients
+    tall = matrix.shape[0] > matrix.shape[1]
+    found = matrix.to(torch.bfloat16, copy=True)
+    found = found.T if tall else found
+    found.div_(found.norm().clamp(min=eps))
+    for _ in range(steps):
+        gram = found @ found.T
+        found = torch.addmm(found, torch.addmm(gram, gram, gram, beta=b, alpha=c), found, beta=a)
+    return found.T if tall else found
+
+
+def shape_factor(shape: torch.Size, adjust: str | None) -> float:
+    """The factor of the rate of an m x n matrix: torch.optim.Muon's `adjust_lr_fn`."""
+    rows, columns = shape
+    if adjust == "match_rms_adamw":
+        return float(0.2 * max(rows, columns) ** 0.5)
+    return float(max(1, rows / columns) ** 0.5)
+
+
+RULES: dict[str, type[torch.optim.Optimizer]] = {"Muon": ShardedMuon, "AdamW": torch.optim.AdamW}
+
+
+class CombinedOptimizer(torch.optim.Optimizer):
+    """One optimizer of several: `CombinedOptimizer([torch.optim.Muon(...), torch.optim.AdamW(...)])`.
+
+    Its groups are theirs, each with its own options and with the name of its rule, "Muon" or "AdamW", under "rule"; the
+    state of a parameter is that of its rule. Schedulers, checkpoints and whatever reads groups see one optimizer. It
+    takes over the given optimizers, which are not to be stepped any more.
+    """
+
+    def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        wanted = f"a list of optimizers, each one of {', '.join(RULES)} of torch.optim"
+        sequence("CombinedOptimizer: optimizers", optimizers, wanted)
+        if not len(optimizers):
+            refuse("CombinedOptimizer: optimizers", optimizers, wanted)
+        groups: list[dict[str, Any]] = []
+        for optimizer in optimizers:
+            rule = type(optimizer).__name__
+            if not isinstance(optimizer, torch.optim.Optimizer) or rule not in RULES:
+                refuse("CombinedOptimizer: optimizers", optimizers, wanted)
+            groups += [{**group, "rule": rule} for group in optimizer.param_groups]
+        super().__init__(groups, {})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Let each rule step its groups; return the closure's loss, if there is one."""
+        loss = with_gradients(closure)
+        for rule, kind in RULES.items():
+            groups = [group for group in self.param_groups if group["rule"] == rule]
+            if groups:  # made anew: what schedulers and loading replace is then never an old one
+                stepping(kind, self.state, groups).step()
+        return loss
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load what `state_dict` returned. Raises ValueError if its groups have other rules."""
+        rules, saved = rules_of(self.param_groups), rules_of(state_dict["param_groups"])
+        if rules != saved:
+            raise ValueError(f"groups of the rules {saved}, expected {rules}")
+        super().load_state_dict(state_dict)
+
+
+def stepping(
+    kind: type[torch.optim.Optimizer], state: Mapping[Any, Any], groups: Sequence[dict[str, Any]]
+) -> torch.optim.Optimizer:
+    """An optimizer of a kind that steps another one's groups with its state."""
+    made = kind.__new__(kind)
+    made.__setstate__({"defaults": {}, "state": state, "param_groups": groups})
+    return made
+
+
+def rules_of(groups: Sequence[dict[str, Any]]) -> list[Any]:
+    return [group.get("rule") for group in groups]
+
 
 REMEDY = "give labels=stretto.optim.parameter_labels_of(model), or exclude=[...], the embeddings and the output layer"
 
@@ -138,7 +284,11 @@ def excluded_by(named: Sequence[tuple[str, Tensor]], exclude: Iterable[str | Ten
         raise UsageError(f"muon: exclude={shown(exclude)}: give a list, exclude=[{shown(exclude)}]")
     excluded: set[int] = set()
     for entry in exclude:
-        found = {id(p) for name, p in named if entry is p or (isinstance(entry, str) and is_in(name, entry))}
+        found = {
+            id(p)
+            for name, p in named
+            if entry is p or (isinstance(entry, str) and (name == entry or name.startswith(f"{entry}.")))
+        }
         if not found and isinstance(entry, str):
             names = [name for name, _ in named if name]
             remedy = nearest(entry, names) if names else "give (name, parameter) pairs, model.named_parameters()"
@@ -147,11 +297,6 @@ def excluded_by(named: Sequence[tuple[str, Tensor]], exclude: Iterable[str | Ten
             raise UsageError(f"muon: exclude has {shown(entry)}, which is none of the parameters that muon was given")
         excluded |= found
     return excluded
-
-
-def is_in(name: str, entry: str) -> bool:
-    """Whether a name is that of the parameter `entry`, or of one in the module `entry`."""
-    return name == entry or name.startswith(f"{entry}.")
 
 
 def check_used(optimizers: Iterable[torch.optim.Optimizer | None], labels: Iterable[Label], *, all_known: bool) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from stretto.errors import UsageError
-from stretto.nn.remote_stage import RemoteStage
+from stretto.nn.deferred import RemoteStage
 from stretto.options.checks import of_kind, one_of
 
 ROLES = ("hidden", "embedding", "output")
@@ -108,7 +108,6 @@ def output_parameters(stages: Sequence[nn.Module]) -> list[nn.Parameter]:
 
 
 def is_embedding(holder: nn.Module, parameter: nn.Parameter) -> bool:
-    """Whether a parameter is a table of vectors."""
     if isinstance(holder, nn.Embedding | nn.EmbeddingBag):
         return True
     names = [name for name, own in holder.named_parameters(recurse=False) if own is parameter]

@@ -1,20 +1,13 @@
 """SOAP: AdamW in a basis in which the gradients of a matrix are nearly uncorrelated."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from stretto.errors import UsageError
-from stretto.optim.layerwise import (
-    check_betas,
-    check_range,
-    check_real,
-    explaining_params,
-    gradients,
-    with_gradients,
-)
+from stretto.optim.layerwise import OwnOptimizer, check_betas, check_range, gradients
 from stretto.optim.spike_coefficients import late_average
 from stretto.options.checks import whole
 
@@ -23,7 +16,7 @@ SIDES = ("left", "right")
 LOW = (torch.bfloat16, torch.float16)  # too few digits for eigenvectors
 
 
-class SOAP(torch.optim.Optimizer):
+class SOAP(OwnOptimizer):
     """Adam in the eigenbasis of Shampoo's preconditioner (Vyas et al. 2024, arXiv 2409.11321, algorithm 3).
 
     For a matrix with gradient G: `G' = QL^T G QR`; `M <- b1 M + (1 - b1) G`; `V <- b2 V + (1 - b2) G' * G'`;
@@ -61,9 +54,7 @@ class SOAP(torch.optim.Optimizer):
         whole("every", every, 1)
         whole("largest", largest, 1)
         numbers = {"lr": float(lr), "eps": float(eps), "weight_decay": float(weight_decay)}
-        with explaining_params(params):
-            super().__init__(params, {**numbers, "betas": betas, "every": every, "largest": largest})
-        check_real(self.param_groups)
+        super().__init__(params, {**numbers, "betas": betas, "every": every, "largest": largest})
         for parameter in (parameter for group in self.param_groups for parameter in group["params"]):
             if parameter.dtype in LOW:
                 raise UsageError(
@@ -71,15 +62,11 @@ class SOAP(torch.optim.Optimizer):
                     "eigenvectors: let it step float32 masters, Trainer(..., precision='bf16')"
                 )
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Update every parameter that has a gradient; return the closure's loss, if there is one."""
-        loss = with_gradients(closure)
-        for group in self.param_groups:
-            ready = [parameter for parameter in group["params"] if parameter.grad is not None]
-            for parameter, gradient in zip(ready, gradients(ready, "SOAP"), strict=True):
-                self._step(parameter, gradient, group)
-        return loss
+    def step_group(self, group: dict[str, Any]) -> None:
+        """Step the parameters of one group."""
+        ready = [parameter for parameter in group["params"] if parameter.grad is not None]
+        for parameter, gradient in zip(ready, gradients(ready, "SOAP"), strict=True):
+            self._step(parameter, gradient, group)
 
     def _step(self, parameter: Tensor, gradient: Tensor, group: Mapping[str, Any]) -> None:
         state = self.state[parameter]

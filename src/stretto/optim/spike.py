@@ -1,6 +1,6 @@
 """Spike compensation: a gradient that arrives D updates late is applied with a larger weight on arrival."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -8,19 +8,13 @@ import torch
 from torch import Tensor
 
 from stretto.errors import UsageError
-from stretto.optim.combined import CombinedOptimizer, stepping
 from stretto.optim.direction import root, second_moment
-from stretto.optim.hidden_gradients import without_gradients
-from stretto.optim.lion import Lion
-from stretto.optim.momentum import check_momentum
-from stretto.optim.sharded_muon import ShardedMuon
-from stretto.optim.soap import SOAP
+from stretto.optim.muon_with_adamw import ShardedMuon, stepping
 from stretto.optim.spike_coefficients import corrected_coefficients, nesterov_coefficients, spike_coefficients
+from stretto.optim.traits import check_known, function_of, row_of
 from stretto.optim.update_feedback import stepped
+from stretto.optimizers import IN_STEP
 from stretto.options.checks import MOST_DELAY, number, of_kind
-
-ADAMS = (torch.optim.Adam, torch.optim.NAdam)
-READS_DELAY = (Lion, SOAP, torch.optim.Muon)
 
 
 class SpikeCompensation:
@@ -34,7 +28,8 @@ class SpikeCompensation:
     def __init__(self, optimizer: torch.optim.Optimizer, delay: float) -> None:
         of_kind("SpikeCompensation: optimizer", optimizer, torch.optim.Optimizer, "an optimizer of torch.optim")
         number("SpikeCompensation: delay", delay, 0, MOST_DELAY)
-        check_known(optimizer)
+        check_known(optimizer, "late", "spike compensation", "use such an optimizer, or a method without it")
+        refuse_complex(optimizer)
         self.optimizer = optimizer
         self.delay = delay
 
@@ -54,11 +49,9 @@ class SpikeCompensation:
         with delayed(self.optimizer, self.delay):
             self._own_step()
         for parameter, gradient, group in pending:
-            state = self.optimizer.state[parameter]
-            if isinstance(self.optimizer, torch.optim.SGD):
-                add_sgd_difference(parameter, gradient, state["momentum_buffer"], group, self.delay)
-            else:
-                add_adam_difference(parameter, gradient, state, group, self.delay)
+            row = row_of(self.optimizer, group)
+            assert row is not None, "its numerator is known"
+            function_of(row.late)(parameter, gradient, self.optimizer.state[parameter], group, self.delay)
 
     def _own_step(self) -> None:
         optimizer = self.optimizer
@@ -69,14 +62,8 @@ class SpikeCompensation:
             stepping(ShardedMuon, optimizer.state, optimizer.param_groups).step()
 
 
-def check_known(optimizer: torch.optim.Optimizer) -> None:
-    """Raise UsageError for an optimizer whose numerator is not known, and for complex numbers but under SGD."""
-    if not isinstance(optimizer, (*ADAMS, *READS_DELAY, CombinedOptimizer)):
-        check_momentum(
-            optimizer, "spike compensation takes Adam, AdamW, NAdam, Muon, SOAP and Lion; of others it",
-            "use such an optimizer, or a method without it",
-        )  # fmt: skip
-    elif any(parameter.is_complex() for parameter in stepped(optimizer)):
+def refuse_complex(optimizer: torch.optim.Optimizer) -> None:
+    if not isinstance(optimizer, torch.optim.SGD) and any(p.is_complex() for p in stepped(optimizer)):
         raise UsageError(
             f"spike compensation of {type(optimizer).__name__} is of real numbers; this one has complex parameters: "
             "use torch.optim.SGD, or a method without it"
@@ -85,7 +72,8 @@ def check_known(optimizer: torch.optim.Optimizer) -> None:
 
 def reads_delay(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> bool:
     """Whether the optimizer's own step of a group knows its "delay"."""
-    return isinstance(optimizer, READS_DELAY) or group.get("rule") == "Muon"
+    row = row_of(optimizer, group)
+    return row is not None and row.late == IN_STEP
 
 
 @contextmanager
@@ -110,12 +98,12 @@ def total_gradient(parameter: Tensor, group: Mapping[str, Any]) -> Tensor:
 
 
 def add_sgd_difference(
-    parameter: Tensor, gradient: Tensor, velocity: Tensor, group: Mapping[str, Any], delay: float
+    parameter: Tensor, gradient: Tensor, state: Mapping[str, Any], group: Mapping[str, Any], delay: float
 ) -> None:
     """Turn a step `w - lr v` into `w - lr (a v + b g)`, v with g in it."""
     a, b = spike_coefficients(group["momentum"], delay)
     rate = float(group["lr"])
-    parameter.add_(velocity, alpha=rate * (1 - a)).add_(gradient, alpha=-rate * b)
+    parameter.add_(state["momentum_buffer"], alpha=rate * (1 - a)).add_(gradient, alpha=-rate * b)
 
 
 def add_adam_difference(
@@ -134,3 +122,16 @@ def adam_coefficients(state: Mapping[str, Any], group: Mapping[str, Any], delay:
     if "mu_product" not in state:
         return corrected_coefficients(beta, delay, step)
     return nesterov_coefficients(beta, float(group["momentum_decay"]), float(state["mu_product"]), delay, step)
+
+
+@contextmanager
+def without_gradients(parameters: Iterable[Tensor]) -> Iterator[None]:
+    """In this block the parameters have no gradients; after it they have them again."""
+    hidden = [(parameter, parameter.grad) for parameter in parameters]
+    for parameter, _ in hidden:
+        parameter.grad = None
+    try:
+        yield
+    finally:
+        for parameter, gradient in hidden:
+            parameter.grad = gradient

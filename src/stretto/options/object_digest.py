@@ -12,6 +12,7 @@ import sys
 import sysconfig
 import uuid
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
 from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType
@@ -36,7 +37,6 @@ class Walk:
         self._digest, self._places, self._kept = sha256(), dict[int, int](), list[Any]()
 
     def of(self, value: Any) -> str:
-        """The digest of an object."""
         self._add(value)
         return self._digest.hexdigest()[:16]
 
@@ -116,8 +116,6 @@ class Walk:
             self._add(wrapped)
 
     def _add_file(self, file: Path) -> None:
-        from stretto.options.user_function import digest_of_files
-
         self._say("file", digest_of_files(file))
 
     def _add_object(self, value: Any) -> None:
@@ -181,3 +179,44 @@ def names_in(code: CodeType) -> set[str]:
     """The names that code reads, functions inside it included."""
     inner = (constant for constant in code.co_consts if isinstance(constant, CodeType))
     return set(code.co_names).union(*map(names_in, inner))
+
+
+def digest_of_files(file: Path) -> str:
+    """Sixteen characters that differ once a Python file, or one beside it that it imports, has been edited."""
+    digest = sha256()
+    for path in sorted(with_neighbours(file.resolve())):
+        digest.update(f"{path.name} ".encode() + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def with_neighbours(file: Path) -> set[Path]:
+    """A Python file and those in its folder, or in folders there, that it imports, directly or not."""
+    reached, waiting = {file}, [file]
+    while waiting:
+        path = waiting.pop()
+        for name in imported_names(path.read_bytes()):
+            candidates = (file.parent.joinpath(*name.split(".")), path.parent.joinpath(*name.split(".")))
+            for stem in candidates:
+                for found in (stem.with_suffix(".py"), stem / "__init__.py"):
+                    if found.is_file() and found not in reached:
+                        reached.add(found)
+                        waiting.append(found)
+    return reached
+
+
+@lru_cache
+def imported_names(source: bytes) -> list[str]:
+    """The modules that Python code imports, by name; `from a import b` may import a.b."""
+    try:
+        tree = ast.parse(source)
+    except SyntaxError:
+        return []  # the import itself tells
+    names = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            names += [base] if base else []
+            names += [f"{base}.{alias.name}".lstrip(".") for alias in node.names if alias.name != "*"]
+    return names

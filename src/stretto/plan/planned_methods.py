@@ -10,11 +10,10 @@ from stretto.cost.cure_costs import PLAIN
 from stretto.errors import UsageError, nearest
 from stretto.methods import METHODS, Method, Planning, StageAt, method
 from stretto.methods.advice import FAMILY_OF
-from stretto.methods.cure import ANY_MOMENTUM, Place, StepCure, WeightCopies
+from stretto.methods.cure import ANY_MOMENTUM, Place, StepCure, WeightCopies, name_in_plans
 from stretto.methods.definition import Family
-from stretto.methods.gradient_prediction import name_in_plans
 from stretto.methods.table import FROM_FILES, PHASES, is_advised
-from stretto.options.parse import parse
+from stretto.options.named import parse
 from stretto.schedule import Reach
 
 FAMILIES: tuple[Family, ...] = get_args(Family)

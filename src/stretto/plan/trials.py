@@ -24,7 +24,7 @@ from stretto.plan.branch_and_bound import Plan, plan_of, search
 from stretto.plan.candidate_costs import Prices
 from stretto.plan.measurement_cache import MeasurementCache, key_of
 from stretto.plan.objective import Objective
-from stretto.plan.placements import IN_ORDER, placements
+from stretto.plan.places import IN_ORDER, placements
 from stretto.plan.plan_file import choices
 from stretto.plan.problem import Problem
 from stretto.plan.refine import MOST, actions, simulated

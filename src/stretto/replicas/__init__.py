@@ -1,6 +1,6 @@
 """How the replicas of a pipeline keep their weights together: strategies, by name. No torch."""
 
-from stretto.replicas.parameter_server.update_log import Order
+from stretto.replicas.parameter_server.tickets import Order
 from stretto.replicas.sync_options import (
     AllReduce,
     DiLoCo,

@@ -76,7 +76,6 @@ class SharedMinibatch(Agreement):
     """All replicas together train on one minibatch."""
 
     def add_counts(self, counts: Sequence[Tensor], then: Then) -> None:
-        """Sum the counts over all replicas, in place, then call `then`."""
         self._peers.add_up(counts, then)
 
 
@@ -88,15 +87,12 @@ class GradientSum(SharedMinibatch):
         self.remembers = peers.remembers
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of the gradients' compression, under "compression"."""
         return {"compression": self._peers.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load the compression's state."""
         self._peers.load_state_dict(state["compression"])
 
     def begin(self, parameters: Sequence[Tensor], updates: int) -> None:
-        """Start the compression anew."""
         self._peers.load_state_dict(None)
 
     @torch.no_grad()
@@ -128,13 +124,12 @@ class ScatteredGradientSum(SharedMinibatch):
         self._share = share
 
     def meet(self, parameters: Sequence[Tensor], updates: int, then: Then) -> None:
-        """Sum them. A missing gradient counts as 0; one that all replicas miss stays None."""
         self._share.sum_gradients()
         then()
 
 
 class ShardedGradientSum(SharedMinibatch):
-    """Each replica's backward has already summed its shard of the gradients (`weights/sharded.py`)."""
+    """Each replica's backward has already summed its shard of the gradients (`weights/current.py`)."""
 
     def meet(self, parameters: Sequence[Tensor], updates: int, then: Then) -> None:
         """Do nothing: the gradients are already summed."""
@@ -156,13 +151,11 @@ class WeightAverage(Agreement):
         self.remembers = peers.count > 1
 
     def meet(self, parameters: Sequence[Tensor], updates: int, then: Then) -> None:
-        """Average the weights if `updates` is a multiple of `every`."""
         if updates % self._every == 0:
             self.settle(parameters, updates, then)
 
     @torch.no_grad()
     def settle(self, parameters: Sequence[Tensor], updates: int, then: Then) -> None:
-        """Average the weights if there were updates since the last meeting."""
         trainable = [parameter for parameter in parameters if parameter.requires_grad]
         if updates == self._last_updates or not trainable:
             return
@@ -182,15 +175,12 @@ class WeightAverage(Agreement):
         torch._foreach_copy_(list(weights), list(mean))
 
     def state_dict(self) -> dict[str, Any]:
-        """The number of updates at the last meeting."""
         return {"met": self._last_updates}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load the number of updates at the last meeting."""
         self._last_updates = state["met"]
 
     def begin(self, parameters: Sequence[Tensor], updates: int) -> None:
-        """Start as if the replicas had met after `updates` updates."""
         self._last_updates = updates
 
 
@@ -220,7 +210,6 @@ class PostLocalAverage(WeightAverage):
             self.settle(parameters, updates, then)
 
     def settle(self, parameters: Sequence[Tensor], updates: int, then: Then) -> None:
-        """Average the weights if there were local updates since the last meeting."""
         if updates > self._start:
             super().settle(parameters, updates, then)
 
@@ -246,7 +235,6 @@ class OuterStep(WeightAverage):
             weight.copy_(last)
 
     def state_dict(self) -> dict[str, Any]:
-        """The number of updates, the weights and the velocity after the last outer step."""
         return {**super().state_dict(), "last": self._last, "velocity": self._velocity}
 
     @torch.no_grad()

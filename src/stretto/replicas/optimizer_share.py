@@ -1,8 +1,10 @@
 """One replica's share of a stage's optimizer: its elements of the weights, and the state for these alone."""
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import reduce
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -10,10 +12,106 @@ from torch import Tensor, nn
 from stretto.errors import UsageError
 from stretto.nn.state_check import check_like, check_optimizer
 from stretto.optim import Masters
-from stretto.optim.copied_optimizer import copied
-from stretto.optim.loading import load
-from stretto.replicas.element_shares import Elements, Shares
+from stretto.optim.loading import copied, load
 from stretto.replicas.reducer import ReplicaReducer
+
+BLOCK = 64  # elements; no kernel works on more of them at once, so that a cut at a multiple changes no bit
+
+
+class Elements(NamedTuple):
+    """Elements [begin, end) of a parameter laid flat, by its number."""
+
+    parameter: int
+    begin: int
+    end: int
+
+
+class Shares:
+    """Which elements of a stage's parameters each replica's optimizer steps: at most one range of each parameter.
+
+    Where any element may be stepped alone, the parameters are laid end to end and cut into equal shares:
+
+        [5, 1000]   [1000]   [10, 3]
+        |----------------|---------|    two replicas
+            replica 0     replica 1
+
+    Shares are of equal size, but for BLOCK, if `elementwise`; else whole parameters are dealt out, each, largest first,
+    to the replica that has least. A parameter whose elements do not lie in their order in memory is not cut either.
+    """
+
+    def __init__(self, parameters: Sequence[Tensor], replicas: int, *, elementwise: bool) -> None:
+        self.parameters = list(parameters)
+        self._places = {parameter: index for index, parameter in enumerate(parameters)}
+        self._sizes = [parameter.numel() for parameter in parameters]
+        self._dtype = reduce(torch.promote_types, (parameter.dtype.to_real() for parameter in parameters))
+        cut = [elementwise and parameter.is_contiguous() for parameter in parameters]
+        self._of: list[list[Elements]] = [[] for _ in range(replicas)]
+        self._deal([index for index, each in enumerate(cut) if not each])
+        self._cut([index for index, each in enumerate(cut) if each])
+        for elements in self._of:
+            elements.sort()
+
+    def _deal(self, indices: Sequence[int]) -> None:
+        for index in sorted(indices, key=lambda index: -self._sizes[index]):
+            self._of[self._emptiest()].append(Elements(index, 0, self._sizes[index]))
+
+    def _emptiest(self) -> int:
+        held = [sum(end - begin for _, begin, end in elements) for elements in self._of]
+        return held.index(min(held))
+
+    def _cut(self, indices: Sequence[int]) -> None:
+        total, replicas, start = sum(self._sizes[index] for index in indices), len(self._of), 0
+        for index in indices:
+            size = self._sizes[index]
+            ends = [total * (replica + 1) / replicas - start for replica in range(replicas)]
+            marks = [0, *(min(size, max(0, round(end / BLOCK) * BLOCK)) for end in ends[:-1]), size]
+            if size == 0:
+                marks = [0] * (replicas + 1)
+            for replica, (begin, end) in enumerate(pairwise(marks)):
+                if begin < end:
+                    self._of[replica].append(Elements(index, begin, end))
+            start += size
+
+    @property
+    def replicas(self) -> int:
+        return len(self._of)
+
+    def of(self, replica: int) -> list[Elements]:
+        return self._of[replica]
+
+    def is_whole(self, elements: Elements) -> bool:
+        return elements.end - elements.begin == self._sizes[elements.parameter]
+
+    def views(self, tensors: Sequence[Tensor], replica: int) -> list[Tensor]:
+        """A replica's elements of tensors shaped as the parameters: whole ones, and flat parts of others."""
+        return [self.view(tensors[each.parameter], each) for each in self._of[replica]]
+
+    def view(self, tensor: Tensor, elements: Elements) -> Tensor:
+        """These elements of a tensor shaped as their parameter: the tensor if they are all, else a flat part."""
+        return tensor if self.is_whole(elements) else tensor.view(-1)[elements.begin : elements.end]
+
+    def flat(self, tensors: Sequence[Tensor], replica: int) -> list[Tensor]:
+        """As `views`, all of them flat, and in the order of elements; copies where memory has another order."""
+        return [tensors[each.parameter].reshape(-1)[each.begin : each.end] for each in self._of[replica]]
+
+    def norms(self, parameters: Sequence[Tensor]) -> Tensor:
+        """The norms of whole gradients, [parameters], as replicas find them of which each has the sum of its share."""
+        gradients = [torch.zeros(0) if each.grad is None else each.grad for each in self.parameters]
+        rows = [self.row(self.flat(gradients, replica), replica) for replica in range(self.replicas)]
+        return self.together(rows, parameters)
+
+    def row(self, gradients: Sequence[Tensor], replica: int) -> Tensor:
+        """The norms of a replica's part of each gradient, flat; 0 where it has none, [all parameters]."""
+        row = torch.zeros(len(self._sizes), dtype=self._dtype, device=self.parameters[0].device)
+        norms = torch._foreach_norm(list(gradients)) if gradients else ()
+        for elements, norm in zip(self._of[replica], norms, strict=True):
+            row[elements.parameter] = norm
+        return row
+
+    def together(self, rows: Iterable[Tensor], parameters: Sequence[Tensor]) -> Tensor:
+        """The norms of whole gradients, [parameters], from replicas' rows in their order; of a single part its own."""
+        norms: Tensor = reduce(torch.hypot, rows)
+        return norms[[self._places[parameter] for parameter in parameters]]
 
 
 class OptimizerShare:
@@ -111,7 +209,6 @@ class OptimizerShare:
         return self.shares.together(rows, parameters)
 
     def drop_gradients(self) -> None:
-        """Set the pieces' gradients to None."""
         for piece in self.pieces:
             piece.grad = None
 
@@ -146,7 +243,6 @@ class OptimizerShare:
         return self._whole({whole[index]: found[index] for index in numbered}).state_dict()
 
     def check(self, state: Mapping[str, Any]) -> None:
-        """Raise ValueError, TypeError or KeyError unless `load_state_dict` can load `state`."""
         check_optimizer(state, self._whole({}))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -181,14 +277,12 @@ class OptimizerShare:
 
     @torch.no_grad()
     def load_masters(self, masters: Sequence[Tensor]) -> None:
-        """Take over this replica's part of whole masters."""
         numbers = [index for index, has_master in enumerate(self._has_master) if has_master]
         whole = dict(zip(numbers, masters, strict=True))
         for elements, piece in self._with_masters():
             piece.copy_(self._cut({"master": whole[elements.parameter]}, elements.parameter)["master"])
 
     def check_masters(self, masters: Sequence[Any]) -> None:
-        """Raise ValueError unless these have the shapes of the masters."""
         expected = [self.shares.parameters[i].detach() for i, has_master in enumerate(self._has_master) if has_master]
         if len(masters) != len(expected):
             raise ValueError(f"{len(masters)} masters, expected {len(expected)}")
@@ -206,15 +300,12 @@ class MasterShare:
         self._of = of
 
     def state_dict(self) -> dict[str, Any]:
-        """The masters, in the order of the parameters, on the CPU. A collective of the replicas."""
         return {"masters": self._of.masters()}
 
     def check(self, state: Mapping[str, Any]) -> None:
-        """Raise ValueError, TypeError or KeyError unless `load_state_dict` can load `state`."""
         self._of.check_masters(state["masters"])
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load this replica's part of what `state_dict` returned. Sends no messages."""
         self._of.load_masters(state["masters"])
 
 

@@ -68,7 +68,6 @@ class ReplicaReducer(ABC):
         return False
 
     def state_dict(self) -> dict[str, Any]:
-        """The compression's state."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:  # noqa: B027 (most have no state)

@@ -1,14 +1,14 @@
 """How replicas stay together, as data: the values of `sync=`. No torch in here."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from stretto.errors import UsageError, nearest
 from stretto.methods.definition import Method
-from stretto.options.checks import is_among, shown
-from stretto.options.choices import choice_text, find_choice
-from stretto.replicas.parameter_server.update_log import Order
-from stretto.schedule.replicated import Agreement
+from stretto.options.checks import is_among, is_number, is_whole, shown
+from stretto.options.named import choice_text, find_choice
+from stretto.replicas.parameter_server.tickets import Order
+from stretto.schedule.added_actions import Agreement
 
 HOOKS = ("bf16", "fp16", "powersgd")
 
@@ -323,10 +323,36 @@ def refuse_versions(method: Method, sync: Sync) -> None:
 def check_whole(sync: Sync, name: str, least: int) -> None:
     """Raise UsageError unless the option `name` is a whole number of at least `least`."""
     value = getattr(sync, name)
-    if not (isinstance(value, int) and not isinstance(value, bool) and value >= least):
+    if not (is_whole(value) and value >= least):
         raise UsageError(f"{sync.name}: {name}={value!r}: choose a whole number of at least {least}")
 
 
-def is_number(value: Any) -> bool:
-    """Whether a value is a number; a bool is not."""
-    return isinstance(value, int | float) and not isinstance(value, bool)
+ALIKE = (AllReduce.name, ShardOptimizer.name, FullyShard.name)  # a checkpoint has one optimizer state for all replicas
+
+
+def refuse_other(place: str, saved: str | None, had: int, sync: Sync, replicas: int) -> None:
+    """Raise UsageError if `replicas` replicas under `sync` cannot resume from the checkpoint at `place`.
+
+    `had` and `saved` are its number of replicas and its sync (None: it is of format 2). Where all its replicas have the
+    same optimizer state, any number of replicas can resume, also under another sync. The state of a single replica also
+    serves any number: each starts with it. A parameter server needs its own sync and number of replicas.
+    """
+    name = sync.checkpoint_name(replicas)
+    if saved is None and name not in ALIKE:
+        raise UsageError(
+            f"{place} was written by a version of Stretto that kept the optimizer of one replica for all, and "
+            f"sync={name!r} needs each replica's: train anew, or go on with that version"
+        )
+    if saved is None or (saved in ALIKE and name != ParameterServer.name):
+        return
+    saved_mesh = f"mesh=Mesh(data={had}) (--data-parallel {had})"
+    if saved != name:
+        raise UsageError(
+            f"{place} was saved with sync={saved!r}, whose optimizer states sync={name!r} cannot go on from: "
+            f"go on with sync={saved!r} and {saved_mesh}"
+        )
+    if had != replicas and (had > 1 or name == ParameterServer.name):
+        raise UsageError(
+            f"{place} was saved with sync={saved!r} by {had} replicas, each with optimizer state of its own, and this "
+            f"trainer has {replicas}: go on with {saved_mesh}"
+        )

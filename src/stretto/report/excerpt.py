@@ -62,7 +62,7 @@ def excerpts(
     """
     from stretto.simulate import simulate  # numpy takes a while
     from stretto.simulate.network import no_bytes
-    from stretto.simulate.timeline_recordings import recordings as simulated_recordings
+    from stretto.simulate.timeline import recordings as simulated_recordings
 
     schedule, full = recorded.schedule, recorded.schedule.drain + 1
     from_start, to_end = turns.start == stretch.turns.start, turns.stop == stretch.turns.stop

@@ -13,7 +13,7 @@ from stretto.report import units
 from stretto.report.excerpt import excerpts
 from stretto.report.recorded_run import MIN_STEPS, RecordedRun, mean_durations, steps_of
 from stretto.schedule import Rules, Schedule
-from stretto.schedule.idle_share import RESOLUTION
+from stretto.schedule.draw import RESOLUTION
 from stretto.tracing import Recording
 from stretto.tracing.run_phases import DRAIN, RAMP, STEADY, action_of
 

@@ -12,7 +12,9 @@ Between devices that reach each other (`nccl.py`) a value travels by itself, fro
 
 import struct
 import weakref
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -20,14 +22,15 @@ import torch.distributed as dist
 from torch import Tensor
 
 from stretto.nn.devices import CPU, host_memory
-from stretto.runtime.failure import reaching
+from stretto.runtime.failure import Status, reaching
 from stretto.runtime.nccl import Direct
 from stretto.runtime.serialize import Form, Layout, fill, form_of, layout_of, leaves_of, size_of
-from stretto.runtime.wait_report import Status
+from stretto.schedule import Edge, Rules, Schedule
 
 PREFIX = 64  # bytes
 HEADER = struct.Struct("=qq")  # what a message is, and the micro-batch; the rest of the prefix is zeros
 VALUE, LAYOUT, MARK, END = 1, 2, 3, 4
+SPARE = 2  # values of a channel that may wait besides those that have to
 
 
 class Received(NamedTuple):
@@ -67,7 +70,6 @@ class MessageBuffer:
         self._places = tuple(leaves_of(form_of(layout).within(self.buffer, PREFIX)))
 
     def fill(self, value: Any, microbatch: int) -> None:
-        """Make it the message of a value."""
         HEADER.pack_into(self._header, 0, VALUE, microbatch)
         fill(self._places, value)
 
@@ -121,7 +123,6 @@ class Outbox:
             self._wait_for_oldest()
 
     def settle(self) -> None:
-        """Wait until everything has been taken."""
         while self._under_way:
             self._wait_for_oldest()
 
@@ -230,7 +231,118 @@ class Inbox:
 
 
 def prefix(kind: int, number: int) -> Tensor:
-    """What a message begins with."""
     buffer = torch.zeros(PREFIX, dtype=torch.uint8)
     HEADER.pack_into(buffer.numpy().data, 0, kind, number)
     return buffer
+
+
+class Channel(NamedTuple):
+    """Values of one name, made by actions of one kind on one stage, for one worker."""
+
+    value: str
+    kind: str
+    stage: int
+    worker: int
+
+    @classmethod
+    def of(cls, edge: Edge, worker: int) -> "Channel":
+        return cls(edge.value, edge.source.kind, edge.source.stage, worker)
+
+
+def channels(schedule: Schedule, rules: Rules, lag: int) -> dict[Channel, int]:
+    """Every channel between two workers that a schedule uses, and how many values may have to wait there.
+
+    That is what has been sent by the end of a turn and is not needed before a later one: all workers can then end a
+    turn, whichever it is, before the first of them begins the next. The loss goes to everybody, and may wait for `lag`
+    turns more.
+    """
+    homes = schedule.worker_of
+    waiting: Counter[Channel] = Counter()
+    most: Counter[Channel] = Counter()
+    for n in range(schedule.drain + 2 + rules.lookback):
+        for worker in range(schedule.num_workers):
+            for action in schedule.turn(worker, n):
+                for edge in rules.makes(action):
+                    waiting.update(Channel.of(edge, to) for to in receivers(edge, schedule) if to != worker)
+        most |= waiting
+        for worker in range(schedule.num_workers):
+            for action in schedule.turn(worker, n):
+                used = {Channel.of(edge, worker) for edge in rules.needs(action)}
+                waiting.subtract(channel for channel in used if homes.get(channel.stage, worker) != worker)
+    late = (lag + 1) * schedule.per_turn
+    return {channel: late if channel.value == "loss" else count for channel, count in most.items()}
+
+
+def receivers(edge: Edge, schedule: Schedule) -> tuple[int, ...]:
+    """The workers that a value is for: that of the stage that uses it, or all of them."""
+    if edge.stage == schedule.num_stages:
+        return tuple(range(schedule.num_workers))
+    return (schedule.worker_of[edge.stage],)
+
+
+class Boxes:
+    """Ends of channels of one process; a key is the same at both ends. They come to their end together."""
+
+    def __init__(self) -> None:
+        self.outboxes: dict[Any, Outbox] = {}
+        self.inboxes: dict[Any, Inbox] = {}
+
+    def end_sending(self) -> None:
+        for outbox in self.outboxes.values():
+            outbox.mark(END)
+
+    def end_receiving(self) -> None:
+        """Drop whatever is on its way, up to the last message; nothing is left under the channels' tags."""
+        for inbox in self.inboxes.values():
+            inbox.end()
+        self.settle()
+
+    def settle(self) -> None:
+        for outbox in self.outboxes.values():
+            outbox.settle()
+
+
+class Mailbox(Boxes):
+    """One worker's ends of its channels. `ranks` are the workers' ranks in the group.
+
+    Channels that are in `direct` go from device to device, the others through the host.
+    """
+
+    def __init__(
+        self,
+        group: dist.ProcessGroup,
+        used: Mapping[Channel, int],
+        worker_of: Mapping[int, int],
+        device: torch.device,
+        *,
+        ranks: Sequence[int],
+        first_tag: int,
+        status: Status,
+        direct: Mapping[Channel, Direct] = MappingProxyType({}),
+    ) -> None:
+        # Every worker numbers the channels alike.
+        super().__init__()
+        me = ranks.index(dist.get_rank(group))
+        for tag, channel in enumerate(sorted(used), start=first_tag):
+            source = worker_of[channel.stage]
+            name = f"{channel.value}s of stage {channel.stage}"
+            if source == me:
+                depth = used[channel] + SPARE
+                line = ChannelEnd(group, ranks[channel.worker], tag, name, status, direct.get(channel))
+                self.outboxes[channel] = Outbox(line, depth, device)
+            elif channel.worker == me:
+                line = ChannelEnd(group, ranks[source], tag, name, status, direct.get(channel))
+                self.inboxes[channel] = Inbox(line, device)
+
+    def send(self, channel: Channel, value: Any, microbatch: int) -> None:
+        self.outboxes[channel].send(value, microbatch)
+
+    def receive(self, channel: Channel, what: str | None = None) -> Received:
+        return self.inboxes[channel].receive(what)
+
+    def clear(self) -> None:
+        """Drop whatever is on its way; every worker does it at the same time."""
+        for outbox in self.outboxes.values():
+            outbox.mark()
+        for inbox in self.inboxes.values():
+            inbox.clear()

@@ -14,8 +14,7 @@ from torch.distributed.fsdp import fully_shard
 from stretto.errors import UsageError
 from stretto.nn.memory_limit import bytes_of
 from stretto.replicas import FullyShard
-from stretto.runtime.replica_group import ReplicaGroup
-from stretto.runtime.share_exchange import posted
+from stretto.runtime.replica_group import ReplicaGroup, posted
 
 all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # its name until torch 2.11
 
@@ -64,7 +63,6 @@ class WatchedCollective:
         self._group = replica_group.group
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Memory for its input or output."""
         return torch.empty(*size, dtype=dtype, device=device)
 
 
@@ -74,7 +72,6 @@ class AllGather(WatchedCollective):
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False
     ) -> dist.Work | None:
-        """Shares in the order of replicas."""
         into = output_tensor.cpu()
         with self._replica_group.meeting():
             work = all_gather(into, input_tensor.cpu(), group=self._group, async_op=async_op)
@@ -93,7 +90,6 @@ class Gathering(dist.Work):
         self._work, self._replica_group = work, replica_group
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Until the weights are whole."""
         with self._replica_group.meeting():
             self._work.wait()
         return True

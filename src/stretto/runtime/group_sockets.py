@@ -77,7 +77,6 @@ def refuse_without_room(processes: int) -> None:
 
 
 def sockets() -> set[Socket]:
-    """All that this process has open."""
     opened = set()
     for file in OPEN_FILES.iterdir() if OPEN_FILES.is_dir() else ():
         with contextlib.suppress(OSError):  # the one that lists the others

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_map
 from stretto.mesh import Placement
 from stretto.nn.buckets import align, tensors_of
 from stretto.optim import Masters
-from stretto.optim.whole_matrices import refuse_parts
+from stretto.optim.traits import refuse_parts
 from stretto.parallel.operator import gather, norms, tensor
 from stretto.parallel.space import collect, refuse_whole, scatter, spatial, whole
 from stretto.runtime.failure import PeerLostError
@@ -89,16 +89,13 @@ class SharedWeights(SharedWorker):
         tensor(module, self._mesh, plan=whole, parameters="local")
 
     def prepare_head(self, head: nn.Module) -> None:
-        """Whole on every process."""
         align(tensors_of([head]), self._tensor_group)
 
     def state(self, module: nn.Module) -> dict[str, Tensor]:
-        """Put together again; a collective."""
         with self.working():
             return gather(module)
 
     def norms(self, modules: Sequence[nn.Module], masters: Masters, here: Norms = own_norms) -> Norms:
-        """Those of a cut parameter's parts together."""
         return norms(modules, self._mesh, masters.of, here)
 
     def check(self, optimizer: torch.optim.Optimizer, stage: int) -> None:
@@ -126,7 +123,6 @@ class SharedImages(SharedWorker):
         spatial(module, self._mesh)
 
     def prepare_head(self, head: nn.Module) -> None:
-        """A loss wants whole outputs."""
         self.prepare(head, last=True)
 
     def _cut(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
@@ -136,7 +132,6 @@ class SharedImages(SharedWorker):
         return tree_map(cut, args), tree_map(cut, kwargs)
 
     def whole(self, outputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """Images put together again; a collective."""
         return tuple(collect(x, self._mesh) if x.ndim > 2 else x for x in outputs)
 
 
@@ -160,10 +155,8 @@ class SharedWeightsAndImages(SharedWeights):
         self._images.prepare(module, first=first, last=last)
 
     def prepare_head(self, head: nn.Module) -> None:
-        """All its weights on every process, and whole outputs."""
         super().prepare_head(head)
         self._images.prepare_head(head)
 
     def whole(self, outputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """Images put together again; a collective."""
         return self._images.whole(outputs)

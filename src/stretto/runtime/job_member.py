@@ -7,7 +7,9 @@ import multiprocessing
 import os
 import sys
 import time
-from collections.abc import Iterator
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
@@ -19,15 +21,78 @@ import torch
 import torch.distributed as dist
 
 from stretto.errors import StrettoError
-from stretto.runtime.failure import Failures, PeerLostError, reaching
-from stretto.runtime.group_set import GroupSet
-from stretto.runtime.group_sockets import cut, sockets
+from stretto.runtime.failure import PATIENCE, Failures, PeerLostError, Status, WaitReporter, left_key, reaching
+from stretto.runtime.group_sockets import cut, refuse_without_room, sockets
 from stretto.runtime.process_memory import keep_memory
-from stretto.runtime.wait_report import PATIENCE, Status, WaitReporter, left_key
-from stretto.runtime.world import TIMEOUT, World, join
+from stretto.runtime.world import TIMEOUT, World, group_of, join
 
 START = 30.0  # seconds that processes wait for each other at least before they train
 LEAVING = 3.0  # seconds for the others to come to their end too
+
+
+class Exchange(Protocol):
+    """Something that sends messages by a group, and can come to its end: on all processes at the same time."""
+
+    def end_sending(self) -> None:
+        """Send what is the last; waits for nobody who does not do the same."""
+
+    def end_receiving(self) -> None:
+        """Take everything up to what is the last, and wait until what was sent has been taken."""
+
+
+class GroupSet:
+    """The process groups that one Trainer uses at a time. All processes make and ask for the same ones, in one order.
+
+    A gloo group costs threads and descriptors, and ranks cannot free one alone. So a set that has been closed on every
+    process, or given up on every process, leaves its groups to the next Trainer. Nothing may be left in there: each
+    channel ends with a last message, after which its receiver posts no other receive, so that gloo knows of nothing
+    under its tag.
+
+    `gather` waits until all processes have come there; `timeout` is in seconds.
+    """
+
+    def __init__(self, world: World, timeout: float, gather: Callable[[float], None]) -> None:
+        self.timeout = timeout
+        self.exchanges: list[Exchange] = []
+        self._world, self._gather = world, gather
+        self._made: dict[tuple[tuple[int, ...], str | None, int], dist.ProcessGroup | None] = {}
+        self._asked: Counter[tuple[tuple[int, ...], str | None]] = Counter()
+        self.user: weakref.ref[object] | None = None
+
+    @property
+    def in_use(self) -> bool:
+        return self.user is not None and self.user() is not None
+
+    def end(self) -> None:
+        for exchange in self.exchanges:
+            exchange.end_sending()
+        for exchange in self.exchanges:
+            exchange.end_receiving()
+        self.exchanges.clear()
+        self._asked.clear()
+        self.user = None
+
+    def group(self, ranks: Iterable[int], backend: str | None = "gloo") -> dist.ProcessGroup | None:
+        """A group of some processes that its user has not yet, None in the others; a collective of all processes.
+
+        Without a backend it has those of the default group. Raises UsageError where descriptors are too few for it.
+        """
+        among = tuple(ranks)
+        key = (among, backend, self._asked[among, backend])
+        self._asked[among, backend] += 1
+        if key not in self._made:
+            refuse_without_room(len(among))  # before anybody connects, who would wait for this process
+            self._gather(self.timeout)
+            whole = backend == "gloo" and len(among) == self._world.size
+            make = self._world.group if whole else lambda timeout: group_of(among, timeout, backend)
+            self._made[key] = make(self.timeout)
+        return self._made[key]
+
+    def whole(self) -> dist.ProcessGroup:
+        """A group of all processes, connected when it returns; a collective."""
+        made = self.group(range(self._world.size))
+        assert made is not None, "every process is in the group of all"
+        return made
 
 
 class Service(Protocol):
@@ -41,7 +106,7 @@ class Service(Protocol):
 
 
 class Member:
-    """All trainers of a process share it. `together` is where it works with the others."""
+    """All trainers of a process share it. `abort_all_on_error` is where it works with the others."""
 
     def __init__(self, world: World, timeout: float = TIMEOUT.total_seconds()) -> None:
         self.world = world
@@ -76,7 +141,7 @@ class Member:
 
         They are those of one that has ended in every process, if there are any.
         """
-        with self.together():
+        with self.abort_all_on_error():
             self._gather(timeout)
             left = self._left_over(timeout)
             if left is None:
@@ -123,7 +188,7 @@ class Member:
             self._watchman.patience = min(self._watchman.patience, timeout / 4, PATIENCE)
 
     @contextmanager
-    def together(self) -> Iterator[None]:
+    def abort_all_on_error(self) -> Iterator[None]:
         """An error here parts all processes: it is said once, by the process where it happened.
 
         What one refuses, all refuse, with the same error; if it crashes, the others end.
@@ -160,7 +225,7 @@ class Member:
         return f"worker {self.world.rank} {self.status.told()}" if self._watchman is None else self._watchman.chain()
 
     def fail(self, error: BaseException) -> None:
-        """An error of this process outside of `together`: do not keep the others waiting."""
+        """An error of this process outside of `abort_all_on_error`: do not keep the others waiting."""
         if not self.failed:
             self.failed = True
             self.failures.translate(error, self.status.told(), self._chain)
@@ -252,7 +317,7 @@ def membership(timeout: float = TIMEOUT.total_seconds()) -> Member | None:
     if former is not None and not former.failed:
         former.retire()
     patience = timedelta(seconds=min(TIMEOUT.total_seconds(), max(timeout, START)))
-    world = former.world.again(patience) if former is not None and former.parted else join(timeout=patience)
+    world = former.world.reinitialize(patience) if former is not None and former.parted else join(timeout=patience)
     if world is None:
         return None
     _members[:] = [Member(world, patience.total_seconds())]

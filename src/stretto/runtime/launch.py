@@ -4,37 +4,146 @@ import contextlib
 import json
 import logging
 import math
+import multiprocessing
 import os
 import signal
 import sys
+import tempfile
 import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, NoReturn
 
-from torch.distributed.elastic.multiprocessing import ProcessFailure
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec, WorkerState
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, ProcessFailure
+from torch.distributed.elastic.rendezvous import RendezvousHandler
 
 from stretto import interrupts
 from stretto.errors import StrettoError, UsageError
 from stretto.files.temporary_folders import scratch
 from stretto.options.user_errors import exits_told
 from stretto.processes import fork_server
-from stretto.runtime import job_member, launch_agent
+from stretto.runtime import job_member
 from stretto.runtime.rendezvous.addresses import host_and_port
-from stretto.runtime.rendezvous.nodes import NodesRendezvous
-from stretto.runtime.rendezvous.one_machine import LocalRendezvous
+from stretto.runtime.rendezvous.nodes import LocalRendezvous, NodesRendezvous
 from stretto.runtime.rendezvous.signed_store import VARIABLE, Secret
 
+PERIOD = 0.1  # seconds between two looks at the workers
+SIGNALS_OF_TORCH = "TORCHELASTIC_SIGNALS_TO_HANDLE"  # where torch's agent looks for those that it takes over: none
 SIGNALS = ("SIGTERM", "SIGHUP", "SIGQUIT")  # those that interrupt while workers run, as Ctrl-C does
 LOUD = ("torch.distributed.elastic", "torch.multiprocessing.spawn")  # loggers of torch's launcher
 MEET = timedelta(minutes=15)  # for all nodes to come
 SAID = "TORCHELASTIC_ERROR_FILE"  # where a worker leaves what went wrong
 GRACE = 2.0  # seconds that a worker which ends because of another lets that one end first: the first is heard
 OF_LAUNCHER = ("LOCAL_", "GROUP_", "ROLE_", "MASTER_", "RANK", "WORLD_SIZE", "TORCHELASTIC_")  # names begin so
+
+
+class Agent(LocalElasticAgent):
+    """Starts workers, looks after them, and starts them again; `folder` is for what they say when they fail."""
+
+    def __init__(self, spec: WorkerSpec, folder: Path) -> None:
+        super().__init__(spec, DefaultLogsSpecs(log_dir=str(folder)), start_method=fork_server.method())
+        self._folder = folder
+        self._unstarted: ProcessFailure | None = None
+
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        self._unstarted = None
+        fork_server.prepare()  # the server that forked the former ones may have gone
+        before = multiprocessing.active_children()
+        try:
+            of_script = any(getattr(each, "__module__", None) == "__main__" for each in worker_group.spec.args)
+            keeping = contextlib.nullcontext() if of_script else fork_server.without_script()
+            with keeping, temporary_files_in(self._folder):
+                started: dict[int, Any] = super()._start_workers(worker_group)
+        except fork_server.LOST:
+            self._unstarted = self._failure()
+            return {worker.local_rank: 0 for worker in worker_group.workers}
+        except BaseException:
+            for child in multiprocessing.active_children():  # torch does not know them yet
+                if child not in before:
+                    child.kill()
+            raise
+        return started
+
+    def _failure(self) -> ProcessFailure:
+        file = self._folder / "unstarted.json"
+        message = "the process from which workers are forked has gone while one was started (killed, or out of memory?)"
+        tell(file, message, "ForkServerLost")
+        return ProcessFailure(local_rank=0, pid=0, exitcode=1, error_file=str(file))
+
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        if self._unstarted is not None:
+            first = worker_group.workers[0].global_rank
+            return RunResult(state=WorkerState.FAILED, failures={first: self._unstarted})
+        if self._pcontext is not None:
+            living = {child.pid for child in multiprocessing.active_children()}
+            if not living.issuperset(self._pcontext.pids().values()):
+                self._wake()
+        result: RunResult = super()._monitor_workers(worker_group)
+        return result
+
+    def _shutdown(self, *args: Any, **kwargs: Any) -> None:
+        self._wake()
+        super()._shutdown(*args, **kwargs)
+
+    def _wake(self) -> None:
+        # Who is stopped hears no SIGTERM: torch would wait for half a minute before it ends that worker.
+        if self._pcontext is not None and hasattr(signal, "SIGCONT"):
+            living = {child.pid for child in multiprocessing.active_children() if child.pid is not None}
+            for pid in living.intersection(self._pcontext.pids().values()):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGCONT)
+
+
+@contextlib.contextmanager
+def temporary_files_in(folder: Path) -> Iterator[None]:
+    """Have files for temporary use made there meanwhile: what an interrupt leaves of them goes with the folder.
+
+    torch makes a file for each worker's error and removes it at once, to have its name.
+    """
+    before, tempfile.tempdir = tempfile.tempdir, str(folder)
+    try:
+        yield
+    finally:
+        tempfile.tempdir = before
+
+
+def run(
+    work: Callable[..., None],
+    arguments: Sequence[Any],
+    *,
+    workers: int,
+    restarts: int,
+    handler: RendezvousHandler,
+    folder: Path,
+) -> dict[int, ProcessFailure]:
+    """Call `work` in so many processes, which are started again if one fails; return what failed in the end.
+
+    What a signal raises meanwhile ends all workers first. torch's own handlers are left out, whose exception is dropped
+    where nobody can catch it, and by torch where it catches any Exception.
+    """
+    os.environ[SIGNALS_OF_TORCH] = ""
+    spec = WorkerSpec(
+        role="worker",
+        local_world_size=workers,
+        rdzv_handler=handler,
+        entrypoint=work,
+        args=tuple(arguments),
+        max_restarts=restarts,
+        monitor_interval=PERIOD,
+    )
+    try:
+        result = Agent(spec, folder).run()
+        return dict(result.failures) if result.is_failed() else {}
+    finally:
+        handler.shutdown()
+        os.environ.pop(SIGNALS_OF_TORCH, None)
 
 
 class WorkerFailedError(StrettoError):
@@ -89,7 +198,7 @@ def launch(work: Callable[..., None], arguments: Sequence[Any], place: LaunchSet
     """
     handler = place.handler()
     with scratch() as folder, silent(), interrupted_by(SIGNALS):
-        failures = launch_agent.run(
+        failures = run(
             begin,
             [{**os.environ, VARIABLE: handler.secret.text}, work, *arguments],
             workers=place.workers // place.nodes,
@@ -98,7 +207,7 @@ def launch(work: Callable[..., None], arguments: Sequence[Any], place: LaunchSet
             folder=folder,
         )
         if failures:
-            raise reason(*min(failures.items(), key=lambda item: item[1].timestamp))
+            raise exit_reason(*min(failures.items(), key=lambda item: item[1].timestamp))
 
 
 def begin(environment: Mapping[str, str], work: Callable[..., None], *arguments: Any) -> None:
@@ -133,9 +242,14 @@ def fail(error: Exception) -> NoReturn:
         message = (
             f"worker {os.environ.get('RANK')} failed{notes}\n{''.join(traceback.format_exception(error))}".rstrip()
         )
-    told = {"message": message, "kind": type(error).__name__, "timestamp": str(int(time.time()))}
-    Path(os.environ[SAID]).write_text(json.dumps(told), encoding="utf-8")
+    tell(Path(os.environ[SAID]), message, type(error).__name__)
     sys.exit(1)
+
+
+def tell(file: Path, message: str, kind: str) -> None:
+    """Write why a process failed as torch's launcher reads it."""
+    told = {"message": message, "kind": kind, "timestamp": str(int(time.time()))}
+    file.write_text(json.dumps(told), encoding="utf-8")
 
 
 @contextlib.contextmanager
@@ -168,18 +282,13 @@ def interrupted_by(names: Sequence[str]) -> Iterator[None]:
             signal.signal(number, signal.SIG_DFL)
 
 
-def reason(rank: int, failure: ProcessFailure) -> WorkerFailedError:
+def exit_reason(rank: int, failure: ProcessFailure) -> WorkerFailedError:
     """Why the job failed: what the first worker to fail said, else how it ended."""
     where = f"worker {rank} (process id {failure.pid})"
-    told = said(failure)
+    data = failure.error_file_data
+    told = str(data["message"]) if "timestamp" in data else ""
     if failure.exitcode < 0 and not told:  # one that has spoken may be told to end before it has
         remedy = "; the machine may be short of memory" if failure.exitcode == -signal.SIGKILL else ""
         return WorkerFailedError(f"{where} was ended by {signal.Signals(-failure.exitcode).name}{remedy}")
     told = told or f"{where} ended with exit code {failure.exitcode}"
-    return WorkerFailedError(told, failure.error_file_data.get("kind"))
-
-
-def said(failure: ProcessFailure) -> str:
-    """What a worker left in its error file; nothing if it has left none."""
-    data = failure.error_file_data
-    return str(data["message"]) if "timestamp" in data else ""
+    return WorkerFailedError(told, data.get("kind"))

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from stretto.nn.devices import direct_backend, own_stream, running_on, serial_number
 from stretto.runtime.serialize import pack
-from stretto.runtime.world import told_by_all
+from stretto.runtime.world import all_gather_bytes
 
 IDENTITY = 16  # bytes
 KIND = 4  # of them say which backend
@@ -65,7 +65,7 @@ def backend_between(group: dist.ProcessGroup, device: torch.device) -> str | Non
 
     A collective. NCCL wants a GPU for each process.
     """
-    told = told_by_all(group, identity(device))
+    told = all_gather_bytes(group, identity(device))
     differ = len(set(told)) == len(told) and bytes(IDENTITY) not in told
     return direct_backend(device) if differ and len({one[:KIND] for one in told}) == 1 else None
 

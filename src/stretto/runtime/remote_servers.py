@@ -14,6 +14,11 @@ A thread for each other process listens; what it hears is answered at once, unde
 never waits for anything but the next message, and what goes wrong in it is raised where this process trains. Between a
 flush and the next step nobody listens: D I shall not ask, R I have come so far (all my updates are made; I have all
 weights), C what has changed, B goodbye.
+
+A message is a head that says how long the rest is, and the rest:
+
+    head   kind, stage, number, staleness, length of the layout, size in bytes
+    rest   the layout's whole numbers, the value's bytes (`serialize.py`)
 """
 
 import threading
@@ -21,26 +26,87 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
+from datetime import timedelta
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from stretto.emulate.local_servers import dense
-from stretto.replicas.parameter_server.client import Changes, ServerLink
-from stretto.replicas.parameter_server.servers import Servers
+from stretto.emulate.meetings import dense
+from stretto.replicas.parameter_server.client import Changes, Servers
 from stretto.replicas.parameter_server.shard import Build, Cut, Piece, Shard
-from stretto.replicas.parameter_server.staleness import Ticket, Tickets
+from stretto.replicas.parameter_server.tickets import Ticket
 from stretto.replicas.reducer import ReplicaReducer, Then
 from stretto.replicas.sync_options import ParameterServer
-from stretto.runtime.failure import Failures, PeerLostError
+from stretto.runtime.failure import Failures, PeerLostError, reaching
 from stretto.runtime.replica_group import ReplicaGroup
-from stretto.runtime.server_messages import Message, Wire
+from stretto.runtime.serialize import aligned, layout_of, pack, size_of, unpack
 
 REQUESTS, ANSWERS = "TPC", "GW"
 LOOK = 0.5  # seconds after which one who waits looks whether the job has failed
 PATIENCE = 5.0  # seconds for listeners to end
+HEAD = 6  # whole numbers
+TAG = 0x57A1E  # no collective and no channel has it
+FOREVER = timedelta(days=1000)  # a listener waits for as long as a script takes between two steps
+
+
+class Message(NamedTuple):
+    """What is said, of which stage; `number` and `staleness` are a ticket's."""
+
+    kind: str
+    stage: int = 0
+    number: int = 0
+    staleness: int = 0
+    value: Any = None
+
+
+class Wire:
+    """This process's end. `peer` is the other's rank in the group, `worker` its rank in the job.
+
+    Any thread may send; one listens. What was sent is kept until the protocol says that it has been taken: gloo tells
+    only those who wait for it.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, peer: int, worker: int) -> None:
+        self._group, self._peer, self.worker = group, peer, worker
+        self._under_way: deque[tuple[str, Any, Tensor]] = deque()
+        self._lock = threading.Lock()
+
+    def send(self, message: Message) -> None:
+        layout = layout_of(message.value)
+        numbers = torch.tensor(layout, dtype=torch.int64).view(torch.uint8)
+        start, size = aligned(len(numbers)), size_of(layout)
+        rest = torch.empty(start + size, dtype=torch.uint8)
+        rest[: len(numbers)] = numbers
+        pack(message.value, rest[start:])
+        kind, stage, number, staleness, _ = message
+        head = torch.tensor([ord(kind), stage, number, staleness, len(layout), len(rest)])
+        with self._lock, reaching(self.worker):
+            for buffer in (head, rest):
+                work = dist.isend(buffer, group=self._group, group_dst=self._peer, tag=TAG)
+                self._under_way.append((kind, work, buffer))
+
+    def taken(self, kinds: str) -> None:
+        """The other end has taken the last message of one of these kinds, and so everything before it."""
+        with self._lock, reaching(self.worker):
+            last = max((place for place, (kind, *_) in enumerate(self._under_way) if kind in kinds), default=-1)
+            for _ in range(last + 1):
+                self._under_way.popleft()[1].wait()
+
+    def receive(self) -> Message:
+        """The next message; waits for it. Raises PeerLostError once the other process has gone."""
+        kind, stage, number, staleness, length, size = self._read(torch.empty(HEAD, dtype=torch.int64)).tolist()
+        rest = self._read(torch.empty(size, dtype=torch.uint8))
+        layout = tuple(rest[: 8 * length].view(torch.int64).tolist())
+        return Message(chr(kind), stage, number, staleness, unpack(layout, rest[aligned(8 * length) :]))
+
+    def _read(self, buffer: Tensor) -> Tensor:
+        with reaching(self.worker):
+            work = dist.irecv(buffer, group=self._group, group_src=self._peer, tag=TAG)
+            assert work is not None, "this process is in the group"
+            work.wait(FOREVER)
+        return buffer
 
 
 class RemoteServers(Servers):
@@ -63,22 +129,18 @@ class RemoteServers(Servers):
         self._settled: dict[int, list[Changes]] = {}
         self.failure: BaseException | None = None
 
-    def _link(self, stage: int, replica: int, parameters: Sequence[Tensor], cut: Cut, build: Build) -> ServerLink:
+    def _open(self, stage: int, parameters: Sequence[Tensor], cut: Cut, build: Build) -> None:
         self._used[stage] = [shard for shard in range(cut.shards) if cut.used[shard]]
         self.shards[stage] = Shard([*map(dense, cut.pieces(parameters, self.me))], self.replicas, build)
         if self.counter(stage) == self.me:
             self._count(stage)
-        return RemoteLink(self, stage)
 
-    @property
-    def bytes_sent(self) -> int:
-        """To the other servers and replicas, so far."""
-        return sum(wire.sent for wire in self._wires.values())
+    def shard(self, stage: int, replica: int) -> Shard:
+        return self.shards[stage]
 
     # -- what this replica asks for -----------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """A step begins: listen."""
         if self._listeners:
             return
         for tickets in self.tickets.values():
@@ -89,8 +151,7 @@ class RemoteServers(Servers):
         for listener in self._listeners:
             listener.start()
 
-    def push(self, stage: int, gradients: Sequence[Sequence[Piece]]) -> tuple[int, Sequence[Changes]]:
-        """As `ServerLink.push`."""
+    def push(self, stage: int, replica: int, gradients: Sequence[Sequence[Piece]]) -> tuple[int, Sequence[Changes]]:
         counter = self.counter(stage)
         self._send(counter, Message("T", stage))
         ticket = self._await("G", counter, stage, f"its turn to update stage {stage}")
@@ -105,8 +166,8 @@ class RemoteServers(Servers):
             answers[shard] = self._await("W", shard, stage, f"weights of stage {stage}").value
         return answers
 
-    def settle(self, stage: int) -> Sequence[Changes]:
-        """As `ServerLink.settle`, after `leave`; the first stage does it for all."""
+    def settle(self, stage: int, replica: int) -> Sequence[Changes]:
+        """After `leave`; the first stage does it for all."""
         if self._listeners:
             self._meet(1, "its last update")
             for each, used in self._used.items():
@@ -133,7 +194,6 @@ class RemoteServers(Servers):
             wire.taken("B")
 
     def tell(self, message: Message) -> None:
-        """Say something to all others."""
         for wire in self._wires.values():
             wire.send(message)
 
@@ -149,7 +209,6 @@ class RemoteServers(Servers):
                 self._handle(self.me, Message("D"))
 
     def close(self) -> None:
-        """The end, whatever it is."""
         if self._listeners:
             with suppress(PeerLostError):
                 self.tell(Message("B"))
@@ -242,27 +301,6 @@ class RemoteServers(Servers):
         self._heard[message.kind, self.me, message.stage] = message._replace(value=value)
 
 
-class RemoteLink(ServerLink):
-    """One stage's."""
-
-    def __init__(self, servers: RemoteServers, stage: int) -> None:
-        self._servers, self._stage = servers, stage
-
-    def push(self, gradients: Sequence[Sequence[Piece]]) -> tuple[int, Sequence[Changes]]:
-        """Waits for its turn, and for the answers."""
-        return self._servers.push(self._stage, gradients)
-
-    def settle(self) -> Sequence[Changes]:
-        """Waits for all."""
-        return self._servers.settle(self._stage)
-
-    @property
-    def own(self) -> tuple[int, Shard, Tickets | None]:
-        """What is in this process."""
-        servers = self._servers
-        return servers.me, servers.shards[self._stage], servers.tickets.get(self._stage)
-
-
 class Sums(ReplicaReducer):
     """Losses of all replicas, added up in their order; nobody waits for those that `ahead` others have followed."""
 
@@ -273,7 +311,6 @@ class Sums(ReplicaReducer):
         self._number = 0
 
     def begin(self) -> None:
-        """The servers may be asked."""
         self._servers.begin()
 
     def leave(self) -> None:
@@ -289,11 +326,9 @@ class Sums(ReplicaReducer):
             self._finish_oldest()
 
     def add_up_gradients(self, gradients: Sequence[Tensor], then: Then) -> None:
-        """Raise AssertionError: replicas send gradients to the servers instead."""
         raise AssertionError("a parameter server does not add up gradients")
 
     def finish(self) -> None:
-        """All of them."""
         while self._begun:
             self._finish_oldest()
 
@@ -311,5 +346,4 @@ class Sums(ReplicaReducer):
 
 
 def copied(piece: Piece) -> Piece:
-    """A piece with memory of its own."""
     return piece.clone() if isinstance(piece, Tensor) else piece

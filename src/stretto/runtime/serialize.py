@@ -81,7 +81,6 @@ def dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
 
 
 def contiguous_strides(shape: torch.Size) -> tuple[int, ...]:
-    """The strides of a contiguous tensor of this shape."""
     strides = [1] * len(shape)
     for dim in range(len(shape) - 2, -1, -1):
         strides[dim] = strides[dim + 1] * max(shape[dim + 1], 1)
@@ -89,12 +88,10 @@ def contiguous_strides(shape: torch.Size) -> tuple[int, ...]:
 
 
 def size_of(layout: Layout) -> int:
-    """How many bytes a value of this layout takes."""
     return form_of(layout).size
 
 
 def aligned(size: int) -> int:
-    """The next multiple of the alignment."""
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
@@ -157,7 +154,6 @@ def _read(numbers: Iterator[int], start: int) -> tuple[Any, int]:
 
 
 def pack(value: Any, buffer: Tensor) -> None:
-    """Write a value's bytes into a buffer [size_of(layout_of(value))] of uint8."""
     fill(form_of(layout_of(value)).within(buffer), value)
 
 
@@ -187,5 +183,4 @@ def as_tensor(text: bytes) -> Tensor:
 
 
 def as_text(tensor: Tensor) -> bytes:
-    """What `as_tensor` was given."""
     return bytes(tensor.tolist())

@@ -1,6 +1,7 @@
 """One worker of a schedule, in a process of its own: it walks its list, and waits where a value has not arrived."""
 
-from collections.abc import Mapping, Sequence
+import socket
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from math import lcm
 from time import perf_counter_ns
@@ -11,16 +12,18 @@ from torch import Tensor
 
 from stretto.errors import ScheduleError
 from stretto.replicas.reducer import ReplicaReducer
-from stretto.runtime.channel import Received
-from stretto.runtime.channels import Channel, Mailbox, receivers
-from stretto.runtime.wait_report import Status
+from stretto.runtime.channel import Channel, Inbox, Mailbox, Outbox, Received, receivers
+from stretto.runtime.failure import Status
+from stretto.runtime.serialize import as_tensor, as_text
 from stretto.schedule import Action, Delays, Edge, Rules, Schedule
 from stretto.schedule.dataflow import Tie
-from stretto.stage.interpreter import OF_STAGE, Interpreter
+from stretto.stage.interpreter import OF_STAGE, Interpreter, count
 from stretto.stage.intra_stage import StageSharing
 from stretto.stage.stage import Stage
 from stretto.tracing import Recording
 from stretto.tracing.naming import channel as name
+
+ROUNDS = 8  # of asking what time it is elsewhere
 
 
 class Route(NamedTuple):
@@ -66,14 +69,12 @@ class Worker(Interpreter):
         self._borrowed: dict[Channel, Received] = {}  # the newest tied weights that have arrived
 
     def step(self, n: int, loads: Sequence[Mapping[str, Any]]) -> None:
-        """Turn n: run all of it, then hear of the minibatch whose turn it is."""
         if self._peers is not None:
             self._peers.begin()
         super().step(n, loads)
         self._hear(n - self._lag + 1)
 
     def losses(self, edges: Sequence[Edge]) -> list[Tensor]:
-        """The sums over all replicas."""
         own = super().losses(edges)
         if self._peers is None:
             return own
@@ -82,18 +83,15 @@ class Worker(Interpreter):
         return list(total)
 
     def pause(self) -> None:
-        """Before this replica waits for others: they may wait for it."""
         if self._peers is not None:
             self._peers.leave()
 
     def settle(self) -> None:
-        """Training pauses, and everything is drained."""
         if self._peers is not None:
             self._peers.finish()
         super().settle()
 
     def begin(self, n: int) -> None:
-        """Turn n comes next, and nothing is in flight."""
         self._told = n
         super().begin(n)
 
@@ -255,3 +253,44 @@ class Worker(Interpreter):
 def name_of(edge: Edge, worker: int) -> str:
     """What a message is called in a trace. Several workers get the same loss."""
     return f"{name(edge)} for worker {worker}" if edge.value == "loss" else name(edge)
+
+
+class WorkerRecorder:
+    """What a worker calls after each action; `finish` waits until the device has done what it was told."""
+
+    def __init__(self, worker: Interpreter, recording: Recording, finish: Callable[[], object] | None) -> None:
+        self._worker, self._recording, self._finish = worker, recording, finish
+
+    def __call__(self, action: Action, operands: Mapping[str, Any], start: int, end: int) -> None:
+        if self._finish is not None:
+            self._finish()
+            end = perf_counter_ns()
+        self._recording.span("compute", action, start, end)
+        count(self._recording, self._worker, action, operands, end)
+
+
+def offset_to_first(out: Outbox, box: Inbox) -> int:
+    """What has to be added to this process's clock, in nanoseconds, to get that of rank 0, which runs `tell_time`.
+
+    Processes of one machine have one clock. For others the shortest of several round trips is halved.
+    """
+    out.send(as_tensor(socket.gethostname().encode()))
+    if not int(box.receive().value):
+        return 0
+    trips = []
+    for _ in range(ROUNDS):
+        before = perf_counter_ns()
+        out.send(None)
+        there = int(box.receive().value)
+        after = perf_counter_ns()
+        trips.append((after - before, there - (before + after) // 2))
+    return min(trips)[1]
+
+
+def tell_time(out: Outbox, box: Inbox) -> None:
+    """Rank 0's part of `offset_to_first`, for one other process."""
+    other = as_text(box.receive().value).decode() != socket.gethostname()
+    out.send(torch.tensor(int(other)))
+    for _ in range(ROUNDS * other):
+        box.receive()
+        out.send(torch.tensor(perf_counter_ns()))

@@ -35,7 +35,7 @@ RECORD = 1024  # bytes of what processes tell each other before they begin
 class World:
     """This process among all of them: its rank, how many there are, its number on this machine, and their store.
 
-    The store is a part of `base`, to which `again` adds others. A `backend` that the user has chosen is kept.
+    The store is a part of `base`, to which `reinitialize` adds others. A `backend` that the user has chosen is kept.
     """
 
     rank: int
@@ -47,7 +47,7 @@ class World:
     times: int = 0  # how often they have met again
     backend: str | None = None
 
-    def again(self, timeout: timedelta) -> "World":
+    def reinitialize(self, timeout: timedelta) -> "World":
         """The same processes, which have parted, together once more; a collective.
 
         Raises WorkerLostError, naming who has not come in time.
@@ -120,7 +120,7 @@ def join(environment: Mapping[str, str] | None = None, timeout: timedelta = TIME
 
 def entered(given: Mapping[str, str], timeout: timedelta) -> World:
     """The world of the processes that a launcher's variables name. Raises WorkerLostError if some do not come."""
-    origin, rank, number = met(given, timeout)
+    origin, rank, number = rendezvous(given, timeout)
     # torchrun's store outlives the processes that it starts again, and still has the addresses of the former ones.
     # Machines do not count restarts alike: there a launcher has to give each attempt a store of its own.
     attempt = given.get("TORCHELASTIC_RESTART_COUNT", "0") if is_one_machine(given) else "any"
@@ -156,7 +156,6 @@ def gather(store: Store, rank: int, size: int, timeout: float) -> None:
 
 
 def late(workers: Sequence[int], timeout: float) -> WorkerLostError:
-    """The error for workers that have not come; nobody knows which they are if there are none."""
     names = ", ".join(map(str, workers))
     who = f"workers {names} have" if workers[1:] else f"worker {names} has" if workers else "another worker has"
     return WorkerLostError(f"{who} not connected within {timeout:g} s: not started, hanging or gone")
@@ -174,7 +173,6 @@ def connecting(store: Store, rank: int, size: int, timeout: float) -> Iterator[N
 
 
 def advice(given: Mapping[str, str]) -> str:
-    """What to do where some processes do not come."""
     size = given["WORLD_SIZE"]
     if given.get("SLURM_STEP_NUM_TASKS", "1") == size:
         return (
@@ -184,7 +182,7 @@ def advice(given: Mapping[str, str]) -> str:
     return f"WORLD_SIZE={size}: start {size} processes, each with a RANK of its own; for this one alone leave it out"
 
 
-def met(given: Mapping[str, str], timeout: timedelta) -> tuple[Store, int, int]:
+def rendezvous(given: Mapping[str, str], timeout: timedelta) -> tuple[Store, int, int]:
     """The store where the processes of this job meet, this one's rank, and how many they are.
 
     Where the job has a secret, only what is signed with it counts. Nobody waits here for all others: who does not come
@@ -250,7 +248,6 @@ def variables(environment: Mapping[str, str] | None) -> dict[str, str]:
 
 
 def from_slurm(given: dict[str, str]) -> dict[str, str]:
-    """The variables that torchrun would have set, where srun has started several tasks."""
     size = given.get("SLURM_STEP_NUM_TASKS", "1")
     if size in ("", "1"):
         return given
@@ -320,7 +317,6 @@ def whole(variable: str, given: Mapping[str, str]) -> int | None:
 
 
 def local_rank(given: Mapping[str, str]) -> int:
-    """The number of this process on its machine."""
     return whole("LOCAL_RANK", given) or 0
 
 
@@ -332,7 +328,6 @@ def machines_of(ranks: Iterable[int], environment: Mapping[str, str] | None = No
 
 
 def default_store() -> Store | None:
-    """The store of a process group that somebody else has made; None if torch does not tell."""
     find = getattr(dist.distributed_c10d, "_get_default_store", None)
     return None if find is None else PrefixStore("stretto", find())
 
@@ -347,27 +342,27 @@ def group_of(ranks: Iterable[int], timeout: float, backend: str | None = "gloo")
     return made if isinstance(made, dist.ProcessGroup) else None
 
 
-def told_by_all(group: dist.ProcessGroup, mine: bytes) -> list[bytes]:
-    """What every process of a group says, in the order of ranks, each as many bytes; a collective."""
+def all_gather_bytes(group: dist.ProcessGroup, mine: bytes) -> list[bytes]:
+    """The bytes of every process of a group, in the order of ranks, each as many; a collective."""
     own = as_tensor(mine)
     told = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
     dist.all_gather(told, own, group=group)
     return [as_text(each) for each in told]
 
 
-def told_by_first(group: dist.ProcessGroup, mine: bytes) -> bytes:
-    """What the first process of a group says, on all of them; what the others have is not looked at; a collective."""
+def broadcast(group: dist.ProcessGroup, mine: bytes, root: int = 0) -> bytes:
+    """The bytes of the group's process `root` on all of them; a collective."""
     length = torch.tensor([len(mine)])
-    dist.broadcast(length, group_src=0, group=group)
-    text = as_tensor(mine) if dist.get_rank(group) == 0 else torch.empty(int(length), dtype=torch.uint8)
-    dist.broadcast(text, group_src=0, group=group)
+    dist.broadcast(length, group_src=root, group=group)
+    text = as_tensor(mine) if dist.get_rank(group) == root else torch.empty(int(length), dtype=torch.uint8)
+    dist.broadcast(text, group_src=root, group=group)
     return as_text(text)
 
 
 def agree(group: dist.ProcessGroup, mine: Mapping[str, Any]) -> None:
     """Raise UsageError, on every process, if they do not all say the same about the training that is to begin."""
     text = json.dumps(mine, sort_keys=True).encode()
-    first, *others = (each.rstrip(b"\0") for each in told_by_all(group, text[:RECORD].ljust(RECORD, b"\0")))
+    first, *others = (each.rstrip(b"\0") for each in all_gather_bytes(group, text[:RECORD].ljust(RECORD, b"\0")))
     for rank, theirs in enumerate(others, start=1):
         if theirs != first:
             raise UsageError(
@@ -384,7 +379,7 @@ def compare(group: dist.ProcessGroup, mine: Mapping[str, Any], what: str, remedy
     """
     text = json.dumps(mine).encode()
     assert len(text) <= RECORD, f"{len(text)} bytes are too many to compare"
-    told = [json.loads(each.rstrip(b"\0")) for each in told_by_all(group, text.ljust(RECORD, b"\0"))]
+    told = [json.loads(each.rstrip(b"\0")) for each in all_gather_bytes(group, text.ljust(RECORD, b"\0"))]
     first: dict[str, int] = {}  # the first rank that says something of a key
     for rank, theirs in enumerate(told):
         said = [key for key, value in theirs.items() if value is not None]
@@ -400,7 +395,6 @@ def compare(group: dist.ProcessGroup, mine: Mapping[str, Any], what: str, remedy
 
 
 def difference(first: bytes, other: bytes) -> str:
-    """Where two descriptions differ, in words."""
     try:
         one, two = json.loads(first), json.loads(other)
     except json.JSONDecodeError:  # cut off at RECORD

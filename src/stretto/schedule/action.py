@@ -32,3 +32,12 @@ class Action(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.stage}{self.kind}{self.microbatch}"
+
+
+class Span(NamedTuple):
+    """`worker` is busy with `action` from `start` to `end`, in any unit of time."""
+
+    worker: int
+    action: Action
+    start: float
+    end: float

@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from html import escape
 
-from stretto.schedule.action import KINDS
-from stretto.schedule.timed_action import Span
+from stretto.schedule.action import KINDS, Span
 
 # Color-blind safe (after Okabe and Ito), dark enough for white labels.
 COLORS = {
@@ -121,3 +120,15 @@ def legend(kinds: Sequence[str], x: float, y: float) -> list[str]:
         parts.append(f'<text x="{x + 17}" y="{y + 10.5}" fill="currentColor">{kind} {KINDS[kind]}</text>')
         x += 40 + 7 * len(KINDS[kind])
     return parts
+
+
+RESOLUTION = 0.005  # of the time; less is the rounding of floating-point times, or nothing that anybody can use
+
+
+def idle_share(share: float, digits: int = 0) -> str:
+    """A bubble in per cent, "none" where it is below RESOLUTION.
+
+    >>> idle_share(1e-12), idle_share(0.4286), idle_share(0.4286, 1)
+    ('none', '43%', '42.9%')
+    """
+    return "none" if share < RESOLUTION else f"{share:.{digits}%}"

@@ -9,6 +9,5 @@ def bounds(length: int, index: int, parts: int) -> tuple[int, int]:
 
 
 def part_sizes(length: int, parts: int) -> tuple[int, ...]:
-    """The length of each part."""
     size, longer = divmod(length, parts)
     return tuple(size + (index < longer) for index in range(parts))

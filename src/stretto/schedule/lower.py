@@ -67,7 +67,6 @@ class Lowered:
 
     @cached_property
     def lane_of(self) -> tuple[int, ...]:
-        """The lane of each action."""
         return tuple(number for number, lane in enumerate(self.lanes) for _ in range(lane.first, lane.last))
 
     @cached_property
@@ -77,7 +76,6 @@ class Lowered:
         return frozenset(action.kind for lane in lanes for action in self.actions[lane.first : lane.last])
 
     def action(self, position: int, minibatch: int) -> Action:
-        """The action at `position`, with its micro-batch of `minibatch`."""
         kind, stage, offset = self.actions[position]
         per_turn = self.schedule.per_turn
         return Action(kind, stage, minibatch * per_turn + offset % per_turn)

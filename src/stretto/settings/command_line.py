@@ -6,7 +6,7 @@ from typing import Any
 
 from cyclopts import CoercionError, Parameter, Token
 
-from stretto.options.parse import split_list
+from stretto.options.named import split_list
 
 Option = str | int | float | bool  # a value of --model-options.NAME and the like
 KINDS: dict[Callable[[str], Any], str] = {int: "whole number", float: "number", str: "text"}

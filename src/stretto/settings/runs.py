@@ -18,9 +18,8 @@ from stretto.mesh import Mesh
 from stretto.optimizers import OPTIMIZERS, Optimizer
 from stretto.options.checks import is_whole, of_fields, shown
 from stretto.options.float16 import refuse_float16
-from stretto.options.import_object import refuse_functions
+from stretto.options.import_object import is_function, refuse_functions
 from stretto.options.kinds import check_values
-from stretto.options.user_function import is_function
 from stretto.settings.command_line import NUMBER, NUMBERS, OPTIONS, TEXTS, WHOLE, WHOLES, Option
 
 

@@ -1,12 +1,9 @@
 """The interpreter without tensors: the times of actions and messages, and the memory that values take."""
 
-from stretto.simulate.durations import action_durations
 from stretto.simulate.memory import Ledger, ledgers
 from stretto.simulate.network import Link, Network, Transport
-from stretto.simulate.noise import Noise
-from stretto.simulate.periodic import PeriodicTimeline, simulate_periodic
-from stretto.simulate.simulator import Durations, simulate, unit_costs
-from stretto.simulate.steady import period
+from stretto.simulate.periodic import PeriodicTimeline, period, simulate_periodic
+from stretto.simulate.simulator import Durations, Noise, action_durations, simulate, unit_costs
 from stretto.simulate.timeline import Timeline
 
 __all__ = [

@@ -49,7 +49,6 @@ class SimulatedTimes:
 
     @property
     def ends(self) -> Floats:
-        """When each action ended."""
         return self.starts + self.durations
 
 

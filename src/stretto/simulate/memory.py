@@ -63,7 +63,6 @@ def ledger(timeline: Timeline, worker: int, entries: list[Entry], resident: floa
 
 
 def last_begun(timeline: Timeline, worker: int, time: float, place: int) -> Action | None:
-    """The last action that a worker had begun at a time and a place in the order of events at that time."""
     last: tuple[float, int] | None = None
     for lane in timeline.lowered.lanes:
         if lane.worker == worker:

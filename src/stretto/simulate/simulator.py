@@ -1,18 +1,54 @@
-"""Simulation: when each action of a schedule starts and ends, given the duration of each."""
+"""Simulation: when each action of a schedule starts and ends, given the duration of each, which may vary by chance."""
 
+import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from stretto.errors import ScheduleError
+from stretto.errors import ScheduleError, UsageError
 from stretto.schedule import Action, Rules, Schedule
 from stretto.schedule.lower import Lowered, lower
 from stretto.schedule.validity import explain
 from stretto.simulate.engine import Floats, SimulatedTimes, Transfers, execute, transfers
 from stretto.simulate.network import BUFFERED, Link, Network, Sizes, Transport, no_bytes
-from stretto.simulate.noise import Noise
 from stretto.simulate.timeline import Timeline
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Random factors on the durations of actions. The same seed gives the same factors.
+
+    `jitter` is the standard deviation of the logarithm of a factor whose median is 1. With probability `straggling` an
+    action takes `slowdown` times as long besides. `workers` has constant factors of slow workers (2: half as fast).
+    Raises UsageError for a negative or infinite number, and for a `straggling` above 1.
+    """
+
+    seed: int = 0
+    jitter: float = 0.0
+    straggling: float = 0.0
+    slowdown: float = 1.0
+    workers: Mapping[int, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.jitter < np.inf:
+            raise UsageError(f"jitter={self.jitter:g}: a standard deviation is 0 or more")
+        if not 0 <= self.straggling <= 1:
+            raise UsageError(f"straggling={self.straggling:g}: a probability is between 0 and 1")
+        for factor in (self.slowdown, *self.workers.values()):
+            if not 0 <= factor < np.inf:
+                raise UsageError(f"a factor of {factor:g} on times: choose 0 or more")
+
+    def factors(self, lowered: Lowered, turns: int) -> Floats:
+        """A factor for each action (rows) and minibatch (columns). More turns do not change earlier factors."""
+        size = len(lowered.actions)
+        normal, uniform = (np.random.default_rng([self.seed, stream]) for stream in range(2))
+        factors = np.exp(self.jitter * normal.standard_normal((turns, size)))
+        factors[uniform.random((turns, size)) < self.straggling] *= self.slowdown
+        slow = [self.workers.get(lowered.lanes[lane].worker, 1.0) for lane in lowered.lane_of]
+        return np.ascontiguousarray((factors * slow).T)
+
 
 Durations = Callable[[Action], float]
 
@@ -87,3 +123,67 @@ def deadlock(lowered: Lowered, rules: Rules, outcome: SimulatedTimes) -> Schedul
 def table_of(lowered: Lowered, durations: Durations) -> Floats:
     """The durations of all actions, (actions, 1), where they do not depend on the minibatch."""
     return np.array([[durations(action)] for action in lowered.actions], np.float64)
+
+
+Times = Sequence[float] | None  # one for all stages, or one each
+
+
+def action_durations(
+    num_stages: int,
+    *,
+    forward: Times = None,
+    backward: Times = None,
+    input_gradient: Times = None,
+    weight_gradient: Times = None,
+    update: Times = None,
+    learn: Times = None,
+) -> Durations:
+    """The durations of actions for `simulate`: by default F 1, B twice the F, its halves I and W equal, U 0, L as F.
+
+    Where only one half is given, the other is the rest of the backward; where only both halves are given, the backward
+    is their sum. C (recompute) takes as long as F; any other kind of action takes no time. Raises UsageError for a
+    number of times that does not fit the stages, and for a negative time.
+    """
+
+    def read(name: str, times: Times) -> list[float] | None:
+        return None if times is None else spread(name, times, num_stages)
+
+    f = read("forward", forward) or [1.0] * num_stages
+    b, i, w = (
+        read("backward", backward),
+        read("input-gradient", input_gradient),
+        read("weight-gradient", weight_gradient),
+    )
+    if b is None:
+        both = None if i is None or w is None else [sum(halves) for halves in zip(i, w, strict=True)]
+        b = both or [2 * time for time in f]
+    if i is None:
+        i = [time / 2 for time in b] if w is None else rest(b, "weight-gradient", w)
+    if w is None:
+        w = rest(b, "input-gradient", i)
+    times = {"F": f, "B": b, "I": i, "W": w, "U": read("update", update) or [0.0] * num_stages, "C": f}
+    times["L"] = read("learn", learn) or f
+    return lambda action: times[action.kind][action.stage] if action.kind in times else 0.0
+
+
+def spread(name: str, times: Sequence[float], num_stages: int) -> list[float]:
+    """One time for each stage, from one for all or one each. Raises UsageError for another number, or one below 0."""
+    for time in times:
+        if not 0 <= time < math.inf:
+            raise UsageError(f"{name}={time:g}: a time is 0 or more")
+    if len(times) == 1:
+        return list(times) * num_stages
+    if len(times) != num_stages:
+        raise UsageError(f"{name} has {len(times)} times for {num_stages} stages: give one for all, or {num_stages}")
+    return list(times)
+
+
+def rest(whole: Sequence[float], name: str, part: Sequence[float]) -> list[float]:
+    """One half of each stage's backward, given the other. Raises UsageError where that is longer than the backward."""
+    for stage, (backward, half) in enumerate(zip(whole, part, strict=True)):
+        if half > backward:
+            raise UsageError(
+                f"{name}={half:g} is more than the whole backward of stage {stage}, {backward:g}: give both halves, "
+                "or a longer backward"
+            )
+    return [backward - half for backward, half in zip(whole, part, strict=True)]

@@ -1,6 +1,5 @@
 """A model cut into balanced stages that hold its own modules."""
 
-from stretto.splitting.splitter import divide, pieces, split
-from stretto.splitting.stages import Stages
+from stretto.splitting.splitter import Stages, divide, pieces, split
 
 __all__ = ["Stages", "divide", "pieces", "split"]

@@ -11,8 +11,8 @@ from torch.utils._pytree import tree_map_only
 from stretto.errors import UsageError
 from stretto.nn.input_errors import advice_on
 from stretto.splitting.export.modes import kind_of, path_of
-from stretto.splitting.fx.decisions import computes_plainly, reads_metadata
-from stretto.splitting.fx.helpers import HELPER
+from stretto.splitting.fx.graph import HELPER
+from stretto.splitting.fx.tracer import computes_plainly, reads_metadata
 
 
 class ValueKind(Enum):
@@ -32,7 +32,6 @@ PLAIN_TYPES = (int, float, complex, bool, str, slice, range, torch.Size, torch.d
 
 
 def form_of(value: Any) -> Form:
-    """The form of a value that the example produced."""
     if isinstance(value, Tensor):
         return ValueKind.TENSOR if value.requires_grad or not differentiable(value) else ValueKind.FIXED
     if value is None:

@@ -12,10 +12,10 @@ from torch import nn
 from stretto.errors import UsageError
 from stretto.splitting.cost import Inputs, PieceCosts, measure
 from stretto.splitting.fx.modules import Modules
-from stretto.splitting.lists import whole_list, whole_tuples
+from stretto.splitting.layer_lists import whole_list, whole_tuples
 from stretto.splitting.parts import SplitParts
 from stretto.splitting.proof import Proof
-from stretto.splitting.structure import check_bounds, find, find_exported, shortage, stage_starts
+from stretto.splitting.structure import Request, check_bounds, find, find_exported, shortage, stage_starts
 
 LOGGER = logging.getLogger("stretto")
 FAIR = 1.3  # stages count as even up to this cost of the largest one, over the mean cost
@@ -32,31 +32,23 @@ class Way(NamedTuple):
     costly: bool = False
 
 
-def ways(
-    model: nn.Module | Sequence[nn.Module],
-    inputs: Inputs | None,
-    names: Sequence[str] | None,
-    path: str | None,
-    num_wanted: int,
-    *,
-    together: bool,
-) -> Iterator[Way]:
+def ways(request: Request) -> Iterator[Way]:
     """The ways to cut a model, the plainest first.
 
     Between the layers of a list, or the blocks of the model's main list; between the layers within layers; between the
     modules that the forward calls; between operations (torch.export). With a path, or without an example to count costs
     on, only the first.
     """
-    yield Way(partial(find, model, inputs, names, path, num_wanted, together=together))
-    if path is not None or inputs is None:
+    yield Way(partial(find, request))
+    model, inputs = request.model, request.inputs
+    if request.path is not None or inputs is None:
         return
     listed = whole_list(model)
     if listed:
-        yield Way(partial(find, model, inputs, names, path, num_wanted, together=together, opened=True))
+        yield Way(partial(find, request, opened=True))
     if isinstance(model, nn.Module) and (whole_tuples(model) or not listed):
-        yield Way(partial(Modules, model, inputs, names, together=together), costly=listed)
-        why = f"the modules of {type(model).__name__} make uneven stages"
-        yield Way(partial(find_exported, model, inputs, names, why, together=together), costly=True)
+        yield Way(partial(Modules, model, inputs, request.names, together=request.together), costly=listed)
+        yield Way(partial(find_exported, request, f"the modules of {type(model).__name__} make uneven stages"), True)
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,7 +70,6 @@ class StageCut:
 
     @cached_property
     def shares(self) -> list[float]:
-        """Each stage's share of the cost."""
         stage_costs = self.costs.together(self.chosen).values
         return [cost / sum(stage_costs) for cost in stage_costs]
 
@@ -103,7 +94,6 @@ class StageCut:
         )
 
     def name(self, unit: int) -> str:
-        """The pieces of a unit, for messages."""
         return self.parts.name(self.units[unit], self.units[unit + 1])
 
     def into(self, num_stages: int) -> "StageCut":
@@ -125,7 +115,6 @@ class ProvedCut(NamedTuple):
 
 
 def measured(parts: SplitParts, inputs: Inputs | None, by: str) -> StageCut:
-    """The parts and their costs, all in one stage."""
     units = stage_starts(parts)
     unit_names = [parts.name(start, stop) for start, stop in pairwise(units)]
     costs = measure(parts.cut(units), unit_names, inputs, by)

@@ -33,7 +33,6 @@ class ForwardCall:
         return f" (the example fills {', '.join(self.names)}; example={{name: tensor}} fills others)"
 
     def run(self, forward: Callable[..., Any], values: Sequence[Any]) -> Any:
-        """Call `forward` on these values and return its output."""
         if self.named:
             return forward(**dict(zip(self.names, values, strict=True)), **self.constants)
         return forward(*values, **self.constants)

@@ -45,7 +45,6 @@ class OperationRecorder(fx.Interpreter):
             return super().run(*args, **options)
 
     def run_node(self, n: fx.Node) -> Any:
-        """Run one operation and record it."""
         assert self._counter is not None
         inputs = tensors(self.fetch_args_kwargs_from_env(n))
         attributes = {id(self.env[node]) for node in n.all_input_nodes if node.op == "get_attr"}
@@ -75,7 +74,6 @@ class OperationRecorder(fx.Interpreter):
 
 
 def tensors(value: Any) -> list[Tensor]:
-    """The tensors in a nested value."""
     return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
 
 

@@ -22,7 +22,7 @@ from stretto.errors import UsageError
 from stretto.nn import deferred
 from stretto.nn.carried_attributes import PLAIN, own_attributes
 from stretto.nn.chain import Chain
-from stretto.nn.lost_hooks import of_torch, refuse_lost_hooks
+from stretto.nn.hooks import of_torch, refuse_lost_hooks
 from stretto.nn.nested import tensors_of
 from stretto.nn.preserve import (
     device_of,
@@ -124,7 +124,6 @@ def prove(original: Original, stages: Sequence[nn.Module], inputs: Inputs | None
 
 
 def attempted(call: Callable[[], Any]) -> Any:
-    """What a call returns, or the exception that it raises."""
     try:
         return call()
     except Exception as error:  # noqa: BLE001 (judged by the caller)
@@ -233,7 +232,6 @@ def whole(roots: Sequence[nn.Module]) -> nn.Module:
 
 
 def attributes_of(modules: Mapping[str, nn.Module]) -> dict[str, object]:
-    """The plain attributes of modules, by the names of module and attribute."""
     return {
         f"{path}.{name}".lstrip("."): value
         for path, module in modules.items()
@@ -242,7 +240,6 @@ def attributes_of(modules: Mapping[str, nn.Module]) -> dict[str, object]:
 
 
 def lost_modules(modules: Mapping[str, nn.Module], stages: Sequence[nn.Module]) -> dict[str, nn.Module]:
-    """The modules that no stage calls."""
     called = {id(module) for module in unique(stages)}
     return {path: module for path, module in modules.items() if id(module) not in called}
 
@@ -449,7 +446,6 @@ def close(expected: Tensor, actual: Tensor, floor: float = 0.0) -> bool:
 
 
 def largest(tensor: Tensor) -> float:
-    """The largest finite magnitude in a tensor."""
     if tensor.layout is not torch.strided:
         tensor = tensor.to_dense()
     finite = tensor.detach().abs()
@@ -466,7 +462,6 @@ def distance(expected: Tensor, actual: Tensor) -> str:
 
 
 def described(tensor: Tensor) -> str:
-    """Dtype and shape."""
     return f"{tensor.dtype} {list(tensor.shape)}"
 
 

@@ -2,7 +2,7 @@
 
 import logging
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import pairwise
 
@@ -10,21 +10,125 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from stretto.errors import UsageError
+from stretto.errors import UsageError, nearest
 from stretto.nn import deferred
 from stretto.nn.batch import Named, as_tuple, call, inputs_of, inputs_on
 from stretto.nn.preserve import device_of, undisturbed
-from stretto.options.checks import of_kind, one_of, sequence
+from stretto.options.checks import mapping, of_kind, one_of, sequence
 from stretto.splitting.choice import FAIR, StageCut, measured, most_even, uneven, ways
-from stretto.splitting.cost import Inputs
+from stretto.splitting.cost import PieceCosts
 from stretto.splitting.parts import tied_notes
 from stretto.splitting.proof import Proof
-from stretto.splitting.stages import Stages, explain
-from stretto.splitting.structure import check_layers, find
+from stretto.splitting.structure import Request, check_layers, find
+
+
+class Stages(list[nn.Module]):
+    """A list of stages in order, as `stretto.Trainer` takes them.
+
+    `explanation` is a text table: what each stage holds and costs, how the cost was obtained, and what had to stay
+    together. `shares` are the stages' shares of that cost. `uneven` is a warning with a remedy if one stage is too
+    large, else "". `exported` says whether they are cut from an exported graph, which takes inputs of the example's
+    sizes only, but any number of rows. Stage s holds the layers `bounds[s]` up to `bounds[s + 1]`, or the blocks,
+    modules or pieces of a graph if the model was cut between those.
+    """
+
+    def __init__(
+        self,
+        stages: Iterable[nn.Module],
+        *,
+        model: nn.Module | Sequence[nn.Module],
+        bounds: Sequence[int],
+        explanation: str,
+        shares: Sequence[float],
+        uneven: str = "",
+        exported: bool = False,
+    ) -> None:
+        super().__init__(stages)
+        self.bounds = list(bounds)
+        self.explanation = explanation
+        self.shares = list(shares)
+        self.uneven = uneven
+        self.exported = exported
+        self._model = model if isinstance(model, nn.Module) else nn.ModuleList(model)
+        self._names = names_in(self._model, self)
+        #: The mode of each module of the model when it was cut: whether it trains.
+        self.modes = {module: module.training for module in self._model.modules()}
+
+    @property
+    def model(self) -> nn.Module:
+        """The model that was cut; a list of layers as an nn.ModuleList."""
+        return self._model
+
+    def name_in_model(self, key: str) -> str | None:
+        """The name in the model of a weight "<stage>.<name>"; None for one that an earlier stage has, too (tied)."""
+        own = self._key(key)
+        names = self._names[own]
+        first = next(other for other, others in self._names.items() if others == names)
+        return names[0] if names and first == own else None
+
+    def first_name_in_model(self, key: str) -> str | None:
+        """The first name in the model of a weight "<stage>.<name>", also of one that several stages have."""
+        return next(iter(self._names[self._key(key)]), None)
+
+    def model_state(self, gathered: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The weights that `trainer.gather()` returned, under the names that `model.load_state_dict` takes.
+
+        Heads are left out. Weights that no stage uses are the model's own. On one process the model itself is trained,
+        and needs no state from here. Raises UsageError for weights of no stage.
+        """
+        mapping("gathered", gathered, "what trainer.gather() returned on rank 0: a dict of tensors by name")
+        state: dict[str, Tensor] = dict(self._model.state_dict())
+        for key, value in gathered.items():
+            if not key.startswith("heads."):
+                names = self._names[self._key(key)]
+                of_kind(f"gathered[{key!r}]", value, Tensor, "a tensor")
+                state.update(dict.fromkeys(names, value))
+        return state
+
+    def _key(self, weight: str) -> str:
+        """The key in `_names` of a weight "<stage>.<name>" as a trainer names it."""
+        key = weight.replace("_orig_mod.", "")  # torch.compile adds this prefix
+        if key not in self._names:
+            raise UsageError(f"{weight!r} is no weight of these {len(self)} stages: {nearest(key, self._names)}")
+        return key
+
+
+def names_in(model: nn.Module, stages: Sequence[nn.Module]) -> dict[str, list[str]]:
+    """The names in the model of each weight "<stage>.<name>" of the stages; a tied weight has several."""
+    names: dict[int, list[str]] = {}
+    for name, value in model.state_dict(keep_vars=True).items():
+        names.setdefault(id(value), []).append(name)
+    return {
+        f"{index}.{name}": names.get(id(value), [])
+        for index, stage in enumerate(stages)
+        for name, value in stage.state_dict(keep_vars=True).items()
+    }
+
+
+def explain(noun: str, bounds: Sequence[int], kinds: Sequence[str], costs: PieceCosts, notes: Sequence[str]) -> str:
+    """The text of `Stages.explanation`: a table, a line on costs, and `notes`. `costs` holds one entry a stage."""
+    total = sum(costs.values)
+    rows = [("stage", f"{noun}s", "kinds", "cost", "share")]
+    for index, (kind, cost) in enumerate(zip(kinds, costs.values, strict=True)):
+        first, last = bounds[index], bounds[index + 1] - 1
+        span = str(first) if first == last else f"{first}-{last}"
+        rows.append((str(index), span, kind, costs.show(cost), f"{cost / total:.1%}"))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    table = [
+        "  ".join(
+            cell.rjust(width) if column > 2 else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+    imbalance = max(costs.values) * len(costs.values) / total
+    return "\n".join([*table, f"cost: {costs.how}; imbalance {imbalance:.2f} (largest stage / mean)", *notes])
+
 
 LOGGER = logging.getLogger("stretto")
 BY = ("flops", "time", "parameters")
 TIED = ("apart", "together")
+Example = Tensor | tuple[Tensor, ...] | Mapping[str, Tensor]
 
 
 def split(
@@ -87,7 +191,7 @@ def divide(
     model: nn.Module | Sequence[nn.Module],
     num_stages: int | Sequence[int],
     *,
-    example: Tensor | tuple[Tensor, ...] | Mapping[str, Tensor] | None = None,
+    example: Example | None = None,
     path: str | None = None,
     by: str = "flops",
     tied: str = "apart",
@@ -97,11 +201,11 @@ def divide(
     if isinstance(model, nn.Module):
         leaves = [(name or "0", part) for name, part in model.named_modules() if not [*part.children()]]
         check_layers([*leaves, ("0", model)], "the model")
-    names, inputs = named_inputs(model, example)
-    target_stages = num_stages if isinstance(num_stages, int) else len(num_stages) - 1
-    possible_ways = ways(model, inputs, names, path, target_stages, together=tied == "together")
+    request = request_for(
+        model, example, path, num_stages if isinstance(num_stages, int) else len(num_stages) - 1, tied
+    )
     try:
-        cut, stages, proof = most_even(possible_ways, inputs, by, num_stages)
+        cut, stages, proof = most_even(ways(request), request.inputs, by, num_stages)
     except UsageError:
         if num_stages == 1 and isinstance(model, nn.Module) and gives_tensors(model, example):
             return Stages([model], model=model, bounds=[0, 1], explanation="the whole model", shares=[1.0])
@@ -122,7 +226,7 @@ def divide(
     )
 
 
-def gives_tensors(model: nn.Module, example: Tensor | tuple[Tensor, ...] | Mapping[str, Tensor] | None) -> bool:
+def gives_tensors(model: nn.Module, example: Example | None) -> bool:
     """Whether a model is a stage as it is: it takes the example and returns a tensor, or a tuple of tensors."""
     if example is None or any(is_lazy(tensor) for tensor in (*model.parameters(), *model.buffers())):
         return False
@@ -136,18 +240,17 @@ def gives_tensors(model: nn.Module, example: Tensor | tuple[Tensor, ...] | Mappi
 def pieces(
     model: nn.Module | Sequence[nn.Module],
     *,
-    example: Tensor | tuple[Tensor, ...] | Mapping[str, Tensor] | None = None,
+    example: Example | None = None,
     path: str | None = None,
     tied: str = "apart",
 ) -> Stages:
     """As `split`, into as many stages as possible: the pieces that two stages would be made of."""
     check(model, 1, example, path, BY[0], tied)
-    names, inputs = named_inputs(model, example)
-    together = tied == "together"
+    request = request_for(model, example, path, 2, tied)
     try:
-        cut = most_even(ways(model, inputs, names, path, 2, together=together), inputs, BY[0], 2).cut
+        cut = most_even(ways(request), request.inputs, BY[0], 2).cut
     except UsageError:  # there is a single piece; any other mistake is raised again below
-        cut = measured(find(model, inputs, names, path, 2, together=together), inputs, BY[0])
+        cut = measured(find(request), request.inputs, BY[0])
     finest = cut.into(len(cut.units) - 1)
     return Stages(
         finest.parts.cut(finest.bounds),
@@ -158,21 +261,21 @@ def pieces(
     )
 
 
-def named_inputs(
-    model: nn.Module | Sequence[nn.Module], example: Tensor | tuple[Tensor, ...] | Mapping[str, Tensor] | None
-) -> tuple[list[str] | None, Inputs | None]:
-    """The names of the example's tensors, None for a tuple, and the tensors, on the model's device."""
+def request_for(
+    model: nn.Module | Sequence[nn.Module], example: Example | None, path: str | None, num_wanted: int, tied: str
+) -> Request:
+    """The request, with the example's tensors on the model's device."""
+    together = tied == "together"
     if example is None:
-        return None, None
+        return Request(model, None, None, path, num_wanted, together)
     tensors = inputs_of(example, "example")
     roots = [model] if isinstance(model, nn.Module) else [root for root in model if isinstance(root, nn.Module)]
     device = device_of(roots)
     names = list(tensors.names) if isinstance(tensors, Named) else None
-    return names, tuple(tensor.to(device) for tensor in tensors)
+    return Request(model, tuple(tensor.to(device) for tensor in tensors), names, path, num_wanted, together)
 
 
 def explanation_of(cut: StageCut, stages: Sequence[nn.Module], proof: Proof) -> str:
-    """The text of `Stages.explanation`."""
     kinds = [cut.parts.kinds(start, stop) for start, stop in pairwise(cut.bounds)]
     notes = [*cut.parts.notes(cut.bounds), *tied_notes(stages), proof.text]
     return explain(cut.parts.noun, cut.bounds, kinds, cut.costs.together(cut.chosen), notes)

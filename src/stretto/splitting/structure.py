@@ -1,6 +1,7 @@
 """Find the pieces of a model that stages can be made of."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import NoReturn
 
@@ -8,11 +9,10 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from stretto.errors import UsageError
-from stretto.splitting.blocks import Blocks
 from stretto.splitting.cost import Inputs
 from stretto.splitting.fx.graph import TraceError
-from stretto.splitting.layer_lists import Layers
-from stretto.splitting.lists import candidates, entries, lookup, main_list, whole_list, whole_tuples
+from stretto.splitting.fx.modules import Blocks
+from stretto.splitting.layer_lists import Layers, candidates, entries, lookup, main_list, whole_list, whole_tuples
 from stretto.splitting.parts import SplitParts
 
 
@@ -21,32 +21,40 @@ def stage_starts(parts: SplitParts) -> list[int]:
     return [0, *(i for i in range(1, len(parts)) if i not in parts.joints), len(parts)]
 
 
-def find(
-    model: nn.Module | Sequence[nn.Module],
-    inputs: Inputs | None,
-    names: Sequence[str] | None,
-    path: str | None,
-    num_wanted: int,
-    *,
-    together: bool,
-    opened: bool = False,
-) -> SplitParts:
+@dataclass(frozen=True, eq=False)
+class Request:
+    """What is to be cut.
+
+    A model; an input batch and the names of its tensors, if it has any; the path of the model's list of blocks, if it
+    was given; how many stages must be possible; and whether parts that share a parameter stay `together`.
+    """
+
+    model: nn.Module | Sequence[nn.Module]
+    inputs: Inputs | None
+    names: Sequence[str] | None
+    path: str | None
+    num_wanted: int
+    together: bool
+
+
+def find(request: Request, *, opened: bool = False) -> SplitParts:
     """The pieces of a model: the layers of a list, the blocks of a list that its forward calls, or an exported graph.
 
-    `path` names the list of blocks. `num_wanted` stages must be possible; else the graph is exported. With `opened`, a
-    plain nn.Sequential among the layers of a list can be cut inside.
+    The graph is exported where too few stages are possible. With `opened`, a plain nn.Sequential among the layers of a
+    list can be cut inside.
     """
-    if path is not None:
-        assert isinstance(model, nn.Module)
-        return find_blocks(model, inputs, names, path, together=together)
+    model = request.model
+    if request.path is not None:
+        return find_blocks(request, request.path)
     if not whole_list(model):
-        return find_main_list(model, inputs, names, num_wanted, together=together)
-    if names is not None:
-        refuse_names(names)
+        return find_main_list(request)
+    if request.names is not None:
+        refuse_names(request.names)
     layers = entries(model, "the list of layers")
     check_layers(layers, "the list of layers")
     sequence = model if isinstance(model, nn.Sequential) else None
-    return Layers(layers, inputs, sequence=sequence, whole=whole_tuples(model), together=together, opened=opened)
+    whole, together = whole_tuples(model), request.together
+    return Layers(layers, request.inputs, sequence=sequence, whole=whole, together=together, opened=opened)
 
 
 def refuse_names(names: Iterable[str]) -> NoReturn:
@@ -54,37 +62,28 @@ def refuse_names(names: Iterable[str]) -> NoReturn:
     raise UsageError(f"example names {', '.join(names)}, but a list of layers knows no names: give a tuple instead")
 
 
-def find_blocks(
-    model: nn.Module, inputs: Inputs | None, names: Sequence[str] | None, path: str, *, together: bool
-) -> Blocks:
-    """The blocks of the list at `path`."""
-    blocks = {f"{path}.{name}": block for name, block in entries(lookup(model, path), repr(path))}
+def find_blocks(request: Request, path: str) -> Blocks:
+    assert isinstance(request.model, nn.Module)
+    blocks = {f"{path}.{name}": block for name, block in entries(lookup(request.model, path), repr(path))}
     check_layers(list(blocks.items()), repr(path))
-    return Blocks(model, blocks, inputs, names, together=together)
+    return Blocks(request.model, blocks, request.inputs, request.names, together=request.together)
 
 
-def find_main_list(
-    model: nn.Module | Sequence[nn.Module],
-    inputs: Inputs | None,
-    names: Sequence[str] | None,
-    num_wanted: int,
-    *,
-    together: bool,
-) -> SplitParts:
+def find_main_list(request: Request) -> SplitParts:
     """The blocks of the model's main list; if they make too few stages or cannot be traced, the exported graph."""
-    refusal = None
+    model, refusal = request.model, None
     if isinstance(model, nn.Module) and (path := main_list(model)) is not None:
         try:
-            blocks = find_blocks(model, inputs, names, path, together=together)
+            blocks = find_blocks(request, path)
         except TraceError as error:
             refusal = str(error)
         else:
             num_units = len(stage_starts(blocks)) - 1
-            if inputs is None or num_wanted <= num_units:
+            if request.inputs is None or request.num_wanted <= num_units:
                 return blocks
-            refusal = shortage(blocks, num_units, num_wanted)
-    if isinstance(model, nn.Module) and inputs is not None:
-        return find_exported(model, inputs, names, refusal, together=together)
+            refusal = shortage(blocks, num_units, request.num_wanted)
+    if isinstance(model, nn.Module) and request.inputs is not None:
+        return find_exported(request, refusal)
     raise UsageError(
         refusal
         or f"{type(model).__name__} is not an nn.Sequential, nn.ModuleList or list of layers: say where its list of "
@@ -93,15 +92,16 @@ def find_main_list(
     )
 
 
-def find_exported(
-    model: nn.Module, inputs: Inputs, names: Sequence[str] | None, refusal: str | None, *, together: bool
-) -> SplitParts:
+def find_exported(request: Request, refusal: str | None) -> SplitParts:
     """The exported graph; `refusal` says why the model cannot be cut between blocks, None if it has no list of them."""
     from stretto.splitting.export.exported import Exported  # importing torch.export is slow
 
+    model, inputs = request.model, request.inputs
+    assert isinstance(model, nn.Module)
+    assert inputs is not None
     reason = f"{type(model).__name__} has no one list of blocks" if refusal is None else refusal.partition(". ")[0]
     try:
-        return Exported(model, inputs, names, reason, together=together)
+        return Exported(model, inputs, request.names, reason, together=request.together)
     except UsageError as error:
         if refusal is None:
             raise

@@ -10,35 +10,28 @@ import torch
 from torch import Tensor, nn
 
 from stretto.errors import UsageError
-from stretto.heads.reading import HeadReadings
+from stretto.heads.head import HeadReadings
 from stretto.methods.cure import Place
 from stretto.nn import tied_weights
-from stretto.nn.parameter_hooks import refuse_hooks
+from stretto.nn.hooks import refuse_hooks
 from stretto.nn.seeding import ForwardSeeds, derive
 from stretto.nn.sharded_modules import is_sharded
 from stretto.nn.tied_weights import Lender
 from stretto.optim import Masters
-from stretto.optim.coupled import refuse_coupled
-from stretto.optim.elementwise import is_elementwise
-from stretto.optim.from_function import build_optimizer
-from stretto.optim.momentum import momenta_of
-from stretto.optim.named import NamedOptimizer
+from stretto.optim.from_function import NamedOptimizer, build_optimizer, refuse_coupled
 from stretto.optim.parameter_labels import Label, labelled, takes_labels
-from stretto.optim.whole_matrices import check_shares
+from stretto.optim.traits import check_shares, is_elementwise, momenta_of
 from stretto.replicas.agreement import Agreement, agreement
-from stretto.replicas.element_shares import Shares
-from stretto.replicas.optimizer_share import OptimizerShare
-from stretto.replicas.parameter_server.client import ServedAgreement
-from stretto.replicas.parameter_server.servers import Servers
+from stretto.replicas.optimizer_share import OptimizerShare, Shares
+from stretto.replicas.parameter_server.client import ServedAgreement, Servers
 from stretto.replicas.reducer import ReplicaReducer
 from stretto.schedule import Delays, Rules
 from stretto.stage.gradient_predictor import GradientPredictor
 from stretto.stage.intra_stage import StageSharing
 from stretto.stage.phase_settings import build_phases, check_served, places_by_group
 from stretto.stage.stage import PhaseSettings, Stage, StageParts
-from stretto.stage.trainer_arguments import build_scheduler
-from stretto.stage.trainer_specification import Specification
-from stretto.weights.sharded import Sharded
+from stretto.stage.trainer_arguments import Specification, build_scheduler
+from stretto.weights.current import Sharded
 
 
 class BuiltStage(NamedTuple):
@@ -68,7 +61,6 @@ class StageBuilder:
     replica: int = 0
 
     def of_replica(self, replica: int, ties: Sequence[tied_weights.Tied]) -> "StageBuilder":
-        """The builder of another replica's stages."""
         return replace(self, replica=replica, ties=ties)
 
     def build(

@@ -108,11 +108,9 @@ class GradientPredictor:
             parameter.grad = None
 
     def state_dict(self) -> dict[str, Any]:
-        """All that training changes, nothing in flight."""
         return {name: None if part is None else part.state_dict() for name, part in self._parts()}
 
     def check(self, state: Mapping[str, Any]) -> None:
-        """Raise an error unless `state` fits, as `stretto.nn.state_check` does."""
         for name, part in self._parts():
             if (state.get(name) is None) != (part is None):
                 has, had = ("no" if part is None else "a"), ("no" if state.get(name) is None else "a")
@@ -121,7 +119,6 @@ class GradientPredictor:
                 check_part(state[name], part)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load what `state_dict` returned."""
         for name, part in self._parts():
             if part is not None:
                 load(part, state[name]) if isinstance(part, torch.optim.Optimizer) else part.load_state_dict(

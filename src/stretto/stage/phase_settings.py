@@ -11,17 +11,17 @@ from stretto.methods import Method
 from stretto.methods.cure import Correction as CorrectionCure
 from stretto.methods.cure import Cure, Place, Prediction
 from stretto.optim import Rescheduled, RotatedAdam, SpikeCompensation, UpdateFeedback
-from stretto.optim.coming_rates import Scheduler
-from stretto.optim.momentum import momenta_of
+from stretto.optim.learning_rates import Scheduler
+from stretto.optim.traits import momenta_of
 from stretto.stage.stage import PhaseSettings, StageParts
-from stretto.stage.trainer_specification import Specification
+from stretto.stage.trainer_arguments import Specification
 from stretto.weights import WEIGHTS, Live, Plain, Predicted, Substituted, Weights
-from stretto.weights.master_rule import Rounded
 from stretto.weights.saved_tensor_check import STASH, is_compiled
 from stretto.weights.value_rules import (
     Correction,
     CurrentRule,
     Interpolated,
+    Rounded,
     Rule,
     StepPrediction,
     VelocityPrediction,
@@ -231,7 +231,6 @@ def build_steps(method: Method, optimizer: Optimizer, place: Place) -> tuple[Ste
 
 
 def ignoring_number(step: Callable[[], object]) -> Step:
-    """A step as a function of the number of updates before it."""
     return lambda _: step()
 
 

@@ -13,14 +13,20 @@ import torch
 from torch import Tensor, nn
 
 from stretto.errors import UsageError
-from stretto.heads.head import LocalLoss, TrainedLoss
-from stretto.heads.reading import ReadingHead
+from stretto.heads.head import LocalLoss, ReadingHead, TrainedLoss
+from stretto.losses.cross_entropy import Sum
 from stretto.losses.minibatch_counts import Gradient, MinibatchCounts, Target, divide, message, shared_divisor
-from stretto.losses.sums import Sum
 from stretto.losses.value import Loss, call, mean_and_weight, of_stage, trial_of_stage, value_function
 from stretto.nn.batch import as_tuple, tensors_in, to_device, with_names_of
-from stretto.nn.buffers import Buffers, Snapshot, exchanged
-from stretto.nn.carried_attributes import Carried, CarriedAttributes, exchanged_attributes
+from stretto.nn.carried_attributes import (
+    Buffers,
+    Carried,
+    CarriedAttributes,
+    Snapshot,
+    UnsavedBuffers,
+    exchanged,
+    exchanged_attributes,
+)
 from stretto.nn.input_errors import advice_on, error_text, is_misfit
 from stretto.nn.layer_recompute import Recomputing, recomputed, refuse_changed_weights
 from stretto.nn.nested import map_tensors, tensors_of
@@ -28,10 +34,8 @@ from stretto.nn.preserve import device_of, unique
 from stretto.nn.seeding import ForwardSeeds
 from stretto.nn.shapes import describe, summary
 from stretto.nn.sharded_modules import gathered, is_sharded, local_share, local_state, whole_state
-from stretto.nn.sparse_gradients import entries, plus
 from stretto.nn.state_check import check_part, check_weights, explaining_misfits
-from stretto.nn.tied_weights import Borrower, Lender
-from stretto.nn.unsaved_buffers import UnsavedBuffers
+from stretto.nn.tied_weights import Borrower, Lender, entries, plus
 from stretto.optim import Label, Masters
 from stretto.optim.loading import load
 from stretto.optim.update_feedback import plain_sums
@@ -40,7 +44,7 @@ from stretto.replicas.agreement import Agreement
 from stretto.replicas.optimizer_share import MasterShare, OptimizerShare
 from stretto.schedule import KINDS, Reach, Rules
 from stretto.stage.gradient_predictor import GradientPredictor
-from stretto.stage.trainer_specification import Specification
+from stretto.stage.trainer_arguments import Specification
 from stretto.weights import Weights
 
 Tensors = tuple[Tensor, ...]
@@ -147,10 +151,7 @@ class Stage:
         self._unsaved = UnsavedBuffers(parts.module)
         self.scheduler = parts.scheduler
         self.weights, self._step, self._clip = phase
-        given, held = specification.loss, head.loss if isinstance(head, TrainedLoss) else None
-        self.loss = specification.precision.loss(of_stage(given, index) if held is None else held)
-        self._checked_loss = trial_of_stage(given, index) if held is None else held
-        self._loss_value = value_function(self.loss)
+        self._set_loss(specification)
         self.updates = 0
         self._recompute = index in rules.recompute
         self._buffers = Buffers([part for part in (module, head) if part is not None])
@@ -163,7 +164,8 @@ class Stage:
         self._has_loss = reach.hops[index] is not None
         self._sends = bool(reach.carried(index))
         self._lends, self._borrows = parts.lends, parts.borrows
-        self._head_parameters = trained_by_head(head, parts.borrows)
+        trained = [] if head is None else [parameter for parameter in head.parameters() if parameter.requires_grad]
+        self._head_parameters = trained if parts.borrows is None else parts.borrows.not_borrowed(trained)
         # Each once: a head may use weights of its stage.
         parameters = list(dict.fromkeys(p for part in (module, head) if part is not None for p in part.parameters()))
         self._parameters = parameters if parts.borrows is None else parts.borrows.not_borrowed(parameters)
@@ -178,13 +180,10 @@ class Stage:
         self.measures_norms = False  # also where nothing limits them
         self._begun = False  # whether a gradient has been computed since the last update
         self._counting = MinibatchCounts(rules.per_update, self.agreement)
-        self._divisors: list[Tensor] = []  # of the gradients since the last update, a micro-batch each
-        self._divisor: float | None = None  # of this update, once its gradients have been divided
+        self._forget_counts()
         self._changes_input = begins_in_place(module)
         self._scale = 1 / len(reach.losses(index)) if mean else 1.0
-        self._seeds = parts.seeds
-        self._feedback = parts.feedback
-        self._predictor = parts.predictor
+        self._seeds, self._feedback, self._predictor = parts.seeds, parts.feedback, parts.predictor
         self._num_arriving, self._outgoing = len(reach.arriving(index)), outgoing(reach, index)
         self._run: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
             "B": self._backward,
@@ -196,6 +195,12 @@ class Stage:
             "M": self._merge,
             "L": self._learn,
         }
+
+    def _set_loss(self, specification: Specification) -> None:
+        given, held = specification.loss, self.head.loss if isinstance(self.head, TrainedLoss) else None
+        self.loss = specification.precision.loss(of_stage(given, self.index) if held is None else held)
+        self._checked_loss = trial_of_stage(given, self.index) if held is None else held
+        self._loss_value = value_function(self.loss)
 
     def run(
         self, kind: str, microbatch: int, operands: Mapping[str, Any], version: int | None = None
@@ -434,7 +439,8 @@ class Stage:
 
     def _forget_counts(self) -> None:
         self._counting.forget()
-        self._divisors, self._divisor = [], None
+        self._divisors: list[Tensor] = []  # of the gradients since the last update, a micro-batch each
+        self._divisor: float | None = None  # of this update, once its gradients have been divided
 
     def _begin(self) -> None:
         # As zero_grad in a plain loop: gradients left on the parameters by other code are not part of the update.
@@ -473,7 +479,7 @@ class Stage:
         self.weights.collect(graph.version)
         if self.masters.copies:
             self.masters.collect()
-        sent: tuple[tuple[Tensor | None, ...], ...] = (take(graph.inputs),)
+        sent: tuple[tuple[Tensor | None, ...], ...] = (pop_gradients(graph.inputs),)
         if divisors or graph.divisor is not None:
             sent = message(sent, [self._divide_by([graph.divisor, *divisors])])
         return {
@@ -521,21 +527,21 @@ class Stage:
             inputs = [tensor for tensor in graph.inputs if tensor.requires_grad]
             if roots and inputs:
                 torch.autograd.backward(roots, gradients, retain_graph=True, inputs=inputs)
-            sent.append(take(graph.inputs))
+            sent.append(pop_gradients(graph.inputs))
         return {"gradient": message(sent, sent_divisors), "cotangent": from_head}
 
     def _through_head(self, graph: Graph) -> Gradient:
         # The head's weight gradients wait in the graph for their W: an update may come before it.
         if graph.loss is None or not graph.loss.requires_grad:
             return ()
-        before = take(self._head_parameters)
+        before = pop_gradients(self._head_parameters)
         features = [tensor for tensor in graph.cut if tensor.requires_grad]
         leaves = gathered(self.head) if self.head is not None and is_sharded(self.head) else self._head_parameters
         borrowed = [weight for weight in graph.tied.values() if weight.requires_grad]  # their gradients wait in them
         torch.autograd.backward(graph.loss, inputs=[*features, *leaves, *borrowed])
-        graph.head_gradients = list(take(self._head_parameters))
-        give(self._head_parameters, before)
-        return take(graph.cut)
+        graph.head_gradients = list(pop_gradients(self._head_parameters))
+        add_gradients(self._head_parameters, before)
+        return pop_gradients(graph.cut)
 
     def _weight_gradient(self, operands: Mapping[str, Any]) -> dict[str, Any]:
         self._begin()
@@ -552,7 +558,7 @@ class Stage:
         if roots and leaves:
             torch.autograd.backward(roots, gradients, inputs=leaves)
         self.weights.collect(graph.version)
-        give(self._head_parameters, graph.head_gradients)
+        add_gradients(self._head_parameters, graph.head_gradients)
         self.masters.collect()
         self._divide_by([graph.divisor, *divisors])
         contributed = {} if self._borrows is None else self._borrows.take_gradients(graph.tied)
@@ -697,12 +703,6 @@ def outgoing(reach: Reach, stage: int) -> list[tuple[bool, int | None]]:
     ]
 
 
-def trained_by_head(head: nn.Module | None, borrows: Borrower | None) -> list[nn.Parameter]:
-    """The parameters of a head that its stage's optimizer steps: trainable, and not of another stage."""
-    trained = [] if head is None else [parameter for parameter in head.parameters() if parameter.requires_grad]
-    return trained if borrows is None else borrows.not_borrowed(trained)
-
-
 def nothing() -> None:
     """The step of an update whose minibatch counts nothing."""
 
@@ -833,7 +833,7 @@ def differentiable(outputs: Tensors, gradients: Gradient) -> tuple[list[Tensor],
     return roots, arrived
 
 
-def take(tensors: Sequence[Tensor]) -> Gradient:
+def pop_gradients(tensors: Sequence[Tensor]) -> Gradient:
     """Remove the gradients of `tensors` and return them."""
     gradients = tuple(map(GRADIENT, tensors))
     for tensor in tensors:
@@ -841,7 +841,7 @@ def take(tensors: Sequence[Tensor]) -> Gradient:
     return gradients
 
 
-def give(tensors: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> None:
+def add_gradients(tensors: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> None:
     """Add `gradients` to the gradients of `tensors`; None adds nothing."""
     for tensor, gradient in zip(tensors, gradients, strict=False):
         if gradient is not None:

@@ -1,7 +1,8 @@
-"""Checks a Trainer's arguments and builds stages, optimizers and schedulers from them, before anything is trained."""
+"""A Trainer's arguments: what is checked and built of them before anything is trained, and their `Specification`."""
 
 import sys
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -9,20 +10,43 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from stretto.errors import UsageError
+from stretto.losses import Loss
 from stretto.mesh import Mesh
+from stretto.methods import Method
 from stretto.nn.layer_recompute import RECOMPUTE
 from stretto.nn.seeding import PreservedGenerator, derive
-from stretto.options.checks import is_number, one_of, refuse, shown
+from stretto.options.checks import is_number, is_whole, one_of, refuse, shown
 from stretto.options.user_errors import called
 from stretto.replicas import Sync
 from stretto.schedule import Reach
-from stretto.stage.trainer_specification import Specification
+from stretto.stage.precision import Precision
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Specification:
+    """The arguments of `Trainer` that hold for all its stages.
+
+    `loss` is what `stretto.losses.understand` returned for the user's. `optimizer` and `scheduler` are the user's
+    functions, called once a stage. `recompute` is a member of `stretto.nn.layer_recompute.RECOMPUTE`.
+    """
+
+    method: Method
+    loss: Loss
+    optimizer: Callable[..., Any]
+    scheduler: Callable[..., Any] | None = None
+    clip: float | None = None
+    precision: Precision
+    device: torch.device
+    seed: int = 0
+    mesh: Mesh
+    sync: Sync
+    recompute: str = "none"
+
 
 StageLike = nn.Module | Callable[[], nn.Module]
 
 
 def check_kinds(stages: Any, loss: Any, scheduler: Any, heads: Any, workers: Any, seed: Any, clip: Any) -> None:
-    """Raise UsageError for the first argument of a wrong type or value."""
     if isinstance(stages, nn.Module) and not isinstance(stages, nn.Sequential | nn.ModuleList):
         raise UsageError(
             f"stages is one {type(stages).__name__}: give a list, such as stretto.split(model, 4, example=x) makes"
@@ -34,22 +58,20 @@ def check_kinds(stages: Any, loss: Any, scheduler: Any, heads: Any, workers: Any
         ("heads", heads, heads is None or isinstance(heads, Sequence | nn.ModuleList), "a list, one entry a stage"),
         ("workers", workers, workers is None or is_whole(workers), "a whole number, or None"),
         ("seed", seed, is_whole(seed), "a whole number"),
-        ("clip", clip, clip is None or is_positive(clip), "a positive number, or None"),
+        ("clip", clip, clip is None or (is_number(clip) and clip > 0), "a positive number, or None"),
     ):
         if not fits:
             refuse(name, value, expected)
 
 
 def check_number(stages: Sequence[StageLike], workers: int | None) -> None:
-    """Raise UsageError for no stages, and for more workers than stages."""
     if not stages:
         raise UsageError("stages is empty: give at least one nn.Module")
     if workers is not None and not 1 <= workers <= len(stages):
         raise UsageError(f"workers={workers} for {len(stages)} stages: choose between 1 and {len(stages)}")
 
 
-def check_mesh(mesh: Mesh, sync: Sync) -> None:
-    """Raise UsageError for a mesh that `sync` cannot train on."""
+def check_mesh(mesh: Mesh, sync: Sync, recompute: Any) -> None:
     if mesh.inside > 1 and mesh.data > 1 and sync.serving is not None:
         raise UsageError(
             f"{mesh}: {sync} updates each process by itself, but processes that share a stage must update together: "
@@ -61,6 +83,12 @@ def check_mesh(mesh: Mesh, sync: Sync) -> None:
             "tensor=1, or sync='all-reduce'"
         )
     sync.check_replicas(mesh.data)
+    one_of("recompute", recompute, RECOMPUTE)
+    if recompute != "none" and mesh.space != (1, 1):
+        raise UsageError(
+            f"recompute={recompute!r} on {mesh}: layers that work on parts of images are not recomputed; leave "
+            "recompute= out, or use space=(1, 1)"
+        )
 
 
 def check_prediction(specification: Specification, num_stages: int) -> None:
@@ -76,33 +104,12 @@ def check_prediction(specification: Specification, num_stages: int) -> None:
         )
 
 
-def check_recompute(recompute: Any, mesh: Mesh) -> None:
-    """Raise UsageError for an unknown kind of recomputation, and for one on a mesh that cuts images."""
-    one_of("recompute", recompute, RECOMPUTE)
-    if recompute != "none" and mesh.space != (1, 1):
-        raise UsageError(
-            f"recompute={recompute!r} on {mesh}: layers that work on parts of images are not recomputed; leave "
-            "recompute= out, or use space=(1, 1)"
-        )
-
-
 def is_list(value: Any) -> bool:
     """Whether a value is an iterable that may hold stages: no text, mapping, tensor or ModuleDict."""
     return isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping | torch.Tensor | nn.ModuleDict)
 
 
-def is_whole(value: Any) -> bool:
-    """Whether a value is an int, and not a bool."""
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def is_positive(value: Any) -> bool:
-    """Whether a value is a number above 0; infinity counts."""
-    return is_number(value) and value > 0
-
-
 def check_stage(stage: Any, index: int) -> None:
-    """Raise UsageError for a stage that is neither a module nor a function."""
     if not isinstance(stage, nn.Module) and not callable(stage):
         raise UsageError(f"stage {index} is {type(stage).__name__}: give an nn.Module, or a function that builds one")
 
@@ -204,7 +211,6 @@ def check_heads(given: Sequence[nn.Module | None] | None, reach: Reach) -> list[
 
 
 def wholly_in_evaluation(stages: Sequence[nn.Module]) -> bool:
-    """Whether all layers of the stages are in evaluation mode."""
     modes = [layer.training for stage in stages for layer in stage.modules() if not any(True for _ in layer.children())]
     return bool(modes) and not any(modes)
 

@@ -71,7 +71,7 @@ def measure_here(what: Callable[..., Result], options: Mapping[str, Any], on_ste
         done += 1
         on_step(done)
 
-    with member.together():
+    with member.abort_all_on_error():
         result = what(tell, **options)
     return result if member.world.rank == 0 else None
 

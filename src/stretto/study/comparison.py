@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from stretto.options.parse import parse
+from stretto.options.named import parse
 from stretto.report import Page, Record, panels
 from stretto.report.metric import metrics_of
 from stretto.settings.runs import known

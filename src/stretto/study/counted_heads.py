@@ -14,19 +14,17 @@ from stretto.cost.layer_table import Affine, LayerCost
 from stretto.errors import UsageError
 from stretto.heads import LocalLoss, build
 from stretto.heads.auglocal import copied_stages, depth_at
-from stretto.heads.head import HeadKind, Network, Site
+from stretto.heads.head import HeadKind, Network, ReadingHead, Site
 from stretto.heads.infopro import InfoPro, weight_at
-from stretto.heads.reading import ReadingHead
 from stretto.heads.segprop import SharedTop, top_layers
 from stretto.heads.table import HEADS, build_head_at
 from stretto.losses.minibatch_counts import Target
 from stretto.measure.layer_flops import layer_costs
-from stretto.methods.gradient_prediction import read_in_plans
+from stretto.methods.cure import read_in_plans
 from stretto.nn.batch import as_tuple
 from stretto.nn.memory_limit import bytes_of
 from stretto.nn.nested import HeldTensors, map_tensors
-from stretto.options.named import resolve
-from stretto.options.parse import parse
+from stretto.options.named import parse, resolve
 from stretto.stage.gradient_predictor import squared_error
 from stretto.stage.stage import head_loss
 

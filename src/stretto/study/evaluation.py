@@ -15,7 +15,7 @@ from stretto.settings.runs import known
 from stretto.study.measurements import Bleu
 from stretto.study.prepare import Prepared
 from stretto.study.run_progress import Progress
-from stretto.trainer.metrics import Metric, refuse_undefined
+from stretto.trainer.evaluate import Metric, refuse_undefined
 
 EVALUATION_BATCH = 128
 TRAIN_SAMPLE = 512  # training examples that train loss and accuracy are evaluated on

@@ -13,7 +13,7 @@ from stretto.errors import UsageError
 from stretto.nn.batch import inputs_of, with_names_of
 from stretto.nn.seeding import derive
 from stretto.settings.runs import known
-from stretto.splitting.export.exported_program import fixed_sizes, refuse_misfit
+from stretto.splitting.export.exported import fixed_sizes, refuse_misfit
 from stretto.study.evaluation import EVALUATION_BATCH
 from stretto.study.prepare import Prepared
 

@@ -11,7 +11,7 @@ from stretto.data.user_data import UserData, form, is_classes
 from stretto.errors import UsageError
 from stretto.study.evaluation import EVALUATION_BATCH
 from stretto.study.prepare import Prepared, costs_of, metrics_of
-from stretto.trainer.metrics import Metric, MetricTally
+from stretto.trainer.evaluate import Metric, MetricTally
 
 
 def refuse_evaluation(prepared: Prepared) -> None:

@@ -20,7 +20,7 @@ from stretto.analysis.noise_scale import noise_scale
 from stretto.analysis.sharpness import sharpness
 from stretto.data.dataset import RowReader
 from stretto.data.user_data import TensorSplit
-from stretto.models.greedy_decode import find_bleu, score
+from stretto.models.encoder_decoder import find_bleu, score
 from stretto.nn.batch import to_device
 from stretto.nn.chain import Chain
 from stretto.report.record import Measurement, Observation

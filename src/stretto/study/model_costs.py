@@ -26,8 +26,8 @@ from stretto.optim.by_name import make_optimizer, usual_rate
 from stretto.optim.parameter_labels import labelled_by
 from stretto.optimizers import OPTIMIZERS
 from stretto.options.checks import one_of
+from stretto.options.import_object import is_function
 from stretto.options.user_errors import error_place
-from stretto.options.user_function import is_function
 from stretto.settings.runs import TrainSettings, as_lists, known
 from stretto.splitting import Stages, pieces
 from stretto.splitting.structure import refuse_names

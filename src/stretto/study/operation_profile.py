@@ -7,7 +7,7 @@ from typing import Any
 
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from stretto.nn.torch_profiler import recording_operations, silence
+from stretto.nn.stopwatch import recording_operations, silence
 from stretto.schedule import Action
 from stretto.schedule.lower import COLLECTIVES
 from stretto.tracing import Recording, Span
@@ -54,12 +54,12 @@ class OperationProfile:
             times = told_times()
             recording_operations(on=False)
         start = perf_counter_ns()
-        self._trainer.profile_actions(inside)
+        self._trainer.backend.profile(inside)
         try:
             yield
             end = perf_counter_ns()
         finally:
-            self._trainer.profile_actions(None)
+            self._trainer.backend.profile(None)
             recording_operations(on=True)
             times += told_times()
             profiler.stop()

@@ -17,12 +17,12 @@ from stretto.analysis.batch_tradeoff import fit
 from stretto.errors import UsageError
 from stretto.mesh import Mesh
 from stretto.methods.advice import Finding, findings, rows_for
-from stretto.methods.backprop import BASELINE
+from stretto.methods.synchronous_pipelines import BASELINE
 from stretto.methods.table import ADVISED, builder, method
-from stretto.optim.kind import name_of_setting
+from stretto.optim.by_name import name_of_setting
 from stretto.options.checks import positive
 from stretto.options.import_object import refuse_functions
-from stretto.options.parse import parse
+from stretto.options.named import parse
 from stretto.plan import Candidate, Objective, Penalty, Problem
 from stretto.plan.objective import mean_delay, num_losses
 from stretto.plan.planned_methods import PlannedMethod, catalogue, names_of, planned

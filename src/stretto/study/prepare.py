@@ -17,35 +17,39 @@ from stretto import data, models
 from stretto.data.user_data import UserData, drawing_from, user_data
 from stretto.errors import UsageError, nearest
 from stretto.losses import Loss
-from stretto.losses.named_loss import AUTO, named_loss, suitable_loss
+from stretto.losses.value import AUTO, named_loss, suitable_loss
 from stretto.measure import Costs, measure
 from stretto.methods import Method, method
 from stretto.methods.advice import advised
 from stretto.methods.table import is_advised
-from stretto.models.greedy_decode import find_bleu
+from stretto.models.encoder_decoder import find_bleu
 from stretto.models.hugging_face import digest_of_folder
 from stretto.models.published import refuse_planned_only
 from stretto.models.user_model import build_folder_model, build_user_model
 from stretto.nn import deferred
 from stretto.nn.chain import Chain
+from stretto.nn.deferred import RemoteStage
 from stretto.nn.devices import EXAMPLES as DEVICES
-from stretto.nn.devices import pick_device
+from stretto.nn.devices import computing_with, pick_device
 from stretto.nn.group_norm import has_batch_norm
-from stretto.nn.remote_stage import RemoteStage
-from stretto.nn.threads import computing_with
 from stretto.optim import cosine, scale_for_batch, warmup
-from stretto.optim.by_name import make_optimizer, optimizer_row
-from stretto.optim.kind import name_of_setting
-from stretto.options.given_objects import is_given, version_of
-from stretto.options.import_object import import_object
-from stretto.options.user_function import call, is_function, is_model_folder, source_digest
+from stretto.optim.by_name import make_optimizer, name_of_setting, optimizer_row
+from stretto.options.import_object import (
+    call,
+    import_object,
+    is_function,
+    is_given,
+    is_model_folder,
+    source_digest,
+    version_of,
+)
 from stretto.replicas import find as find_sync
 from stretto.report.record import Point, Record
 from stretto.settings import runs
 from stretto.splitting import Stages, divide, pieces
 from stretto.stage.trainer_arguments import enable_training
-from stretto.trainer.backend import find_backend, in_one_process
-from stretto.trainer.metrics import Metric, named_metric
+from stretto.trainer.backend import in_one_process
+from stretto.trainer.evaluate import Metric, named_metric
 from stretto.trainer.microbatches import MinibatchCut
 from stretto.trainer.trainer import Trainer
 
@@ -361,6 +365,8 @@ def refuse_other_examples(settings: runs.TrainSettings, loaded: data.Dataset | U
     if not isinstance(loaded, UserData):
         return
     what = f"has other examples of data {loaded.name}"
+    from stretto.trainer.distributed import find_backend  # slow to import
+
     find_backend(timeout, settings.mesh).compare({"digest": loaded.digest}, what, f"{SAME_EXAMPLES}.")
     resolved = settings.sources.get("examples")
     if resolved not in (None, loaded.digest):

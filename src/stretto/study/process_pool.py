@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from stretto.errors import UsageError
-from stretto.nn.threads import computing_with
-from stretto.options.given_objects import read_objects
+from stretto.nn.devices import computing_with
+from stretto.options.import_object import read_objects
 from stretto.options.user_errors import exits_told
 from stretto.processes import fork_server
 from stretto.runtime.launch import LaunchSettings

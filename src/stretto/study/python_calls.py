@@ -16,10 +16,10 @@ from stretto.data.user_data import add_to_digest
 from stretto.errors import UsageError, nearest
 from stretto.files.temporary_folders import scratch
 from stretto.mesh import Mesh
-from stretto.nn.threads import computing_with
+from stretto.nn.devices import computing_with
 from stretto.options.checks import flag, is_among, number, of_kind, refuse, sequence, shown
 from stretto.options.checks import path as check_path
-from stretto.options.given_objects import ObjectFactory, register, write_objects
+from stretto.options.import_object import ObjectFactory, register, write_objects
 from stretto.processes import fork_server
 from stretto.report import Record, summarize
 from stretto.report.computed_on import several_devices

@@ -12,7 +12,7 @@ from stretto.heads.head import TrainedLoss
 from stretto.measure import NOTES
 from stretto.measure.flops import durations
 from stretto.methods.table import builder
-from stretto.options.parse import parse
+from stretto.options.named import parse
 from stretto.report import Page, Record, build, summarize
 from stretto.report.expenses import Tariff
 from stretto.report.prediction import PredictedRun, compare_with_prediction

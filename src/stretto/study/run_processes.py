@@ -18,7 +18,7 @@ import torch
 from stretto.errors import UsageError
 from stretto.files.temporary_folders import scratch
 from stretto.measure import Costs
-from stretto.options.given_objects import read_objects
+from stretto.options.import_object import read_objects
 from stretto.runtime.launch import LaunchSettings, WorkerFailedError, launch
 from stretto.runtime.world import take_place
 from stretto.settings.runs import TrainSettings

@@ -20,9 +20,8 @@ from stretto.errors import UsageError
 from stretto.files.destinations import check_replaced, followed
 from stretto.files.whole_files import write_whole
 from stretto.options.checks import shown
-from stretto.options.given_objects import is_given
+from stretto.options.import_object import is_given, is_model_folder
 from stretto.options.kinds import check_values, read_json, read_text
-from stretto.options.user_function import is_model_folder
 from stretto.report.record import Measurement, Observation, Point, Record
 from stretto.settings.runs import CompareSettings, TrainSettings, parse_metric
 from stretto.study.disk_errors import locked, writing

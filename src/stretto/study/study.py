@@ -16,8 +16,8 @@ from stretto.files.path_names import in_path
 from stretto.methods import Method, method
 from stretto.methods.advice import idle_chunks
 from stretto.nn.group_norm import parted_norms, uses_batch_statistics
+from stretto.options.import_object import is_function
 from stretto.options.kinds import check_values, read_json
-from stretto.options.user_function import is_function
 from stretto.report import Record
 from stretto.report.heading import Heading
 from stretto.schedule import Rules, Schedule

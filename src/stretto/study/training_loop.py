@@ -10,7 +10,7 @@ from stretto.data import forever
 from stretto.measure import Costs
 from stretto.measure.energy import EnergyMeter
 from stretto.nn.seeding import derive
-from stretto.options.user_function import is_model_folder
+from stretto.options.import_object import is_model_folder
 from stretto.processes.stop_request import StopRequest
 from stretto.settings.runs import known
 from stretto.study.checkpoints import Checkpoints
@@ -130,7 +130,9 @@ class TrainingLoop:
 
     def _save_or_stop(self, step: int) -> None:
         # After the last step there is nothing to save, and nothing to stop.
-        stops = self._request is not None and self._trainer.stops(self._request.received) and step < self._steps
+        trainer, request = self._trainer, self._request
+        stops = request is not None and trainer.backend.should_stop(trainer.entered, trainer.lag, request.received)
+        stops = stops and step < self._steps
         if stops or (self._checkpoints.due(step) and step < self._steps):
             with self._meter.paused():
                 self._tracking.last_losses(step, self._trainer.flush())  # saving would, and drop them

@@ -15,9 +15,9 @@ from torch import Tensor
 from stretto.measure import Costs
 from stretto.measure.energy import EnergyMeter, energy_meter
 from stretto.models.hugging_face import write_surroundings
+from stretto.nn.deferred import RemoteStage
 from stretto.nn.devices import name_of, pick_device_of
-from stretto.nn.remote_stage import RemoteStage
-from stretto.options.user_function import is_model_folder
+from stretto.options.import_object import is_model_folder
 from stretto.processes.stop_request import StopRequest
 from stretto.report.record import Record
 from stretto.runtime.process_memory import forget_most_held
@@ -104,7 +104,10 @@ def run_prepared(
         costs = costs_of(prepared)
     checkpoints = Checkpoints(settings, folder)
     recordings = trainer.record() if trace or operations else []
-    with trainer.together(), RunWriter(folder, trainer.rank, trainer.processes, resume=resume) as writer:
+    with (
+        trainer.backend.abort_all_on_error(),
+        RunWriter(folder, trainer.rank, trainer.processes, resume=resume) as writer,
+    ):
         saved, complaints = checkpoints.load(trainer) if resume else (None, [])
         progress = Progress() if saved is None else saved
         progress.meter = meter_of(prepared) if alone else None
@@ -148,8 +151,11 @@ def tracking_of(prepared: Prepared, folder: Path, progress: Progress) -> Iterato
         ids=progress.tracker_ids,
         since=progress.steps,
     )
-    tracking = trainer.track(
-        find_trackers(settings.log), description, lambda text: print(f"stretto: {text}", file=sys.stderr, flush=True)
+    tracking = Tracking(
+        trainer,
+        find_trackers(settings.log),
+        description,
+        lambda text: print(f"stretto: {text}", file=sys.stderr, flush=True),
     )
     finished = False
     try:
@@ -249,6 +255,8 @@ def make_record(prepared: Prepared, costs: Costs, progress: Progress) -> Record:
     rate = {} if settings.lr is None else {"lr": settings.lr}
     options: dict[str, Any] = {**rate, "batch_size": settings.batch_size}
     named = map(parse_metric, settings.metric)
+    if prepared.trainer.sync.serving is not None:
+        prepared.trainer.flush()  # a server's staleness bound may make one process wait for an update of another
     return Record(
         id=settings.id,
         method=settings.method,
@@ -262,7 +270,9 @@ def make_record(prepared: Prepared, costs: Costs, progress: Progress) -> Record:
         total_flops=steps * known(settings.batch_size) * costs.total,
         serial_flops=costs.serial_after(steps),
         seconds=sum(progress.step_seconds),
-        seconds_per_step=prepared.trainer.slowest(statistics.median(steady or progress.step_seconds)),
+        seconds_per_step=prepared.trainer.backend.all_reduce_max([statistics.median(steady or progress.step_seconds)])[
+            0
+        ],
         device=name_of(prepared.trainer.device),
         threads=torch.get_num_threads(),
         higher_is_better=tuple(name for name, _, higher in named if higher),

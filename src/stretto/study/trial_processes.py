@@ -22,7 +22,7 @@ from stretto.plan.trials import Trial, TrialFailedError, whole
 from stretto.processes import fork_server
 from stretto.runtime.launch import MEET, OF_LAUNCHER
 from stretto.runtime.process_memory import peak_memory
-from stretto.runtime.rendezvous.one_machine import LocalRendezvous
+from stretto.runtime.rendezvous.nodes import LocalRendezvous
 from stretto.runtime.rendezvous.signed_store import VARIABLE, Secret
 from stretto.runtime.world import take_place
 from stretto.settings.runs import TrainSettings, known
@@ -212,7 +212,7 @@ def train_when_asked(pipe: Connection, training: Mapping[str, Any]) -> None:
         prepared.trainer.step(x, y)
         return time.perf_counter() - before
 
-    with prepared.trainer.together():
+    with prepared.trainer.backend.abort_all_on_error():
         pipe.send((filling(prepared.settings), ""))
         while True:
             try:

@@ -5,7 +5,7 @@ from typing import Any
 
 from stretto.errors import UsageError
 from stretto.options.checks import refuse
-from stretto.options.choices import find_choice
+from stretto.options.named import find_choice
 from stretto.trackers.csv_files import CSV
 from stretto.trackers.mlflow import MLflow
 from stretto.trackers.tensorboard import TensorBoard

@@ -12,7 +12,7 @@ from stretto.errors import UsageError
 from stretto.files.destinations import check_folder, is_below
 from stretto.files.path_names import in_path
 from stretto.options.checks import of_fields, whole
-from stretto.options.choices import choice_text
+from stretto.options.named import choice_text
 
 Row = tuple[int, Mapping[str, float]]
 """A step, counted from 1, and what was measured after it."""

@@ -1,6 +1,7 @@
 """Builds what a Trainer trains with. Mistakes in its arguments are found here, before anything is trained."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
@@ -14,19 +15,26 @@ from stretto.heads.man import LOW_PRECISION
 from stretto.heads.table import build_head_at, readings, sharing
 from stretto.losses import MeanOverExamples
 from stretto.mesh import Placement
+from stretto.methods import Method, method
+from stretto.methods.advice import advised
+from stretto.methods.table import is_advised
 from stretto.nn import deferred, memory_limit, tied_weights
 from stretto.nn.batch import arguments_of, inputs_on
+from stretto.nn.deferred import RemoteStage
+from stretto.nn.group_norm import has_batch_norm
 from stretto.nn.layer_recompute import check_marked
-from stretto.nn.remote_stage import RemoteStage
 from stretto.nn.seeding import PreservedGenerator, derive
 from stretto.nn.shapes import example_for_linear
+from stretto.optim.by_name import name_made_by
 from stretto.optim.muon_with_adamw import check_used
 from stretto.optim.parameter_labels import head_labels, stage_labels, takes_labels
 from stretto.schedule import Delays, Rules, Schedule
 from stretto.stage.build import BuiltStage, StageBuilder
+from stretto.stage.interpreter import Interpreter
 from stretto.stage.phase_settings import warn_of_overshoot
 from stretto.stage.stage import PhaseSettings
 from stretto.stage.trainer_arguments import (
+    Specification,
     StageLike,
     build_stage,
     check_heads,
@@ -38,10 +46,26 @@ from stretto.stage.trainer_arguments import (
     refuse_meta,
     wholly_in_evaluation,
 )
-from stretto.stage.trainer_specification import Specification
 from stretto.trainer.backend import Backend, InterpreterPlan
 from stretto.trainer.microbatches import MinibatchSplitter
-from stretto.trainer.phase import Phase
+
+
+@dataclass(frozen=True)
+class Phase:
+    """The interpreter of the phase's schedule, and the settings of each of its stages, in the interpreter's order."""
+
+    interpreter: Interpreter
+    settings: Sequence[PhaseSettings]
+
+    def begin(self, n: int) -> None:
+        """Begin the phase at turn n, with nothing in flight."""
+        for stage, settings in zip(self.interpreter.every_stage, self.settings, strict=True):
+            stage.apply_phase(settings, stage.index in self.interpreter.rules.recompute)
+        self.interpreter.restart(n)
+
+    def end(self) -> None:
+        """End the phase: its observer sees no more."""
+        self.interpreter.watch = None
 
 
 class Construction:
@@ -57,7 +81,6 @@ class Construction:
         of: Specification,
         backend: Backend,
         given: Sequence[StageLike],
-        *,
         example: Any,
         heads: Sequence[nn.Module | None] | None,
         workers: int | None,
@@ -358,4 +381,25 @@ class Construction:
             reads_y=any(stage in stages_here for stage in self.rules.reach.reading),
             head_reads_x=head_reads_x,
             arguments=arguments_of(self.stages[0]) if 0 in stages_here else None,
+        )
+
+
+def chosen_method(asked: str | Method, optimizer: Callable[..., Any], stages: Sequence[Any]) -> Method:
+    """The method, for this optimizer function and these stages."""
+    if not is_advised(asked):
+        return method(asked)
+    return settled(asked, name_made_by(optimizer, stages), stages)
+
+
+def settled(asked: str | Method, optimizer: str, stages: Sequence[Any]) -> Method:
+    """The method, under an optimizer of this name: what `advised` says of these stages."""
+    return advised(asked, optimizer, len(stages), whole=has_batch_norm(stages))
+
+
+def refuse_hidden_norms(chosen: Method, pieces: int, stages: Sequence[Any]) -> None:
+    """Raise UsageError where the method was chosen before it was known that stages, given as functions, have norms."""
+    if chosen.advice is not None and not chosen.advice.whole and pieces > 1 and has_batch_norm(stages):
+        raise UsageError(
+            f"stages that are given as functions have batch norms, which normalise each of {pieces} micro-batches by "
+            "itself: give stages as modules, so that the advice knows"
         )

@@ -4,7 +4,7 @@ import itertools
 import json
 import logging
 import os
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
@@ -21,42 +21,37 @@ from stretto.checkpoint import Manifest
 from stretto.collectives import Calibration
 from stretto.collectives.reduce import AUTO
 from stretto.collectives.stored_calibration import Basis, basis
-from stretto.emulate.emulated_reducer import EmulatedReducer
-from stretto.emulate.local_servers import LocalServers
+from stretto.emulate.meetings import EmulatedReducer, LocalServers
 from stretto.errors import UsageError
 from stretto.mesh import Mesh, Placement
 from stretto.nn.batch import call, common_length, first_size, inputs_on, target_on, to_device
 from stretto.nn.buckets import align, tensors_of
+from stretto.nn.deferred import RemoteStage
 from stretto.nn.devices import pick_device_of, synchronizer
 from stretto.nn.preserve import evaluating
-from stretto.nn.remote_stage import RemoteStage
 from stretto.nn.shapes import trace
 from stretto.nn.sharded_modules import release
 from stretto.replicas import AllReduce, Order, ParameterServer, Sync
-from stretto.replicas.parameter_server.servers import Servers
+from stretto.replicas.parameter_server.client import Servers
 from stretto.replicas.reducer import ReplicaReducer
-from stretto.runtime.channel import ChannelEnd, Inbox, Outbox
-from stretto.runtime.channels import Boxes, Channel, Mailbox, channels
+from stretto.runtime.channel import Boxes, Channel, ChannelEnd, Inbox, Mailbox, Outbox, channels
 from stretto.runtime.failure import PeerLostError, reaching
 from stretto.runtime.intra_stage import share_stages
-from stretto.runtime.job_member import Member
+from stretto.runtime.job_member import Member, membership
 from stretto.runtime.nccl import Direct, backend_between
-from stretto.runtime.recorder import WorkerRecorder, offset_to_first, tell_time
 from stretto.runtime.remote_servers import RemoteServers, Sums
 from stretto.runtime.replica_group import GroupPeers, ReplicaGroup
 from stretto.runtime.serialize import as_tensor, as_text
-from stretto.runtime.worker import Worker
-from stretto.runtime.world import agree, compare, machines_of, told_by_first
+from stretto.runtime.worker import Worker, WorkerRecorder, offset_to_first, tell_time
+from stretto.runtime.world import agree, broadcast, compare, machines_of
 from stretto.schedule import Rules
 from stretto.stage.interpreter import Interpreter
-from stretto.stage.intra_stage import StageSharing
 from stretto.stage.stage import Stage
-from stretto.stage.trainer_specification import Specification
+from stretto.stage.trainer_arguments import Specification
 from stretto.tracing import Recording
 from stretto.tracing.naming import worker_name
-from stretto.trainer.backend import Backend, InterpreterPlan, Outputs, State
-from stretto.trainer.evaluate import Tally
-from stretto.trainer.metrics import Metric
+from stretto.trainer.backend import Backend, InterpreterPlan, Outputs, State, emulates_all
+from stretto.trainer.evaluate import Metric, Tally
 
 LOGGER = logging.getLogger("stretto")
 DEPTH = 4  # values sent outside a schedule that may wait for their receiver
@@ -69,22 +64,20 @@ class SeveralProcesses(Backend):
     """A Trainer's backend on several processes. All methods that send messages are collectives."""
 
     def __init__(self, member: Member, timeout: float, mesh: Mesh) -> None:
+        super().__init__(mesh)
         self.member = member
-        self._mesh = mesh
-        self.sharing = StageSharing()
+        self.rank, self.size = member.world.rank, member.world.size
         self._placement = Placement(mesh, 1)  # until the number of workers is known
         self._replica_group: ReplicaGroup | None = None
-        self._servers: LocalServers | RemoteServers | None = None
         self.world, self.status = member.world, member.status
         self._groups = member.group_set(self, timeout)
-        with member.together():
+        with member.abort_all_on_error():
             self.group = self._groups.whole()
         member.expect(timeout)
         self._timeout = timeout
         self.cpu = torch.device("cpu")
         self._boxes, self._report_boxes = Boxes(), Boxes()  # by rank
         self._groups.exchanges += [self._boxes, self._report_boxes]
-        self._reports: deque[Tensor] = deque()  # of this process, unread
         self._home_of: Mapping[int, int] = {}  # stage -> its worker
         self._sharded = False  # whether each replica keeps only a share of the weights
         self._calibration: Calibration | None = None
@@ -92,23 +85,12 @@ class SeveralProcesses(Backend):
     can_retry = False
 
     @property
-    def rank(self) -> int:
-        """The rank of this process in the world."""
-        return self.world.rank
-
-    @property
-    def size(self) -> int:
-        """The number of processes in the world."""
-        return self.world.size
-
-    @property
     def is_first(self) -> bool:
-        """Whether this process is rank 0."""
-        return self.world.rank == 0
+        return self.rank == 0
 
     def workers(self, requested: int | None, num_stages: int) -> int:
         """A replica's processes, divided by the number of those that share a stage."""
-        processes, replicas = self.world.size, self._mesh.data
+        processes, replicas = self.size, self._mesh.data
         size = self._mesh.pipeline(processes)
         per_replica = f" for each of {replicas} replicas" if replicas > 1 else ""
         if requested not in (None, size):
@@ -149,15 +131,12 @@ class SeveralProcesses(Backend):
 
     @property
     def replicas(self) -> Sequence[int]:
-        """The one replica that this process is part of."""
         return (self._placement.at(self.rank)[0],)
 
     def holds(self, worker: int) -> bool:
-        """Whether this process is that worker."""
         return worker == self._worker
 
     def share(self, modules: Sequence[nn.Module | None]) -> None:
-        """Broadcast weights and buffers from replica 0 to the other replicas."""
         if self._replica_group is not None:
             group, ranks, _ = self._replica_group
             with reaching(ranks[0] if self.rank != ranks[0] else ranks[1]):
@@ -166,7 +145,6 @@ class SeveralProcesses(Backend):
     def shard(
         self, stages: Sequence[nn.Module], heads: Sequence[nn.Module | None], sync: Sync, device: torch.device
     ) -> None:
-        """Shard each module by itself among the replicas."""
         if self._replica_group is not None and sync.sharding is not None:
             from stretto.runtime.fsdp import shard  # slow to import
 
@@ -193,7 +171,6 @@ class SeveralProcesses(Backend):
         return servers
 
     def order(self) -> Order | None:
-        """The orders recorded by all processes' servers, joined on rank 0."""
         if self._servers is None:
             return None
         orders = self.collect(as_tensor(json.dumps(self._servers.order().to_json()).encode()))
@@ -207,13 +184,11 @@ class SeveralProcesses(Backend):
         return GroupPeers(self._replica_group, AllReduce())
 
     def device(self, requested: str | torch.device) -> torch.device:
-        """A device of its own for each process of a machine, unless one is requested by its number."""
         return pick_device_of(requested, self.world.local_rank)
 
     def interpreters(
         self, plans: Sequence[InterpreterPlan], replicas: Sequence[Mapping[int, Stage]], lag: int, device: torch.device
     ) -> list[Interpreter]:
-        """A worker for each plan; all of them share one mailbox."""
         self._home_of = plans[0].schedule.worker_of
         used = dict(reduce(or_, (Counter(channels(plan.schedule, plan.rules, lag)) for plan in plans)))
         mailbox = Mailbox(
@@ -228,7 +203,7 @@ class SeveralProcesses(Backend):
         )
         self._groups.exchanges.append(mailbox)
         loss_reducer = self._loss_reducer()
-        return [
+        self._interpreters = [
             Worker(
                 plan.schedule,
                 plan.rules,
@@ -243,6 +218,7 @@ class SeveralProcesses(Backend):
             )
             for plan in plans
         ]
+        return self._interpreters
 
     def _direct(self, used: Iterable[Channel], device: torch.device) -> dict[Channel, Direct]:
         # Losses go to all processes, a few bytes each: they go through the host.
@@ -258,15 +234,14 @@ class SeveralProcesses(Backend):
                         connections[channel] = Direct(group, device)
         return connections
 
-    def record(self, interpreters: Sequence[Interpreter], device: torch.device) -> list[Recording]:
-        """The recording of this process's worker."""
-        workers = [worker for worker in interpreters if isinstance(worker, Worker)]
+    def record(self, device: torch.device) -> list[Recording]:
+        workers = [worker for worker in self._interpreters if isinstance(worker, Worker)]
         name = worker_name(self._worker, workers[0].schedule)
         place = f"replica {self.replicas[0]}, " if self._mesh.data > 1 else ""
         place += "".join(f"{axis} {at}, " for axis, at in self._placement.place(self.rank).items())
-        recording = Recording(self.world.rank, name=place + name)
+        recording = Recording(self.rank, name=place + name)
         if self.is_first:
-            for rank in range(1, self.world.size):
+            for rank in range(1, self.size):
                 tell_time(self._to(rank), self._from(rank, self.cpu))
         else:
             recording.offset = offset_to_first(self._to(0), self._from(0, self.cpu))
@@ -296,21 +271,19 @@ class SeveralProcesses(Backend):
             self._make_groups(device)
 
     def compare(self, description: Mapping[str, Any], what: str, remedy: str) -> None:
-        """Every process reads what all others say."""
         with self._meeting():
             compare(self.group, description, what, remedy)
 
-    def largest(self, values: Tensor) -> Tensor:
-        """An all-reduce."""
-        told = values.clone()
+    def all_reduce_max(self, values: Sequence[float]) -> list[float]:
+        largest = torch.tensor(values, dtype=torch.float64)
         with self._meeting():
-            dist.all_reduce(told, dist.ReduceOp.MAX, group=self.group)
-        return told
+            dist.all_reduce(largest, dist.ReduceOp.MAX, group=self.group)
+        return [float(value) for value in largest]
 
-    def told_by_first(self, said: bytes) -> bytes:
-        """A broadcast from rank 0."""
+    def broadcast(self, value: Any) -> Any:
+        text = json.dumps(value if self.rank == 0 else None)
         with self._meeting(0):
-            return told_by_first(self.group, said)
+            return json.loads(broadcast(self.group, text.encode()))
 
     def calibrate(self, sync: Sync) -> None:
         """Give all processes rank 0's calibration: with different tables they would choose different algorithms."""
@@ -324,8 +297,7 @@ class SeveralProcesses(Backend):
                 message = basis(len(ranks), machines_of(ranks), reducing.calibration).to_json()
             except UsageError as error:
                 message = {"error": str(error)}
-        with self._meeting(0):
-            message = json.loads(told_by_first(self.group, json.dumps(message).encode()))
+        message = self.broadcast(message)
         if "error" in message:
             raise UsageError(f"{sync}: {message['error']}")
         chosen = Basis.of_json(message)
@@ -338,13 +310,13 @@ class SeveralProcesses(Backend):
         """Run each stage in its own process, which then sends its outputs to the others."""
         homes = self._homes(stages)
         outputs: Outputs = []
-        given: tuple[Tensor, ...] = inputs_on(example, device) if homes[0] == self.world.rank else ()
+        given: tuple[Tensor, ...] = inputs_on(example, device) if homes[0] == self.rank else ()
         whole: tuple[Tensor, ...] = ()
         for index, home in enumerate(homes):
             before = homes[index - 1] if index else home
-            if before != home and self.world.rank == before:
+            if before != home and self.rank == before:
                 self._to(home).send(given)
-            if home == self.world.rank:
+            if home == self.rank:
                 if before != home:
                     given = self._from(before, device).receive().value
                 is_last = index == len(stages) - 1
@@ -356,7 +328,6 @@ class SeveralProcesses(Backend):
         return outputs
 
     def refresh(self, stages: Mapping[int, Stage], rules: Rules) -> None:
-        """The owner sends its weights, the borrower overwrites its copies."""
         for tie in (tie for tie in rules.ties if tie.shares):
             if tie.owner in stages and tie.user not in stages:
                 self._to(self._ranks[self._home_of[tie.user]]).send(stages[tie.owner].lent(tie.user))
@@ -393,8 +364,7 @@ class SeveralProcesses(Backend):
     def predict(
         self, stages: Sequence[nn.Module], specification: Specification, batches: Iterable[Any]
     ) -> list[Any] | None:
-        """Run each batch through the stages of replica 0; its last stage's process sends the output to rank 0."""
-        last, me = self._last_home(stages), self.world.rank
+        last, me = self._last_home(stages), self.rank
         outputs: list[Any] = []
 
         def keep(output: Any, _: int) -> None:
@@ -435,7 +405,7 @@ class SeveralProcesses(Backend):
         self, stages: Sequence[nn.Module], specification: Specification, x: Any, use: Callable[[Any, int], None]
     ) -> None:
         """Run a batch through the stages, each in its process; the last one's calls use(output, examples)."""
-        homes, me, device = self._homes(stages), self.world.rank, specification.device
+        homes, me, device = self._homes(stages), self.rank, specification.device
         given: tuple[Any, ...] = ()
         examples = 0
         if homes[0] == me:
@@ -456,7 +426,6 @@ class SeveralProcesses(Backend):
 
     @property
     def writes(self) -> bool:
-        """Whether this is the first part of replica 0."""
         return self.replicas[0] == 0 and self._part == 0
 
     def gather(self, states: Mapping[int, State]) -> dict[int, State] | None:
@@ -534,7 +503,6 @@ class SeveralProcesses(Backend):
         outboxes[0].send(message)
 
     def reports(self) -> list[Tensor]:
-        """Wait for the oldest report of every other process."""
         others = self._report_boxes.inboxes.values()
         return [self._reports.popleft(), *(inbox.receive().value.clone() for inbox in others)]
 
@@ -542,33 +510,30 @@ class SeveralProcesses(Backend):
         return ChannelEnd(self.group, rank, REPORT_TAG, "a report for the trackers", self.status)
 
     def collect(self, message: Tensor) -> list[Tensor]:
-        """Every process sends its own to rank 0."""
         if not self.is_first:
             self._to(0).send(message)
             self._settle()
             return []
-        return [message, *(self._from(rank, self.cpu).receive().value for rank in range(1, self.world.size))]
+        return [message, *(self._from(rank, self.cpu).receive().value for rank in range(1, self.size))]
 
     def close(self) -> None:
         """Say the last words by all groups, and leave them to another Trainer; a collective."""
         if not self.member.failed:
-            with self.member.together():
+            with self.member.abort_all_on_error():
                 self._groups.end()
         self.give_up()
 
     def give_up(self) -> None:
-        """Leave the groups to another Trainer, once all processes do."""
         self._groups.user = None
         super().give_up()
 
-    def _together(self) -> AbstractContextManager[None]:
-        """An error in this context ends all processes; the process where it happened reports it."""
-        return self._served_together() if isinstance(self._servers, RemoteServers) else self.member.together()
+    def _abort_all_on_error(self) -> AbstractContextManager[None]:
+        return self._served() if isinstance(self._servers, RemoteServers) else self.member.abort_all_on_error()
 
     @contextmanager
-    def _served_together(self) -> Iterator[None]:
+    def _served(self) -> Iterator[None]:
         # If this process's server has failed, that is why other processes are lost.
-        with self.member.together():
+        with self.member.abort_all_on_error():
             try:
                 yield
             except PeerLostError:
@@ -581,27 +546,26 @@ class SeveralProcesses(Backend):
         self.member.requests += 1
         return f"last step {self.member.requests}"
 
-    def last_step(self, step: int, ahead: int, wanted: bool, request: str = "last step") -> int | None:
-        """The first process that wants to stop stores a step that none has reached; the others read it."""
+    def should_stop(self, step: int, ahead: int, wanted: bool, request: str = "last step") -> bool:
+        """The first process that wants to stop stores a step that none has reached; the others read it: some 0.1 ms."""
         store = self.world.store
         if store is None:
-            return None
+            return False
         if wanted:
             store.compare_set(request, "", str(step + 2 * ahead + 2))
-        return int(store.get(request)) if store.check([request]) else None
+        return store.check([request]) and step >= int(store.get(request))
 
     def barrier(self) -> None:
-        """Wait until all processes have come here."""
         with self._meeting():
             dist.barrier(group=self.group)
 
     def _homes(self, stages: Sequence[nn.Module]) -> list[int]:
         # The process of this replica that holds each stage.
-        return [self._ranks[stage.worker] if isinstance(stage, RemoteStage) else self.world.rank for stage in stages]
+        return [self._ranks[stage.worker] if isinstance(stage, RemoteStage) else self.rank for stage in stages]
 
     def _outputs_of(self, home: int, outputs: tuple[Tensor, ...], device: torch.device) -> tuple[Tensor, ...]:
         # Every process of the replica gets the outputs of the stage at rank `home`.
-        if home == self.world.rank:
+        if home == self.rank:
             for other in self._ranks:
                 if other != home:
                     self._to(other).send(outputs)
@@ -636,3 +600,9 @@ def _as_message(output: Any) -> tuple[tuple[Tensor, ...], int]:
             "them, can be sent; predict on one process, or have the last stage return tensors"
         )
     return tensors, int(isinstance(output, Tensor))
+
+
+def find_backend(timeout: float, mesh: Mesh) -> Backend:
+    """The backend of this process alone, or of all that a launcher started; waits for others end after `timeout` s."""
+    member = None if emulates_all() else membership(timeout)
+    return Backend(mesh) if member is None else SeveralProcesses(member, timeout, mesh)

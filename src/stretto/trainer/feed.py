@@ -1,8 +1,9 @@
-"""The batches of one epoch after another, as `Trainer.fit` goes through them."""
+"""The batches of one epoch after another, as `Trainer.fit` goes through them, and their state in a checkpoint."""
 
 import hashlib
 import itertools
 import math
+import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -24,14 +25,13 @@ from stretto.data.user_data import (
     split_of,
 )
 from stretto.errors import UsageError
-from stretto.nn.batch import Examples, examples_of, first_size
-from stretto.nn.batches import refuse_workers
+from stretto.nn.batch import Examples, examples_of, first_size, refuse_workers
 from stretto.nn.seeding import derive
 from stretto.options.checks import shown
-from stretto.trainer.loader_state import follows_generators, generator_states, samplers_of, set_generators
 from stretto.trainer.microbatches import MinibatchCut
 
 BATCH_SIZE = 32
+TENSOR, ARRAY = "stretto tensor", "stretto array"
 
 
 class Needs(NamedTuple):
@@ -43,7 +43,6 @@ class Needs(NamedTuple):
 
     @property
     def examples(self) -> int:
-        """The fewest examples of a batch."""
         return 1 if self.cut is None else self.cut.parts
 
     def too_few(self, examples: int, reason: str, *remedies: str) -> UsageError:
@@ -145,7 +144,6 @@ class Rows(Feed):
         return (Batch(size, x if self._needs.x else None, y if self._needs.y else None) for size, (x, y) in pairs)
 
     def in_order(self) -> Iterator[tuple[Any, Any]]:
-        """The split in order, with smaller last batches."""
         if not (self._needs.x or self._needs.y):
             return itertools.repeat((None, None), math.ceil(len(self.split) / self._size))
         pairs = self.split.batches(self._size)
@@ -156,7 +154,6 @@ class Rows(Feed):
 
     @property
     def extent(self) -> str:
-        """The number of examples."""
         return f"{len(self.split)} examples"
 
     def digest(self) -> str | None:
@@ -192,7 +189,6 @@ class Stream(Feed):
             self.per_epoch = None
 
     def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
-        """Go through the iterable, but for batches that are too small."""
         restored, self._restored = self._restored, None
         skipped = start if self._is_list or restored is not None else 0
         if restored is not None:
@@ -254,7 +250,6 @@ class Stream(Feed):
         return x, y
 
     def in_order(self) -> Iterator[tuple[Any, Any]]:
-        """Go through the iterable once."""
         for index, batch in enumerate(self._again()):
             x, y = self._pair(index, batch)
             yield (x if self._needs.x else None, y if self._needs.y else None)
@@ -351,3 +346,77 @@ def digest_of_batch(*parts: Any) -> str:
             part = [part[name] for name in sorted(part, key=str)]
         add_to_digest(digest, part.tensors() if isinstance(part, Examples) else part)
     return digest.hexdigest()[:16]
+
+
+def samplers_of(loader: Any) -> list[Any]:
+    """What decides the order of a DataLoader's examples."""
+    batch_sampler = getattr(loader, "batch_sampler", None)
+    given = (getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None))
+    return [sampler for sampler in given if sampler is not None]
+
+
+def follows_generators(loader: Any) -> bool:
+    """Whether it is a DataLoader that gives the same batches again from the same states of all generators.
+
+    Samplers of one's own, iterable datasets and workers that stay may remember more.
+    """
+    known = ("torch.utils.data.sampler", "builtins")
+    return (
+        type(loader) is DataLoader
+        and not isinstance(loader.dataset, IterableDataset)
+        and not loader.persistent_workers
+        and all(type(sampler).__module__ in known for sampler in samplers_of(loader))
+    )
+
+
+def generator_states(loader: Any) -> dict[str, Any]:
+    """The states of all generators that a DataLoader's batches may draw from: the global ones and its own."""
+    return {
+        "torch": torch.get_rng_state(),
+        "python": random.getstate(),
+        "numpy": np.random.get_state(),
+        "own": [generator.get_state() for generator in generators_of(loader)],
+    }
+
+
+def set_generators(loader: Any, states: Mapping[str, Any]) -> None:
+    torch.set_rng_state(states["torch"])
+    random.setstate(states["python"])
+    np.random.set_state(states["numpy"])
+    for generator, state in zip(generators_of(loader), states["own"], strict=False):
+        generator.set_state(state)
+
+
+def generators_of(loader: Any) -> list[torch.Generator]:
+    given = [getattr(part, "generator", None) for part in (loader, *samplers_of(loader))]
+    return [generator for generator in given if isinstance(generator, torch.Generator)]
+
+
+def packed(state: Any) -> Any:
+    """Replace tensors and arrays by (tag, type, shape, bytes), in dicts, lists and tuples."""
+    if isinstance(state, Tensor):
+        array = state.detach().cpu().contiguous()
+        content = array.flatten().view(torch.uint8).numpy().tobytes()
+        return (TENSOR, str(array.dtype).removeprefix("torch."), list(array.shape), content)
+    if isinstance(state, np.ndarray | np.generic):
+        return (ARRAY, str(state.dtype), list(state.shape), state.tobytes())
+    if isinstance(state, Mapping):
+        return {key: packed(value) for key, value in state.items()}
+    if isinstance(state, list | tuple):
+        return type(state)([packed(value) for value in state])
+    return state
+
+
+def unpacked(state: Any) -> Any:
+    """The state that `packed` was given; numbers of NumPy come back as arrays without dimensions."""
+    if isinstance(state, tuple) and len(state) == 4 and state[0] in (TENSOR, ARRAY):
+        kind, dtype, shape, content = state
+        if kind == ARRAY:
+            return np.frombuffer(content, dtype=dtype).reshape(shape).copy()
+        flat = torch.frombuffer(bytearray(content), dtype=getattr(torch, dtype)) if content else torch.empty(0)
+        return flat.to(getattr(torch, dtype)).reshape(shape)
+    if isinstance(state, dict):
+        return {key: unpacked(value) for key, value in state.items()}
+    if isinstance(state, list | tuple):
+        return type(state)([unpacked(value) for value in state])
+    return state

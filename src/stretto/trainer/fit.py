@@ -8,10 +8,10 @@ import warnings
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from torch.utils.data import DataLoader
 
@@ -24,22 +24,16 @@ from stretto.options.checks import flag, function, refuse, sequence, shown, whol
 from stretto.options.checks import path as check_path
 from stretto.options.named import MOST
 from stretto.processes.stop_request import StopRequest
-from stretto.schedule.idle_share import idle_share
+from stretto.schedule.draw import idle_share
 from stretto.trackers import RunDescription, Tracker
 from stretto.trackers import find as find_trackers
-from stretto.trainer.backend import Backend
-from stretto.trainer.early_stop import EarlyStop, Patience
-from stretto.trainer.feed import Batch, Feed, Needs, Rows, Stream, find_feed, is_stream
-from stretto.trainer.history import Entry, History
-from stretto.trainer.loader_state import packed, unpacked
-from stretto.trainer.metrics import named_metrics
+from stretto.trainer.evaluate import named_metrics
+from stretto.trainer.feed import Batch, Feed, Needs, Rows, Stream, find_feed, is_stream, packed, unpacked
+from stretto.trainer.history import EarlyStop, Entry, History, Patience
 from stretto.trainer.progress_line import ProgressLine, progress_line, say
-from stretto.trainer.tracking import Tracking, bubble_of, drawing_of, settings_of
+from stretto.trainer.tracking import Tracking, TrainerLike, bubble_of, drawing_of, settings_of
 
-if TYPE_CHECKING:
-    from stretto.trainer.trainer import Trainer
-
-Callback: TypeAlias = "Callable[[Trainer, Entry], Any]"
+Callback: TypeAlias = Callable[[Any, Entry], Any]
 """(trainer, the history's newest entry) -> True to stop, anything else to go on."""
 
 Log: TypeAlias = Callable[[dict[str, Any]], Any] | str | Tracker | Sequence[str | Tracker]
@@ -96,12 +90,10 @@ class FitArguments:
 
     @property
     def on_step(self) -> Callable[[dict[str, Any]], Any] | None:
-        """The function that is called with each step, if `log` is one."""
         return self.log if callable(self.log) else None
 
     @property
     def trackers(self) -> tuple[Tracker, ...]:
-        """The trackers that `log` names."""
         return () if self.log is None or callable(self.log) else find_trackers(self.log)
 
 
@@ -132,11 +124,9 @@ class Speed:
     since: float = field(default_factory=time.perf_counter)
 
     def resume(self) -> None:
-        """Measure from now on."""
         self.since = time.perf_counter()
 
     def add(self, examples: int) -> None:
-        """A step of so many examples has ended."""
         now = time.perf_counter()
         self.steps.append((now - self.since, examples))
         self.since = now
@@ -147,7 +137,6 @@ class Speed:
 
     @property
     def examples_per_second(self) -> float:
-        """Examples a second; 0 before the first step."""
         seconds = sum(each for each, _ in self.steps)
         return sum(examples for _, examples in self.steps) / seconds if seconds else 0.0
 
@@ -155,10 +144,9 @@ class Speed:
 class FitLoop:
     """One call of `Trainer.fit`, on each process."""
 
-    def __init__(
-        self, trainer: "Trainer", backend: Backend, needs: Needs, train: Any, validation: Any, given: FitArguments
-    ) -> None:
-        self._trainer, self._backend, self._given = trainer, backend, given
+    def __init__(self, trainer: TrainerLike, needs: Needs, train: Any, validation: Any, given: FitArguments) -> None:
+        self._trainer, self._of, self._given = trainer, trainer.specification, given
+        self._backend = backend = trainer.backend
         self._needs = needs
         self._began = trainer.entered
         self._train_data, self._validation_data = train, validation
@@ -174,7 +162,7 @@ class FitLoop:
         self._request = backend.new_request()
         self._by_callback = False  # whether a callback has stopped it
         self._between_steps = True  # and so the place belongs to the state of the data
-        self._first = trainer.rank == 0
+        self._first = backend.rank == 0
         self._told_dropped = False
         metrics = [f"validation_{name}" for name in given.metrics or {}]
         if given.metrics and validation is None:
@@ -200,10 +188,12 @@ class FitLoop:
         shown_here = self._first and not self._given.quiet
         self._bubble = bubble_of(self._trainer) if shown_here else None
         with (
+            ExitStack() as ends,
             StopRequest() if self._given.checkpoint is not None else nullcontext() as request,
-            self._trainer.listening(self._hear),
             progress_line(self._total(), self._place.step, shown=shown_here) as line,
         ):
+            self._trainer.listeners.append(self._hear)
+            ends.callback(self._trainer.listeners.remove, self._hear)
             self._speed.resume()
             finished = False
             try:
@@ -224,15 +214,15 @@ class FitLoop:
         if self.interrupted is None:
             self._flush()
             self._complete()
-            if request is not None and self._backend.anyone(request.received):
+            if request is not None and self._backend.any_process(request.received):
                 self.interrupted = f"fit had ended, after step {self._place.step}"
 
     def _track(self) -> Tracking:
         trackers, since = self._given.trackers, self._told
         if not trackers:
-            return self._trainer.track((), RunDescription(""), warnings.warn)
+            return Tracking(self._trainer, (), RunDescription(""), warnings.warn)
         settings = settings_of(self._trainer) | {"batch_size": self._feed.batch_size}
-        method = words_in_path(self._trainer.method.name)
+        method = words_in_path(self._of.method.name)
         description = RunDescription(
             name=f"fit-{method}-{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:4]}",
             settings=settings | {"epochs": self._given.epochs, "steps": self._given.steps},
@@ -240,14 +230,14 @@ class FitLoop:
             ids=self._tracker_ids,
             since=since,
         )
-        return self._trainer.track(trackers, description, warnings.warn)
+        return Tracking(self._trainer, trackers, description, warnings.warn)
 
     # -- data -------------------------------------------------------------------------------------------------------
 
     def _find_feeds(self) -> None:
-        given, trainer = self._given, self._trainer
+        given = self._given
         compare = self._compare_first if self._several else None
-        seed = derive_seed(trainer.seed, self._began)
+        seed = derive_seed(self._of.seed, self._began)
         self._feed: Feed = find_feed(
             self._train_data, "train", given.batch_size, self._needs, seed=seed, compare=compare
         )
@@ -255,8 +245,7 @@ class FitLoop:
             self._feed.refuse_once()
         self._validation: Feed | None = None
         if self._validation_data is not None:
-            replica, _ = trainer.placement.at(trainer.rank)
-            evaluates = replica == 0 or trainer.sync.sharding is not None
+            evaluates = 0 in self._backend.replicas or self._of.sync.sharding is not None
             needs = Needs(self._needs.x and evaluates, self._needs.y and evaluates)
             own = is_stream(self._validation_data) or isinstance(self._validation_data, DataLoader)
             size = None if own else self._feed.batch_size
@@ -274,7 +263,7 @@ class FitLoop:
 
     @property
     def _several(self) -> bool:
-        return self._trainer.processes > 1
+        return self._backend.size > 1
 
     def _compare_first(self, what: str, digest: str) -> None:
         self._backend.compare({what: digest}, "goes through other data", SAME_DATA)
@@ -434,7 +423,7 @@ class FitLoop:
             ready.append(self._entry(self._open.popleft()))
             self._history.entries.append(ready[-1])
             self._tracking.evaluation(ready[-1]["step"], {k: v for k, v in ready[-1].items() if k != "step"})
-            if self._waiting is not None and self._waiting.stops(ready[-1][self._waiting.rule.metric]):
+            if self._waiting is not None and self._waiting.should_stop(ready[-1][self._waiting.rule.metric]):
                 self._history.stopped = self._patience()
         if ready and self._given.checkpoint is not None:
             self._save()
@@ -455,7 +444,7 @@ class FitLoop:
 
     def _call(self, entry: Entry) -> None:
         wanted = [callback for callback in self._given.callbacks if callback(self._trainer, dict(entry)) is True]
-        if self._backend.anyone(bool(wanted)):
+        if self._backend.any_process(bool(wanted)):
             self._by_callback = True
             self._history.stopped = f"by a callback after step {entry['step']}"
             if self._given.checkpoint is not None:
@@ -467,9 +456,8 @@ class FitLoop:
         # On several processes all stop after the same step, some steps after one of them was asked.
         if request is None:
             return False
-        trainer = self._trainer
-        last = self._backend.last_step(trainer.entered, trainer.lag, request.received, self._request)
-        if last is None or trainer.entered < last:
+        entered, lag = self._trainer.entered, self._trainer.lag
+        if not self._backend.should_stop(entered, lag, request.received, self._request):
             return False
         self._save()
         self.interrupted = self._how_to_go_on()
@@ -539,7 +527,7 @@ class FitLoop:
         self._history.steps, self._history.entries = losses.tolist(), state["entries"]
         self._told = state.get("told", len(losses))
         if isinstance(self._feed, Rows):
-            self._feed.seed = derive_seed(self._trainer.seed, self._began)
+            self._feed.seed = derive_seed(self._of.seed, self._began)
         self._stop_again()
         if self._first and not self._given.quiet:
             rest = "nothing is left to do" if self._over() else f"goes on after step {self._place.step}"
@@ -554,7 +542,7 @@ class FitLoop:
             self._history.stopped = f"by a callback after step {self._place.step}"
         for entry in self._history.entries if self._waiting is not None else ():
             if self._waiting is not None and self._waiting.rule.metric in entry:
-                self._waiting.stops(entry[self._waiting.rule.metric])
+                self._waiting.should_stop(entry[self._waiting.rule.metric])
         if self._waiting is not None and self._waiting.waited:
             self._history.stopped = self._patience()
 
@@ -568,7 +556,6 @@ def derive_seed(seed: int, began: int) -> int:
 
 
 def finite(losses: Iterable[float]) -> bool:
-    """Whether all are numbers."""
     return all(map(math.isfinite, losses))
 
 

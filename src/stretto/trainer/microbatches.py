@@ -9,9 +9,9 @@ from torch import Tensor
 
 from stretto.errors import UsageError
 from stretto.losses import CrossEntropy, Loss, MeanCheck, Sum
+from stretto.losses.comparison import Neighbours
 from stretto.losses.mean_check import Check
 from stretto.losses.minibatch_counts import Target
-from stretto.losses.neighbours import Neighbours
 from stretto.methods import Method
 from stretto.methods.advice import refusal
 from stretto.methods.table import with_fewer
@@ -31,7 +31,7 @@ from stretto.nn.batch import (
 )
 from stretto.schedule import Schedule
 from stretto.schedule.even_split import part_sizes
-from stretto.stage.trainer_specification import Specification
+from stretto.stage.trainer_arguments import Specification
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,6 @@ class MinibatchCut:
 
     @property
     def pieces(self) -> int:
-        """The number of micro-batches of a minibatch."""
         return self.schedule.per_turn
 
     @property

@@ -26,7 +26,6 @@ class PrintedProgress(ProgressLine):
     EVERY = 100
 
     def advance(self, text: Callable[[], str], seconds_per_step: Callable[[], float]) -> None:
-        """Count the step; print a line if it completes a tenth."""
         super().advance(text, seconds_per_step)
         if self.total is None:
             if self.done % self.EVERY == 0:
@@ -72,5 +71,4 @@ def progress_line(total: int | None, done: int, *, shown: bool) -> Iterator[Prog
 
 
 def say(text: str) -> None:
-    """Print a line on stderr."""
     print(text, file=sys.stderr, flush=True)

@@ -18,9 +18,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from stretto.errors import UsageError
 from stretto.nn.batch import as_tuple, call, with_names_of
-from stretto.nn.fixed_draws import FixedDraws
 from stretto.nn.nested import tensors_of
 from stretto.nn.preserve import UnrestoredError, device_of, undisturbed, unique, without_fused_transformers
+from stretto.nn.seeding import FixedDraws
 from stretto.nn.sharded_modules import is_sharded
 
 MOST = 4  # examples of each of two parts
@@ -137,7 +137,6 @@ def cotangent(output: Tensor, rows: int) -> Tensor:
 
 
 def largest(tensor: Tensor) -> float:
-    """The largest magnitude in a tensor."""
     return float(tensor.abs().max()) if tensor.numel() else 0.0
 
 

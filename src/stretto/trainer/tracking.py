@@ -2,22 +2,53 @@
 
 import json
 import math
+import os
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol
 
+import torch
+from torch import nn
+
+from stretto.runtime.process_memory import most_held
 from stretto.runtime.serialize import as_tensor, as_text
 from stretto.schedule import Rules, Schedule, draw
+from stretto.stage.trainer_arguments import Specification
 from stretto.trackers.tracked_run import TrackedRun
 from stretto.trackers.tracker import RunDescription, Tracker
-
-if TYPE_CHECKING:
-    from stretto.trainer.backend import Backend
-    from stretto.trainer.trainer import Trainer
+from stretto.trainer.backend import Backend
 
 MOST_ACTIONS = 2500  # of a turn that is drawn and whose bubble is computed: some 0.1 s
 TURNS = 4  # drawn of a schedule whose turn is one micro-batch
 WIDTH = 200  # characters of a drawing
+
+
+class TrainerLike(Protocol):
+    """What `fit` and trackers use of a Trainer."""
+
+    backend: Backend
+    specification: Specification
+    stages: list[nn.Module]
+    schedule: Schedule
+    rules: Rules
+    lag: int
+    listeners: list[Callable[[int, float], None]]
+
+    @property
+    def entered(self) -> int: ...
+    @property
+    def optimizers(self) -> list[torch.optim.Optimizer | None]: ...
+    @property
+    def lr(self) -> list[float | list[float] | None]: ...
+    @property
+    def grad_norm(self) -> float | None: ...
+    def step(self, x: Any, y: Any) -> float | None: ...
+    def flush(self) -> list[float]: ...
+    def evaluate(
+        self, batches: Iterable[tuple[Any, Any]], metrics: Mapping[str, Callable[[Any, Any], Any]] | None
+    ) -> dict[str, float]: ...
+    def save(self, path: str | os.PathLike[str], extra: Mapping[str, Any]) -> None: ...
+    def load(self, path: str | os.PathLike[str]) -> dict[str, Any]: ...
 
 
 class Tracking:
@@ -25,22 +56,19 @@ class Tracking:
 
     Every process has one and calls `step` after each step; the first process writes. Rates, norms and memory travel to
     it as messages that nobody waits for: it reads those of a step `lag` steps later, when all processes have made it.
+    Gradients are measured at every update meanwhile. `tell` is called with a sentence where a tracker fails.
     """
 
     def __init__(
-        self,
-        trainer: "Trainer",
-        backend: "Backend",
-        trackers: Sequence[Tracker],
-        run: RunDescription,
-        tell: Callable[[str], None],
+        self, trainer: TrainerLike, trackers: Sequence[Tracker], run: RunDescription, tell: Callable[[str], None]
     ) -> None:
-        self._trainer, self._backend = trainer, backend
+        self._trainer, self._backend = trainer, trainer.backend
+        self._measure_norms(on=bool(trackers))
         self._every = min((tracker.every for tracker in trackers), default=0)
         self._reported: deque[int] = deque()  # steps whose reports the first process has not read
         self._open: dict[int, dict[str, float]] = {}  # by steps whose loss is not known
         self._told = run.since  # the last step whose loss is logged
-        self._run = TrackedRun(trackers, run, tell) if trackers and trainer.rank == 0 else None
+        self._run = TrackedRun(trackers, run, tell) if trackers and self._backend.rank == 0 else None
 
     def for_checkpoint(self) -> dict[str, str]:
         """Pass on all that is logged; returns what the run is called in each tracker, on the first process."""
@@ -54,8 +82,8 @@ class Tracking:
         if not self._every:
             return
         if number == 1 or number % self._every == 0:
-            with self._trainer.together():
-                self._backend.report(as_tensor(json.dumps(self._trainer.measured()).encode()))
+            with self._backend.abort_all_on_error():
+                self._backend.report(as_tensor(json.dumps(self._measured()).encode()))
             self._reported.append(number)
         if self._run is not None:
             self._open[number] = {"examples_per_second": examples_per_second}
@@ -74,12 +102,10 @@ class Tracking:
             self.loss(number, value)
 
     def evaluation(self, number: int, values: Mapping[str, float | None]) -> None:
-        """What was evaluated after a step."""
         if self._run is not None:
             self._run.write(number, {key: float(value) for key, value in values.items() if value is not None})
 
     def add_file(self, path: Any) -> None:
-        """Keep a copy of a file with the run."""
         if self._run is not None:
             self._run.add_file(path)
 
@@ -95,15 +121,31 @@ class Tracking:
         """
         if finished if settles is None else settles:
             self.settle()
-        self._trainer.measure_norms(on=False)
+        self._measure_norms(on=False)
         if self._run is not None:
             self._run.close(finished=finished)
 
     def _read(self) -> None:
         assert self._run is not None
-        with self._trainer.together():
+        with self._backend.abort_all_on_error():
             reports = [json.loads(as_text(report)) for report in self._backend.reports()]
         self._run.write(self._reported.popleft(), joined(reports))
+
+    def _measure_norms(self, *, on: bool) -> None:
+        for stage in self._backend.every_stage:
+            stage.measures_norms = on
+
+    def _measured(self) -> dict[str, Any]:
+        # Of replicas, and of processes that share stages, only the first one tells rates and norms.
+        tells = self._backend.writes
+        rates = {f"stage_{index}": rate for index, rate in enumerate(self._trainer.lr if tells else [])}
+        return {
+            "lr": {
+                name: max(rate) if isinstance(rate, list) else rate for name, rate in rates.items() if rate is not None
+            },
+            "norm": self._trainer.grad_norm if tells else None,
+            "peak_memory": most_held(self._trainer.specification.device),
+        }
 
 
 def joined(reports: Sequence[Mapping[str, Any]]) -> dict[str, float]:
@@ -123,7 +165,7 @@ def joined(reports: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     return row
 
 
-def bubble_of(trainer: "Trainer") -> float | None:
+def bubble_of(trainer: TrainerLike) -> float | None:
     """The trainer's `bubble`."""
     return bubble(trainer.schedule, trainer.rules)
 
@@ -142,7 +184,7 @@ def bubble(schedule: Schedule, rules: Rules) -> float | None:
     return max(0.0, 1 - sum(map(unit_costs, actions)) / (time_of_turn * schedule.num_workers))
 
 
-def drawing_of(trainer: "Trainer") -> str:
+def drawing_of(trainer: TrainerLike) -> str:
     """The trainer's schedule in characters; empty where it is too long to be looked at."""
     from stretto.simulate import simulate
 
@@ -150,7 +192,8 @@ def drawing_of(trainer: "Trainer") -> str:
     if sum(map(len, schedule.body)) > MOST_ACTIONS:
         return ""
     timeline = simulate(schedule, trainer.rules, TURNS if schedule.per_turn == 1 else 1)
-    return f"{trainer.method}: {trainer.method.summary}\n\n{draw.text(timeline.spans, width=WIDTH)}"
+    method = trainer.specification.method
+    return f"{method}: {method.summary}\n\n{draw.text(timeline.spans, width=WIDTH)}"
 
 
 def plain_options(group: Mapping[str, Any]) -> dict[str, Any]:
@@ -158,22 +201,23 @@ def plain_options(group: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in group.items() if isinstance(value, bool | int | float | str | tuple)}
 
 
-def settings_of(trainer: "Trainer") -> dict[str, Any]:
+def settings_of(trainer: TrainerLike) -> dict[str, Any]:
     """What a Trainer was made of, as plain data."""
+    of = trainer.specification
     optimizer = next((each for each in trainer.optimizers if each is not None), None)
     groups = [] if optimizer is None else [plain_options(group) for group in optimizer.param_groups]
     options = groups[0] if len(groups) == 1 else {f"group {number}": group for number, group in enumerate(groups)}
     return {
-        "method": str(trainer.method),
+        "method": str(of.method),
         "stages": len(trainer.stages),
         "workers": trainer.schedule.num_workers,
-        "processes": trainer.processes,
-        "mesh": {"data": trainer.mesh.data, "tensor": trainer.mesh.tensor, "space": list(trainer.mesh.space)},
-        "sync": str(trainer.sync),
-        "precision": trainer.precision.name,
-        "device": str(trainer.device),
-        "seed": trainer.seed,
-        "clip": trainer.clip,
+        "processes": trainer.backend.size,
+        "mesh": {"data": of.mesh.data, "tensor": of.mesh.tensor, "space": list(of.mesh.space)},
+        "sync": str(of.sync),
+        "precision": of.precision.name,
+        "device": str(of.device),
+        "seed": of.seed,
+        "clip": of.clip,
         "optimizer": {"name": type(optimizer).__name__, **options} if optimizer is not None else "none",
         "bubble": bubble_of(trainer),
     }

@@ -1,12 +1,11 @@
 """`Trainer`: trains stages with a loss, an optimizer and a method, step by step."""
 
 import copy
-import json
 import math
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from time import perf_counter_ns
@@ -23,38 +22,38 @@ from stretto.losses.network_reads import network_of, refuse_network_reads
 from stretto.mesh import Mesh
 from stretto.methods import Method
 from stretto.methods.advice import explained, idle_chunks, other_advice
-from stretto.nn.batches import Batches, InputBatches
+from stretto.nn.batch import Batches, InputBatches
 from stretto.nn.chain import Chain
 from stretto.nn.group_norm import parted_norms, uses_batch_statistics
-from stretto.nn.lost_hooks import refuse_lost_hooks
+from stretto.nn.hooks import refuse_lost_hooks
 from stretto.nn.seeding import PreservedGenerator
 from stretto.nn.sharded_modules import is_sharded
-from stretto.options.checks import flag, function, mapping, number, of_kind, positive, refuse, sequence, shown, whole
+from stretto.options.checks import function, mapping, of_kind, positive, refuse, whole
 from stretto.options.checks import path as check_path
 from stretto.replicas import Order, Sync
 from stretto.replicas import find as find_sync
-from stretto.replicas.resume_check import refuse_other
+from stretto.replicas.sync_options import refuse_other
 from stretto.runtime.process_memory import most_held
-from stretto.stage.interpreter import Interpreter, Profile
+from stretto.stage.interpreter import Interpreter
 from stretto.stage.precision import Precision
-from stretto.stage.trainer_arguments import StageLike, check_kinds, check_mesh, check_number, check_recompute
-from stretto.stage.trainer_specification import Specification
+from stretto.stage.trainer_arguments import (
+    Specification,
+    StageLike,
+    check_kinds,
+    check_mesh,
+    check_number,
+)
 from stretto.tracing import Recording
 from stretto.tracing.pauses import PAUSE
-from stretto.trackers import find as find_trackers
-from stretto.trackers.tracker import RunDescription, Tracker
-from stretto.trainer.backend import State, find_backend
-from stretto.trainer.build import Construction
-from stretto.trainer.changes import settled
-from stretto.trainer.chosen_method import chosen_method, refuse_hidden_norms
-from stretto.trainer.early_stop import EarlyStop
+from stretto.trainer.backend import State
+from stretto.trainer.build import Construction, chosen_method, refuse_hidden_norms
+from stretto.trainer.changes import SetByHand, settled
+from stretto.trainer.evaluate import named_metrics
 from stretto.trainer.feed import Needs, digest_of_batch
 from stretto.trainer.fit import Callback, FitArguments, FitLoop, Log
-from stretto.trainer.history import History
-from stretto.trainer.metrics import named_metrics
+from stretto.trainer.history import EarlyStop, History
 from stretto.trainer.row_check import RowCheck
-from stretto.trainer.set_by_hand import SetByHand
-from stretto.trainer.tracking import Tracking, bubble_of
+from stretto.trainer.tracking import bubble_of
 from stretto.trainer.weight_files import NAMES, write_index, write_part
 from stretto.trainer.weight_observer import Observer
 
@@ -154,19 +153,20 @@ class Trainer:
         recompute: str = "none",
         timeout: float = 600,
     ) -> None:
+        from stretto.trainer.distributed import find_backend  # slow to import
+
         positive("timeout", timeout)
         mesh = Mesh() if mesh is None else mesh
         of_kind("mesh", mesh, Mesh, "stretto.Mesh(data=2)")
-        self._backend = find_backend(timeout, mesh)
-        with self._backend.together():
+        self.backend = find_backend(timeout, mesh)
+        with self.backend.abort_all_on_error():
             check_kinds(stages, loss, scheduler, heads, workers, seed, clip)
             given, stages = stages, list(stages)
             check_number(stages, workers)
             if isinstance(given, nn.Sequential | nn.ModuleList):
                 refuse_lost_hooks(given, [*given])
             sync = find_sync(sync)
-            check_mesh(mesh, sync)
-            check_recompute(recompute, mesh)
+            check_mesh(mesh, sync, recompute)
             self.specification = Specification(
                 method=chosen_method(method, optimizer, stages),
                 loss=understand(loss),
@@ -174,7 +174,7 @@ class Trainer:
                 scheduler=scheduler,
                 clip=clip,
                 precision=Precision(precision),
-                device=self._backend.device(device),
+                device=self.backend.device(device),
                 seed=seed,
                 mesh=mesh,
                 sync=sync,
@@ -182,48 +182,52 @@ class Trainer:
             )
             with explained(self.method):
                 sync.check(self.method, precision)
-                built = Construction(
-                    self.specification, self._backend, stages, example=example, heads=heads, workers=workers
-                )
+                built = Construction(self.specification, self.backend, stages, example, heads, workers)
                 refuse_hidden_norms(self.method, built.schedule.per_turn, built.stages)
             if len(stages) > 1 or built.schedule.per_turn * mesh.data > 1:
                 refuse_network_reads(self.loss, network_of(given))
         parts = built.schedule.per_turn * mesh.data
-        known = [] if self._backend.rank else stages
-        if parts > 1 and uses_batch_statistics([*known, *built.stages]):
-            warnings.warn(parted_norms(f"{parts} parts of a minibatch (micro-batches, replicas)"), stacklevel=2)
-        self.stages, self.heads = built.stages, built.heads
-        self.schedule, self.rules = built.schedule, built.rules
+        self._take_over(built)
+        self._warn(stages, parts, in_evaluation=built.in_evaluation)
+        self._begin()
+        self._settled = settled(self._stages, given, in_parts=self.schedule.per_turn > 1)
+        self._row_check = RowCheck(stages, parts)
+        self._by_hand = SetByHand(self._replicas, sync, data=mesh.data, lag=self.lag)
+
+    def _warn(self, given: Sequence[StageLike], parts: int, *, in_evaluation: bool) -> None:
+        known = [] if self.backend.rank else given
+        if parts > 1 and uses_batch_statistics([*known, *self.stages]):
+            warnings.warn(parted_norms(f"{parts} parts of a minibatch (micro-batches, replicas)"), stacklevel=3)
         idles = None if self.method.advice is None else idle_chunks(self.method, bubble_of(self) or 0.0)
-        if idles is not None and not self._backend.rank:
-            warnings.warn(idles, stacklevel=2)
-        if built.in_evaluation:
+        if idles is not None and not self.backend.rank:
+            warnings.warn(idles, stacklevel=3)
+        if in_evaluation:
             warnings.warn(
                 "all layers are in evaluation mode, and train so, as in a plain loop: without dropout, with the "
                 "statistics that batch norms have; call model.train() before the Trainer is made unless that is meant",
-                stacklevel=2,
+                stacklevel=3,
             )
+
+    def _take_over(self, built: Construction) -> None:
+        self.stages, self.heads = built.stages, built.heads
+        self.schedule, self.rules = built.schedule, built.rules
         self.lag, self.placement = built.lag, built.placement
         #: Bytes of the weights that one stage sends another after an update, by (owner, user): those that stages share
         #: (tied weights, `share_top`), and those that heads read (`solo`, `man`). Shared weights that the user trains
         #: have as many bytes of gradients on their way back.
         self.weight_bytes = built.weight_bytes
-        self._begin(built)
-        self._settled = settled(self._stages, given, in_parts=self.schedule.per_turn > 1)
-        self._row_check = RowCheck(stages, parts)
-        self._by_hand = SetByHand(self._replicas, sync, data=mesh.data, lag=self.lag)
-
-    def _begin(self, built: Construction) -> None:
-        # What trains, before the first minibatch.
         self._replicas = built.replicas
         self._stages = built.replicas[0]
         self._summed_replicas = built.summed_replicas
         self._splitter = built.splitter
-        self._generator = PreservedGenerator(self.device)
         self._phases = built.phases
+
+    def _begin(self) -> None:
+        # What trains, before the first minibatch.
+        self._generator = PreservedGenerator(self.device)
         self._phase = self._phases[self.method.phases.synchronous(0)]
         self._interpreter: Interpreter = self._phase.interpreter
-        with self._backend.together():
+        with self.backend.abort_all_on_error():
             self._phase.begin(0)
         self._entered, self._finished = 0, 0  # minibatches that have begun, and those whose loss is known
         self._since = 0  # minibatches that had begun in the checkpoint that was loaded
@@ -233,7 +237,7 @@ class Trainer:
         self._recordings: list[Recording] = []
         self._pausing = False
         self._losses: dict[int, list[Tensor]] = {}  # of the minibatches that `step` may still return
-        self._listeners: list[Callable[[int, float], None]] = []
+        self.listeners: list[Callable[[int, float], None]] = []  # told each loss, whoever calls `step` and `flush`
 
     @property
     def method(self) -> Method:
@@ -297,7 +301,7 @@ class Trainer:
         if self._broken is not None or self._sums:
             self._refuse_halted()
         n = self._entered
-        with self._backend.together():
+        with self.backend.abort_all_on_error():
             self._settled.check()
             self._by_hand.check(n, drained=self._drained)
             loads = self._splitter.loads(x, y)
@@ -310,7 +314,7 @@ class Trainer:
             self._interpreter.step(n, loads)
         self._entered += 1
         self._drained = False
-        with self._backend.together():
+        with self.backend.abort_all_on_error():
             self._collect_losses()
         parts = self._losses.pop(n - self.lag, None)
         if parts is None:
@@ -318,21 +322,9 @@ class Trainer:
         return self._tell(n - self.lag, self._mean_loss(parts))  # only now does the host wait for the device
 
     def _tell(self, minibatch: int, loss: float) -> float:
-        for listener in self._listeners:
+        for listener in self.listeners:
             listener(minibatch, loss)
         return loss
-
-    @contextmanager
-    def listening(self, listener: Callable[[int, float], None]) -> Iterator[None]:
-        """In this block the listener gets each minibatch's number and loss, whoever calls `step` and `flush`.
-
-        A loss that `flush` has returned is told again when `step` returns it.
-        """
-        self._listeners.append(listener)
-        try:
-            yield
-        finally:
-            self._listeners.remove(listener)
 
     def _compare_batch(self, n: int, x: Any, y: Any) -> None:
         # At steps 0, 1, 2, 4, 8, ... of this process. None is no difference.
@@ -342,7 +334,7 @@ class Trainer:
                 f"{name} of step {n + 1}": None if part is None else digest_of_batch(part)
                 for name, part in (("x", x), ("y", y))
             }
-            self._backend.compare(said, "is given another batch", SAME_BATCHES)
+            self.backend.compare(said, "is given another batch", SAME_BATCHES)
 
     def flush(self) -> list[float]:
         """Finish what is in flight. Returns, in order, the losses that `step` has not returned yet.
@@ -369,8 +361,8 @@ class Trainer:
         with `stretto.ParameterServer(order=...)`, given the order or the path of its file, comes to the same numbers.
         """
         self._pause()
-        with self._backend.together():
-            return self._backend.order()
+        with self.backend.abort_all_on_error():
+            return self.backend.order()
 
     def _pause(self) -> None:
         # Before a collective: a server's staleness bound may make one process wait for an update of another.
@@ -430,7 +422,7 @@ class Trainer:
         Raises UsageError for wrong arguments, for data without batches, where processes give different data, and for a
         checkpoint of other data; KeyboardInterrupt, once all is saved, if it was asked to stop.
         """
-        with self._backend.together():
+        with self.backend.abort_all_on_error():
             given = FitArguments(
                 batch_size=batch_size,
                 epochs=epochs,
@@ -444,7 +436,7 @@ class Trainer:
                 quiet=quiet,
             )
             needs = Needs(self._splitter.reads_x, self._splitter.reads_y, self._splitter.cut)
-            fit = FitLoop(self, self._backend, needs, train, validation, given)
+            fit = FitLoop(self, needs, train, validation, given)
             history = fit.run()
         if fit.interrupted is not None:  # said here, since it parts no processes
             raise KeyboardInterrupt(fit.interrupted)
@@ -454,16 +446,6 @@ class Trainer:
     def entered(self) -> int:
         """How many minibatches have entered the pipeline."""
         return self._entered
-
-    def stops(self, wanted: bool) -> bool:
-        """Whether to stop training now, since one process has `wanted` it: all stop after the same step.
-
-        On several processes, each calls this after each step; it reads their store, which takes some 0.1 ms.
-        """
-        flag("stops: wanted", wanted)
-        with self._backend.together():
-            last = self._backend.last_step(self._entered, self.lag, wanted)
-        return last is not None and self._entered >= last
 
     def _change_phase(self, n: int) -> None:
         phase = self._phases[self.method.phases.synchronous(n)]
@@ -481,12 +463,12 @@ class Trainer:
     def _running(self, what: str, number: int | None = None) -> Iterator[None]:
         before, idle = self._interpreter.updates, self._interpreter.idle
         try:
-            with self._backend.together(), torch.enable_grad(), self._generator:
+            with self.backend.abort_all_on_error(), torch.enable_grad(), self._generator:
                 yield
             self._by_hand.remember()
         except BaseException as error:
             what = what if number is None else f"{what} {number}"
-            if self._backend.can_retry and idle and before == self._interpreter.updates:
+            if self.backend.can_retry and idle and before == self._interpreter.updates:
                 # Nothing was in flight before, and nothing was updated: as if the step had not been tried.
                 for stage in self._interpreter.every_stage:
                     stage.abandon()
@@ -496,7 +478,7 @@ class Trainer:
             raise
 
     def _refuse_halted(self) -> None:
-        self._backend.together()  # says so if it has been closed
+        self.backend.abort_all_on_error()  # says so if it has been closed
         if self._sums:
             raise UsageError(
                 "weights are the plain sums of steps here: train, flush, save and load outside of the block of "
@@ -535,12 +517,12 @@ class Trainer:
         block. What it has trained can still be read; whatever trains, evaluates or saves raises UsageError from then
         on. A Trainer that nobody refers to any more, in any process, is used again in the same way, but later.
         """
-        if self._backend.closed:
+        if self.backend.closed:
             return
         if self._broken is None:
             self.flush()
         self._broken = "it was closed"
-        self._backend.close()
+        self.backend.close()
 
     def __enter__(self) -> Self:
         """Itself."""
@@ -552,7 +534,7 @@ class Trainer:
             self.close()
         else:
             self._broken = self._broken or "an error ended its with block"
-            self._backend.give_up()
+            self.backend.give_up()
 
     # -- using what was trained -------------------------------------------------------------------------------------
 
@@ -578,10 +560,10 @@ class Trainer:
         given = Batches("evaluate", batches)
         measured = named_metrics("evaluate: metrics", metrics)
         self._pause()
-        with self._backend.together(), given.explaining_misfits(), self.pausing("evaluation"):
+        with self.backend.abort_all_on_error(), given.explaining_misfits(), self.pausing("evaluation"):
             self._refresh()
             with self._by_hand.own_work():
-                return self._backend.evaluate(self.stages, self.specification, given, measured)
+                return self.backend.evaluate(self.stages, self.specification, given, measured)
 
     def predict(self, batches: Iterable[Batch]) -> list[Any] | None:
         """The model's output for each batch of inputs x, on the CPU, in evaluation mode, with the current weights.
@@ -592,15 +574,15 @@ class Trainer:
         """
         given = InputBatches("predict", batches)
         self._pause()
-        with self._backend.together(), given.explaining_misfits(), self.pausing("prediction"):
+        with self.backend.abort_all_on_error(), given.explaining_misfits(), self.pausing("prediction"):
             self._refresh()
             with self._by_hand.own_work():
-                return self._backend.predict(self.stages, self.specification, given)
+                return self.backend.predict(self.stages, self.specification, given)
 
     def _refresh(self) -> None:
         # On several processes, bring borrowed weights up to date.
         with self._by_hand.own_work():
-            self._backend.refresh(self._stages, self.rules)
+            self.backend.refresh(self._stages, self.rules)
 
     @property
     def optimizers(self) -> list[torch.optim.Optimizer | None]:
@@ -636,79 +618,6 @@ class Trainer:
             return None
         return math.hypot(*[float(torch.linalg.vector_norm(each.double())) for each in norms])
 
-    def measured(self) -> dict[str, Any]:
-        """What a tracker is told of this process: rates by stage, the gradients' norm, the most bytes it has held.
-
-        Of replicas, and of processes that share stages, only the first one tells rates and norms.
-        """
-        tells = self._backend.writes
-        rates = enumerate(self.lr if tells else [])
-        return {
-            "lr": {
-                f"stage_{index}": max(rate) if isinstance(rate, list) else rate
-                for index, rate in rates
-                if rate is not None
-            },
-            "norm": self.grad_norm if tells else None,
-            "peak_memory": most_held(self.device),
-        }
-
-    def measure_norms(self, *, on: bool) -> None:
-        """Measure the gradients' norm at each update, for `grad_norm`, also where nothing limits it."""
-        flag("measure_norms: on", on)
-        for stages in self._replicas:
-            for stage in stages.values():
-                stage.measures_norms = on
-
-    def track(self, trackers: Sequence[Tracker], run: RunDescription, tell: Callable[[str], None]) -> Tracking:
-        """Log to trackers from now on; each process calls this, and the first one writes.
-
-        Gradients are measured at every update then. `tell` is called with a sentence where a tracker fails.
-        """
-        trackers = find_trackers(trackers, "track: trackers")
-        of_kind("track: run", run, RunDescription, "a stretto.trackers.RunDescription")
-        function("track: tell", tell, "a function of a sentence", 1)
-        self.measure_norms(on=bool(trackers))
-        return Tracking(self, self._backend, trackers, run, tell)
-
-    def grad_norms(self) -> list[float | None]:
-        """The norm of each stage's gradients at its last update, before `clip` shrinks them, the same on every process.
-
-        It is measured as `grad_norm` is; None for a stage that has made no update here. Of replicas, replica 0's. A
-        collective.
-        """
-        norms = [-1.0] * len(self.stages)
-        if 0 in self._backend.replicas:
-            for index, stage in self._stages.items():
-                if stage.gradient_norms is not None:
-                    norms[index] = float(torch.linalg.vector_norm(stage.gradient_norms.double()))
-        return [None if norm < 0 else norm for norm in self.largest(norms)]
-
-    def largest(self, values: Sequence[float]) -> list[float]:
-        """The largest of all processes' values, entry by entry, the same on each of them: a collective."""
-        sequence("largest: values", values, "a list of numbers")
-        for value in values:
-            of_kind("largest: values", value, (int, float), "a list of numbers")
-        with self._backend.together():
-            return [float(value) for value in self._backend.largest(torch.tensor(values, dtype=torch.float64))]
-
-    def told_by_first(self, value: Any) -> Any:
-        """Rank 0's value on every process: numbers, text, lists and dicts, as JSON has them. A collective."""
-        with self._backend.together():
-            try:
-                told = json.dumps(value if self.rank == 0 else None)
-            except (TypeError, ValueError) as error:
-                raise UsageError(f"told_by_first: value={shown(value)}: give what JSON has ({error})") from error
-            return json.loads(self._backend.told_by_first(told.encode()))
-
-    def compare(self, description: Mapping[str, Any], what: str, remedy: str) -> None:
-        """Raise UsageError, on every process, where descriptions differ: "rank 1 `what` than rank 0". A collective.
-
-        None says nothing of its key.
-        """
-        with self._backend.together():
-            self._backend.compare(description, what, remedy)
-
     def __repr__(self) -> str:
         parameters = dict.fromkeys(parameter for stage in self.stages for parameter in stage.parameters())
         count = f"{sum(parameter.numel() for parameter in parameters):,}"
@@ -719,19 +628,15 @@ class Trainer:
             f"{' here' if self.processes > 1 else ''}, {self.device}, {_counted(self._entered, 'step')} done)"
         )
 
-    def together(self) -> AbstractContextManager[None]:
-        """The context for other work that all processes do at the same time: an error in one of them ends all."""
-        return self._backend.together()
-
     @property
     def rank(self) -> int:
         """The rank of this process; 0 if it is the only one."""
-        return self._backend.rank
+        return self.backend.rank
 
     @property
     def processes(self) -> int:
         """How many processes train together; 1 emulates all workers."""
-        return self._backend.size
+        return self.backend.size
 
     def observe(self, minibatches: int = 2) -> Observer:
         """Measure which weights the next minibatches see and how much stages hold; `step` trains the same numbers.
@@ -740,7 +645,7 @@ class Trainer:
         and `figures()`.
         """
         whole("observe: minibatches", minibatches, 1, 1_000_000)
-        self._backend.together()  # says so if it has been closed
+        self.backend.abort_all_on_error()  # says so if it has been closed
         if any(map(is_sharded, self.stages)):
             raise UsageError(
                 f"sync={self.sync.name}: no process has whole weights to observe; observe on one process, where the "
@@ -756,15 +661,9 @@ class Trainer:
         is a collective: they compare their clocks.
         """
         self._pause()
-        with self._backend.together():
-            interpreters = [phase.interpreter for phase in self._phases.values()]
-            self._recordings = self._backend.record(interpreters, self.device)
+        with self.backend.abort_all_on_error():
+            self._recordings = self.backend.record(self.device)
         return self._recordings
-
-    def profile_actions(self, profile: Profile | None) -> None:
-        """Run each action of this process in a context that `profile` makes for it from now on; None ends that."""
-        for phase in self._phases.values():
-            phase.interpreter.profile = profile
 
     @contextmanager
     def pausing(self, what: str) -> Iterator[None]:
@@ -791,20 +690,9 @@ class Trainer:
         """
         self._pause()
         most = most_held(self.device)
-        with self._backend.together():
-            told = self._backend.collect(torch.tensor(-1 if most is None else most))
+        with self.backend.abort_all_on_error():
+            told = self.backend.collect(torch.tensor(-1 if most is None else most))
         return [int(each) for each in told] if told else None
-
-    def slowest(self, seconds: float) -> float:
-        """The most seconds that a process gives, on rank 0; its own elsewhere. A collective.
-
-        Where stages do not wait for the ones above them, the first process alone may be fast: it runs ahead.
-        """
-        number("slowest: seconds", seconds)
-        self._pause()
-        with self._backend.together():
-            told = self._backend.collect(torch.tensor(seconds, dtype=torch.float64))
-        return max((float(each) for each in told), default=seconds)
 
     @contextmanager
     def plain_sums(self) -> Iterator[None]:
@@ -826,7 +714,7 @@ class Trainer:
                 yield
             finally:
                 self._sums = False
-        with self._backend.together():
+        with self.backend.abort_all_on_error():
             self._refresh()
 
     def gather(self) -> dict[str, Tensor] | None:
@@ -836,9 +724,9 @@ class Trainer:
         processes this is a collective, and the result is on rank 0, None elsewhere.
         """
         self._pause()
-        with self._backend.together():
+        with self.backend.abort_all_on_error():
             self._refresh()
-            gathered = self._backend.gather({index: self._weights_of(index) for index in self._stages})
+            gathered = self.backend.gather({index: self._weights_of(index) for index in self._stages})
         if gathered is None:
             return None
         state = {key: value for weights in gathered.values() for key, value in weights.items()}
@@ -859,7 +747,7 @@ class Trainer:
         if names is not None:
             function("write_weights: names", names, NAMES, 1)
         self._pause()
-        with self._backend.together():
+        with self.backend.abort_all_on_error():
             self._refresh()
             states = {index: self._weights_of(index) for index in self._stages}
             written: dict[int, State] = {}
@@ -867,10 +755,10 @@ class Trainer:
                 weights = {key: value for key, value in state.items() if not key.startswith("heads.")}
                 heads = {key: value for key, value in state.items() if key.startswith("heads.")}
                 sizes = {}
-                if self._backend.writes:
+                if self.backend.writes:
                     sizes = write_part(Path(folder), index, len(self.stages), weights, names)
                 written[index] = heads | sizes
-            gathered = self._backend.gather(written)  # when it returns, all have written
+            gathered = self.backend.gather(written)  # when it returns, all have written
             if gathered is None:
                 return None
             write_index(Path(folder), gathered)
@@ -882,7 +770,7 @@ class Trainer:
             prefix + name: value
             for prefix, module in parts
             if module is not None
-            for name, value in self._backend.sharing.state(module).items()
+            for name, value in self.backend.sharing.state(module).items()
             if isinstance(value, Tensor)  # extra state is in checkpoints
         }
 
@@ -898,8 +786,8 @@ class Trainer:
             of_kind("save: extra", extra, Mapping, "a dict of numbers, text, lists and dicts")
         self.flush()
         manifest = self._manifest(extra or {})
-        with self._backend.together(), self.pausing("checkpoint"):
-            self._backend.save(path, self._states(), manifest)
+        with self.backend.abort_all_on_error(), self.pausing("checkpoint"):
+            self.backend.save(path, self._states(), manifest)
 
     def _manifest(self, extra: Mapping[str, Any]) -> Manifest:
         return Manifest(
@@ -909,7 +797,7 @@ class Trainer:
             entered=self._entered,
             losses={n: [self._mean_loss(losses)] for n, losses in self._losses.items()},
             extra=extra,
-            parts=self._backend.sharing.parts,
+            parts=self.backend.sharing.parts,
             replicas=self.mesh.data,
             sync=self.sync.checkpoint_name(self.mesh.data),
         )
@@ -929,9 +817,9 @@ class Trainer:
         changes.
         """
         self.flush()
-        with self._backend.together():
+        with self.backend.abort_all_on_error():
             states = self._states()
-        stages = dict(zip(self._backend.replicas, states, strict=True))
+        stages = dict(zip(self.backend.replicas, states, strict=True))
         return {**vars(self._manifest({})), "stages": stages, "num_stages": len(self.stages)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -944,14 +832,14 @@ class Trainer:
             self._refuse_halted()
         manifest = Manifest(**{key: value for key, value in state.items() if key not in ("stages", "num_stages")})
         self._pause()
-        with self._backend.together():
+        with self.backend.abort_all_on_error():
             self._refuse_other(where, manifest, state["num_stages"])
 
             def read(index: int, replica: int) -> dict[str, Any]:
                 known: dict[str, Any] = copy.deepcopy(stages[replica][index])  # an optimizer would keep the tensors
                 return known
 
-            self._take_over(where, manifest, read)
+            self._resume(where, manifest, read)
 
     def load(self, path: str | os.PathLike[str]) -> dict[str, Any]:
         """Go on from `save`, on any number of workers; what is in flight is dropped. Returns `extra`.
@@ -968,10 +856,10 @@ class Trainer:
         if self._sums:
             self._refuse_halted()
         self._pause()
-        with self._backend.together():
+        with self.backend.abort_all_on_error():
             manifest = read_manifest(path)
             self._refuse_other(str(path), manifest, len(manifest.stages) // manifest.parts)
-            self._take_over(str(path), manifest, partial(read_stage, path))
+            self._resume(str(path), manifest, partial(read_stage, path))
         return dict(manifest.extra)
 
     def _refuse_other(self, where: str, manifest: Manifest, stages: int) -> None:
@@ -984,7 +872,7 @@ class Trainer:
                     f"{where} was saved with {name} {getattr(manifest, name)}, this trainer has {name} {value}: give "
                     f"{name}={getattr(manifest, name)!r}"
                 )
-        parts = self._backend.sharing.parts
+        parts = self.backend.sharing.parts
         if stages != len(self.stages):
             raise UsageError(f"{where} holds {stages} stages, this trainer has {len(self.stages)}")
         if manifest.parts != parts:
@@ -994,9 +882,9 @@ class Trainer:
             )
         refuse_other(where, manifest.sync, manifest.replicas, self.sync, self.mesh.data)
 
-    def _take_over(self, where: str, manifest: Manifest, read: Callable[[int, int], dict[str, Any]]) -> None:
+    def _resume(self, where: str, manifest: Manifest, read: Callable[[int, int], dict[str, Any]]) -> None:
         # `read` returns the state of a stage, by its number in the checkpoint and its replica's.
-        if self._listeners and self._broken is None:
+        if self.listeners and self._broken is None:
             self.flush()  # they wait for the losses of what is in flight
         self._load_stages(where, manifest.entered, read, alike=manifest.replicas != self.mesh.data)
         self._entered = manifest.entered
@@ -1008,7 +896,7 @@ class Trainer:
         self._interpreter.restart(self._entered)
 
     def _checkpoint_index(self, index: int) -> int:
-        sharing = self._backend.sharing
+        sharing = self.backend.sharing
         return index * sharing.parts + sharing.part
 
     def _load_stages(
@@ -1017,7 +905,7 @@ class Trainer:
         # Loads each replica's own state, or replica 0's into all of them if `alike`.
         loads = [
             (stage, read(self._checkpoint_index(index), 0 if alike else replica))
-            for replica, stages in zip(self._backend.replicas, self._replicas, strict=True)
+            for replica, stages in zip(self.backend.replicas, self._replicas, strict=True)
             for index, stage in stages.items()
         ]
         for stage, state in loads:

@@ -19,7 +19,6 @@ SIZE = "bytes of "  # before a name: its tensor's size, as rank 0 is told
 
 
 def file_of(stage: int, num_stages: int) -> str:
-    """The name of a stage's file."""
     return f"model-{stage + 1:05d}-of-{num_stages:05d}.safetensors"
 
 

@@ -23,7 +23,7 @@ from stretto.schedule import Action
 from stretto.schedule.delay import BACKWARD
 from stretto.stage.interpreter import Interpreter
 from stretto.stage.stage import ForwardState, Graph, Stage, begins_in_place, head_loss
-from stretto.weights.tensor_origins import tensors_in
+from stretto.weights.saved_tensor_check import tensors_in
 
 Values = Mapping[str, Tensor]
 
@@ -145,7 +145,6 @@ class StageObserver:
 
     @property
     def done(self) -> bool:
-        """Whether no backward and no update is awaited any more."""
         return not self._backwards_left and not self._pending
 
     def observe(
@@ -183,7 +182,6 @@ class StageObserver:
         return self._latest[1]
 
     def _compare(self) -> None:
-        """Measure the predictions that aimed at the current weights."""
         actual = self._weights
         for prediction in self._pending:
             if prediction.updates == self._stage.updates:
@@ -232,7 +230,6 @@ def kept_by_forward(stage: Stage, graph: Graph, target: Target | None) -> int:
 
 
 def copied(values: Values) -> Values:
-    """Copies of the current values."""
     return {name: value.detach().clone() for name, value in values.items()}
 
 
@@ -255,10 +252,8 @@ def norm(tensors: Iterable[Tensor]) -> float:
 
 
 def storages(tensors: Iterable[Tensor]) -> dict[int, int]:
-    """The sizes of the tensors' storages in bytes, by address."""
     return {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
 
 
 def mean(values: Sequence[float]) -> float | None:
-    """The mean; None without values."""
     return fmean(values) if values else None

@@ -52,7 +52,6 @@ class LateLogs:
         return done
 
     def rest(self) -> float:
-        """The sum of the losses that no entry has."""
         return sum(self.losses.values())
 
 

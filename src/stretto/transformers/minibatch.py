@@ -85,7 +85,6 @@ def cat(name: str, parts: Sequence[Tensor], batches: Sequence[Inputs], padding: 
 
 
 def padded(part: Tensor, length: int, value: int | None, *, left: bool) -> Tensor:
-    """[N, T] with more columns of `value`."""
     more = length - part.shape[1]
     return torch.nn.functional.pad(part, (more, 0) if left else (0, more), value=value)
 

@@ -60,7 +60,6 @@ class Outputs:
         return {self.names[0] if len(self.names) == 1 else "logits": output}
 
     def logits(self, output: Any) -> Tensor:
-        """The logits of an output."""
         named = self.named(output)
         return named["logits"] if "logits" in named else next(iter(named.values()))
 
@@ -73,7 +72,6 @@ class OfLogits:
     loss: Loss
 
     def __call__(self, output: Any, target: Any) -> Any:
-        """Sum and count, of the logits alone."""
         logits = self.outputs.logits(output)
         return (
             self.loss.sum_and_count(logits, target)
@@ -92,7 +90,6 @@ class OverAllLabels:
     outputs: Outputs
 
     def __call__(self, output: Any, target: Tensor) -> SumAndCount:
-        """Sum and count."""
         total, _ = next_token_cross_entropy.sum_and_count(self.outputs.logits(output), target)
         return total, target.ne(IGNORED).sum()
 
@@ -116,7 +113,6 @@ class OfTrainer:
         return self.function(named, target, num_items_in_batch=one, **self.options), count
 
     def count(self, target: Any) -> Tensor:
-        """How many labels count, as transformers counts them."""
         labels = next(iter(target.values())) if isinstance(target, Mapping) else target
         counted: Tensor = (labels[..., 1:] if self.shifts else labels).ne(IGNORED)
         return counted.sum()
@@ -137,7 +133,6 @@ def outputs_of(model: nn.Module, inputs: Inputs) -> tuple[Outputs, Mapping[str, 
 
 @contextmanager
 def trial(model: nn.Module) -> Iterator[None]:
-    """A forward that leaves no trace."""
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     with undisturbed([model], device), torch.no_grad():
         yield
@@ -287,7 +282,6 @@ def tried(loss: OfLogits, output: Any, target: Tensor) -> float | None:
 def divided_loss(
     outputs: Outputs, function: Callable[..., Tensor], labels: Inputs, given: Any, *, shifts: bool
 ) -> Loss:
-    """The user's compute_loss_func. Raises UsageError unless it divides by num_items_in_batch."""
     target = one_of(labels)
     named = outputs.kind(**{name: given[name] for name in outputs.names})
     values = [float(function(named, target, num_items_in_batch=torch.tensor(count))) for count in (1.0, 2.0)]

@@ -1,9 +1,10 @@
 """A transformers model cut into stages, and the stretto.Trainer that trains them."""
 
 import copy
+import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,9 @@ from stretto.losses import Loss
 from stretto.losses.value import mean_and_weight, understand
 from stretto.methods import Method
 from stretto.nn.preserve import device_of
-from stretto.optim.named import NamedOptimizer
+from stretto.optim.from_function import NamedOptimizer
 from stretto.splitting import Stages, split
-from stretto.trainer.chosen_method import method_to_evaluate
+from stretto.trainer.host import evaluator, grad_norms
 from stretto.trainer.trainer import Trainer
 from stretto.transformers.minibatch import Inputs, Padding, joined
 from stretto.transformers.model_loss import Outputs, kind_of, one_of, outputs_of, telling_rows
@@ -27,6 +28,8 @@ COMPARED = 4  # batches on which a loss is compared with the model's own, and on
 AT_MOST = 8  # examples of each of them
 ROWS = 2  # examples of a first batch that the model is cut with
 FOLDER = "stretto"  # Stretto's checkpoint inside transformers' checkpoint-N
+STATE = "trainer_state.json"  # written last
+OPTIMIZER = "optimizer.pt"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,13 +135,7 @@ class Pipeline:
             options = {name: value for name, value in self.settings.options.items() if name not in ("sync", "heads")}
             if options.get("precision") == "bf16":  # would round the weights before training
                 options["precision"] = "bf16-autocast"
-            self.trainer = Trainer(
-                self.stages,
-                self.loss or no_loss,
-                lambda parameters: torch.optim.SGD(parameters, lr=0.0),
-                method_to_evaluate(self.settings.method),
-                **options,
-            )
+            self.trainer = evaluator(self.stages, self.loss or no_loss, self.settings.method, **options)
         return self.trainer
 
     def join(self, batches: Sequence[Inputs]) -> Inputs:
@@ -192,7 +189,7 @@ class Pipeline:
 
     def grad_norms(self) -> list[float | None]:
         """The norm of each stage's last gradients; those of the checkpoint until there are newer ones. A collective."""
-        pairs = zip(self.ready().grad_norms(), self._former_norms, strict=True)
+        pairs = zip(grad_norms(self.ready()), self._former_norms, strict=True)
         return [former if norm is None else norm for norm, former in pairs]
 
     def grad_norm(self) -> float | None:
@@ -207,14 +204,7 @@ class Pipeline:
         trainer.save(Path(folder) / FOLDER, {"grad_norms": self.grad_norms()})
 
     def load(self, folder: str) -> None:
-        """Go on from `save`."""
         self._former_norms = self.ready().load(Path(folder) / FOLDER)["grad_norms"]
-
-    @contextmanager
-    def together(self) -> Iterator[None]:
-        """The context of work that all processes do at the same time: an error in one of them ends all."""
-        with self.ready().together():
-            yield
 
 
 def core_of(model: nn.Module) -> nn.Module:
@@ -228,7 +218,6 @@ def core_of(model: nn.Module) -> nn.Module:
 
 
 def parted(batch: Mapping[str, Tensor], label_names: Sequence[str]) -> tuple[Inputs, Inputs]:
-    """A batch as inputs and labels."""
     inputs = {name: value for name, value in batch.items() if name not in label_names}
     return inputs, {name: batch[name] for name in label_names if name in batch}
 
@@ -236,3 +225,43 @@ def parted(batch: Mapping[str, Tensor], label_names: Sequence[str]) -> tuple[Inp
 def no_loss(output: Any, target: Any) -> Tensor:
     """The loss of a model that has only been given batches without labels."""
     raise UsageError("the loss of the model is not known: no batch had labels")
+
+
+def last_whole(output_dir: str) -> str:
+    """The newest checkpoint that was written to its end. Raises UsageError if there is none."""
+    numbered = {
+        int(found[1]): path
+        for path in Path(output_dir).glob("checkpoint-*")
+        if (found := re.search(r"-(\d+)$", path.name))
+    }
+    for number in sorted(numbered, reverse=True):
+        if is_whole(numbered[number]):
+            return str(numbered[number])
+    raise UsageError(
+        f"resume_from_checkpoint=True, but {output_dir} holds no whole checkpoint"
+        + (f" ({len(numbered)} of them were cut short while they were written)" if numbered else "")
+    )
+
+
+def is_whole(folder: Path) -> bool:
+    try:
+        json.loads((folder / STATE).read_text())
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def has_training(folder: str) -> bool:
+    """Whether a checkpoint holds Stretto's, with which training goes on exactly.
+
+    False for one of weights alone (save_only_model=True). Raises UsageError for one of transformers' own Trainer, whose
+    optimizer state belongs to no stages.
+    """
+    if (Path(folder) / FOLDER).is_dir():
+        return True
+    if (Path(folder) / OPTIMIZER).exists():
+        raise UsageError(
+            f"{folder} was written by transformers' own Trainer: its optimizer state is that of a whole model. Load "
+            "its weights, model = AutoModel....from_pretrained(folder), and train from there"
+        )
+    return False

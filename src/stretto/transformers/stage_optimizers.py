@@ -1,7 +1,5 @@
 """The optimizer that transformers makes for the whole model, and from it one for each stage."""
 
-import copy
-from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +8,8 @@ from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from stretto.errors import UsageError
-from stretto.optim.named import Named
+from stretto.optim.from_function import Named
+from stretto.trainer.host import StageOptimizers
 
 MATRIX = 2  # dims from which on the weights of an auxiliary head decay
 
@@ -32,21 +31,16 @@ class ShownOptimizer(torch.optim.Optimizer):
         """Do nothing: gradients under way belong to the stages."""
 
 
-class HuggingFaceOptimizers:
-    """Makes each stage's optimizer: the class and the groups of `whole`, with that stage's parameters alone.
+class HuggingFaceOptimizers(StageOptimizers):
+    """Makes each stage's optimizer, with all groups of the whole model's.
 
-    `names` gives each stage's weight "<stage>.<name>" its name in the model. A stage's optimizer of an earlier training
-    goes on, as transformers' does, unless its parameters are others.
+    A stage's optimizer of an earlier training goes on, as transformers' does, unless its parameters are others.
     """
 
     def __init__(self, whole: torch.optim.Optimizer, model: nn.Module, names: Callable[[str], str | None]) -> None:
         refuse_swapping(whole)
-        self._whole, self._names = whole, names
-        place = {
-            id(parameter): index for index, group in enumerate(whole.param_groups) for parameter in group["params"]
-        }
-        self._groups = {name: place.get(id(p)) for name, p in model.named_parameters(remove_duplicate=False)}
-        left_out = [name for name, p in model.named_parameters() if p.requires_grad and self._groups.get(name) is None]
+        super().__init__(whole, model, names)
+        left_out = [name for name, p in model.named_parameters() if p.requires_grad and self.group_of(p) is None]
         if left_out:
             raise UsageError(
                 f"the optimizer steps no parameter {left_out[0]!r}, which requires a gradient: add it to a group, or "
@@ -55,16 +49,13 @@ class HuggingFaceOptimizers:
         self.former: dict[frozenset[int], torch.optim.Optimizer] = {}
 
     def __call__(self, named: Named) -> torch.optim.Optimizer:
-        """The optimizer of one stage."""
         key = frozenset(id(parameter) for _, parameter in named)
         if key in self.former:
             return self.former[key]
-        optimizer = copy.copy(self._whole)  # of its class, without running its constructor
-        optimizer.state = defaultdict(dict)
-        optimizer.param_groups = [{**group, "params": []} for group in self._whole.param_groups]
+        members: dict[int, list[nn.Parameter]] = {number: [] for number in range(len(self.reference.param_groups))}
         for name, parameter in named:
-            optimizer.param_groups[self._group(name, parameter)]["params"].append(parameter)
-        return optimizer
+            members[self._group(name, parameter)].append(parameter)
+        return self.made(members, {})
 
     def keep(self, optimizers: list[torch.optim.Optimizer | None]) -> None:
         """Remember the optimizers of a training that has ended: those of the same parameters go on."""
@@ -76,12 +67,11 @@ class HuggingFaceOptimizers:
     def _group(self, name: str, parameter: nn.Parameter) -> int:
         if name.startswith("heads."):
             decays = parameter.dim() >= MATRIX
-            rates = [bool(group.get("weight_decay")) for group in self._whole.param_groups]
+            rates = [bool(group.get("weight_decay")) for group in self.reference.param_groups]
             return rates.index(decays) if decays in rates else 0
-        in_model = self._names(name)
-        index = None if in_model is None else self._groups.get(in_model)
-        assert index is not None, f"{name} is {in_model} in the model, which the optimizer does not step"
-        return index
+        number = self.group_of(self.own(name))
+        assert number is not None, f"{name} has no parameter in the model which the optimizer steps"
+        return number
 
 
 def refuse_swapping(whole: Any) -> None:

@@ -14,36 +14,35 @@ from transformers import PreTrainedModel, Trainer, TrainingArguments
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.trainer_utils import EvalLoopOutput, SaveStrategy, has_length
 
-from stretto.errors import UsageError, nearest
+from stretto.errors import UsageError
 from stretto.losses import Loss
 from stretto.methods import Method
 from stretto.methods import method as find_method
 from stretto.methods.table import check_written, is_advised, with_microbatches
 from stretto.nn.preserve import python_generators_restored
 from stretto.nn.seeding import PreservedGenerator
-from stretto.optim.named import NamedOptimizer
+from stretto.optim.from_function import NamedOptimizer
 from stretto.options.checks import positive
 from stretto.runtime import membership
 from stretto.splitting import Stages
-from stretto.trainer.microbatches import MinibatchCut
+from stretto.trainer.host import cut_of
 from stretto.trainer.trainer import Trainer as PipelineTrainer
-from stretto.transformers.checkpoints import has_training, last_whole
+from stretto.transformers.arguments import (
+    as_first,
+    defaults,
+    parted_options,
+    refuse_adapters,
+    refuse_arguments,
+    refuse_overridden,
+    show_one_process,
+)
 from stretto.transformers.late_logs import LateLog, LateLogs
 from stretto.transformers.minibatch import Inputs, Padding, tensors_of
 from stretto.transformers.model_loss import OfTrainer, Outputs, divided_loss, own_loss, refuse_another, trial
-from stretto.transformers.pipeline import COMPARED, Pipeline, PipelineSettings
-from stretto.transformers.refusals import refuse_adapters, refuse_arguments, refuse_overridden
-from stretto.transformers.single_view import as_first, show_one_process
+from stretto.transformers.pipeline import COMPARED, Pipeline, PipelineSettings, has_training, last_whole
 from stretto.transformers.stage_optimizers import HuggingFaceOptimizers, ShownOptimizer, scheduler_like
 
 FLAGS = ("should_training_stop", "should_epoch_stop", "should_save", "should_evaluate", "should_log")
-SET_BY_ARGUMENTS = {
-    "loss": "compute_loss_func=",
-    "optimizer": "TrainingArguments(optim=...), or optimizer_cls_and_kwargs=",
-    "scheduler": "TrainingArguments(lr_scheduler_type=...)",
-    "clip": "TrainingArguments(max_grad_norm=...)",
-    "example": "nothing: it is the first batch",
-}
 NEVER_CALLED = {
     "compute_loss": "the loss is computed where the last stage is; give compute_loss_func=",
     "get_batch_samples": "give another data collator, or override get_train_dataloader",
@@ -273,7 +272,7 @@ class StrettoTrainer(Trainer):
         """Raise UsageError if a minibatch has too few examples for all micro-batches: any, or the last of an epoch."""
         rebalanced = self.args.train_sampling_strategy == "batch_rebalance"  # batches of sizes of its own
         size = self._train_batch_size * self.args.gradient_accumulation_steps
-        cut = MinibatchCut(trainer.method, trainer.schedule, trainer.mesh.data)
+        cut = cut_of(trainer)
         which, examples, remedy = "a minibatch", size, "a larger per_device_train_batch_size"
         if size >= cut.parts and has_length(self.train_dataset) and not self.args.dataloader_drop_last:
             total = self.num_examples(loader)
@@ -307,7 +306,7 @@ class StrettoTrainer(Trainer):
 
     def _run_epoch(self, *args: Any, **options: Any) -> None:
         self._batches = []
-        with self._piped().together():
+        with self._piped().ready().backend.abort_all_on_error():
             super()._run_epoch(*args, **options)  # type: ignore[no-untyped-call]
 
     def training_step(
@@ -361,7 +360,8 @@ class StrettoTrainer(Trainer):
         Processes of an asynchronous method are not stopped for that: their callbacks have to decide alike.
         """
         if trainer.processes > 1 and not trainer.lag:
-            wanted = trainer.largest([getattr(self.control, flag) for flag in FLAGS])
+            with trainer.backend.abort_all_on_error():
+                wanted = trainer.backend.all_reduce_max([getattr(self.control, flag) for flag in FLAGS])
             for flag, value in zip(FLAGS, wanted, strict=True):
                 setattr(self.control, flag, bool(value))
 
@@ -413,9 +413,9 @@ class StrettoTrainer(Trainer):
             return super().evaluation_loop(*args, **options)
         member = membership()
         assert member is not None
-        with member.together():
+        with member.abort_all_on_error():
             output = super().evaluation_loop(*args, **options)
-            metrics = self._piped().ready().told_by_first(output.metrics)
+            metrics = self._piped().ready().backend.broadcast(output.metrics)
         return output._replace(metrics=metrics)
 
     def prediction_step(
@@ -455,11 +455,11 @@ class StrettoTrainer(Trainer):
         if self.pipeline is None or self.pipeline.trainer is None:
             self._save(output_dir)
         else:
-            with self.pipeline.together():
+            with self.pipeline.ready().backend.abort_all_on_error():
                 state = self.pipeline.model_state()
                 if state is not None:
                     self._save(output_dir, state_dict=state)
-                self.pipeline.ready().told_by_first(None)  # until then nobody reads it
+                self.pipeline.ready().backend.broadcast(None)  # until then nobody reads it
         if self.args.push_to_hub and not _internal_call:
             self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
 
@@ -507,34 +507,7 @@ class OutsideModel:
         """Do nothing: gradients under way belong to the stages."""
 
     def train(self, mode: bool = True) -> "OutsideModel":
-        """Do nothing."""
         return self
 
     def eval(self) -> "OutsideModel":
-        """Do nothing."""
         return self
-
-
-def parted_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Keyword arguments of transformers.Trainer, and those of stretto.Trainer. Raises UsageError for any other."""
-    of_transformers = inspect.signature(Trainer.__init__).parameters
-    of_stretto = [
-        name for name, parameter in inspect.signature(PipelineTrainer.__init__).parameters.items()
-        if parameter.kind is parameter.KEYWORD_ONLY and name not in SET_BY_ARGUMENTS
-    ]  # fmt: skip
-    for name in options:
-        if name in SET_BY_ARGUMENTS:
-            raise UsageError(f"StrettoTrainer({name}=...) is set by {SET_BY_ARGUMENTS[name]}")
-        if name not in of_transformers and name not in of_stretto:
-            known = [*of_transformers, *of_stretto, "method", "stages"]
-            raise UsageError(f"StrettoTrainer has no argument {name!r}: {nearest(name, known)}")
-    given = {name: value for name, value in options.items() if name in of_transformers}
-    return given, {name: value for name, value in options.items() if name not in of_transformers}
-
-
-def defaults(args: TrainingArguments) -> dict[str, Any]:
-    """What TrainingArguments say of a stretto.Trainer's further arguments."""
-    options: dict[str, Any] = {"device": args.device.type, "seed": args.seed}  # each process a device of its own
-    if args.bf16:
-        options["precision"] = "bf16-autocast"  # as accelerate's: weights stay in float32
-    return options

@@ -1,12 +1,8 @@
 """Which weights a forward and a backward see."""
 
-from stretto.weights.current import Current
-from stretto.weights.double_buffered import DoubleBuffered
-from stretto.weights.forward_backward_rules import Substituted
-from stretto.weights.live import Live
-from stretto.weights.predicted import Predicted
-from stretto.weights.stash import Stash
-from stretto.weights.synchronous_phase import Plain
+from stretto.weights.current import Current, Plain
+from stretto.weights.forward_backward_rules import Live, Substituted
+from stretto.weights.stash import DoubleBuffered, Predicted, Stash
 from stretto.weights.value_rules import (
     Correction,
     CurrentRule,

@@ -1,18 +1,127 @@
-"""A forward sees the values of one rule; its backward sees those of another, computed when the backward runs."""
+"""A backward sees other weights than its forward: those current when it runs (`Live`), or a rule's (`Substituted`).
+
+Nothing is copied in `Live`; in `Substituted` a graph saves weights by name instead of by value (`Reads`), so that a
+backward gets the values of its rule, computed when it runs.
+"""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any
+from contextlib import contextmanager, nullcontext
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
+from stretto.errors import UsageError
 from stretto.nn.batch import call
 from stretto.weights import saved_tensor_check
-from stretto.weights.saved_by_name import Read, Reads
+from stretto.weights.current import Current
+from stretto.weights.saved_tensor_check import STASH
 from stretto.weights.value_rules import CurrentRule, Rule
 from stretto.weights.weights import Weights, unwritten
+
+
+class Read(NamedTuple):
+    """Stands in a graph for a weight, or a view of one, that the backward will read: its name, size and strides."""
+
+    name: str
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int  # in elements, from the weight's first one
+
+    def of(self, weight: Tensor) -> Tensor:
+        """The same view of another tensor of the weight's size and strides."""
+        return weight.as_strided(self.size, self.stride, weight.storage_offset() + self.offset)
+
+
+class Reads:
+    """Recognises weights and their views among the tensors that a graph saves, by storage: they have no `_base`."""
+
+    def __init__(self, weights: Mapping[str, Tensor]) -> None:
+        self._ranges: dict[int, list[tuple[int, int, str]]] = {}  # by storage address: first element, end, weight
+        self._dtypes = {name: weight.dtype for name, weight in weights.items()}
+        for name, weight in weights.items():
+            if weight.numel():
+                start, end = storage_range(weight)
+                self._ranges.setdefault(weight.untyped_storage().data_ptr(), []).append((start, end, name))
+        for ranges in self._ranges.values():
+            ranges.sort()
+            for (_, end, first), (start, _, second) in pairwise(ranges):
+                if start < end:
+                    raise UsageError(
+                        f"weights {first!r} and {second!r} overlap in memory: give each a tensor of its own"
+                    )
+
+    def pack(self, tensor: Tensor) -> Any:
+        """A `Read` for a weight or a view of one, any other tensor itself: a pack function of `saved_tensors_hooks`.
+
+        Raises UsageError for a tensor in a weight's storage that is not a view of one weight in its dtype.
+        """
+        if self._ranges and tensor.layout == torch.strided:
+            ranges = self._ranges.get(tensor.untyped_storage().data_ptr())
+            if ranges is not None:
+                return self._find(tensor, ranges)
+        return tensor
+
+    def _find(self, tensor: Tensor, ranges: list[tuple[int, int, str]]) -> Read:
+        start, end = storage_range(tensor)
+        for weight_start, weight_end, name in ranges:
+            same_type = tensor.dtype == self._dtypes[name] and not tensor.is_conj()
+            if weight_start <= start and end <= weight_end and same_type:
+                return Read(name, tuple(tensor.shape), tensor.stride(), start - weight_start)
+        names = ", ".join(repr(name) for _, _, name in ranges)
+        raise UsageError(
+            f"a backward reads {names} in another shape or dtype, whose values cannot be replaced; {STASH}"
+        )
+
+
+def storage_range(tensor: Tensor) -> tuple[int, int]:
+    """The elements [start, end) of its storage that a tensor spans."""
+    start = int(tensor.storage_offset())
+    return start, start + 1 + sum(
+        int((size - 1) * step) for size, step in zip(tensor.shape, tensor.stride(), strict=True)
+    )
+
+
+class Live(Current):
+    """Pipelined Backpropagation (Kosson et al. 2021, arXiv 2003.11666) and PACI: one version of the weights.
+
+    `Live(module)`. The module is called as it is, its graph holds the parameters, and the optimizer changes them in
+    place without autograd noticing. The first forward, and the first one after a change of mode, dtype or autocast, is
+    checked: `forward` raises UsageError for a module whose backward would read a copy of a weight (`checked_call`).
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__(module)
+        self._checked: set[tuple[Any, ...]] = set()
+        self._by_name = not saved_tensor_check.can_hide_changes()
+
+    def forward(self, inputs: Sequence[Tensor], behind: int = 0) -> tuple[Any, Any]:
+        """The module's output, and None. Raises UsageError if its backward would not see the current weights."""
+        assert behind == 0, f"weights {behind} updates back are asked for; only the current ones exist"
+        conditions = saved_tensor_check.forward_conditions(self.module, inputs)
+        pack = Reads(self._named).pack if self._by_name else None
+        if conditions not in self._checked:
+            output = saved_tensor_check.checked_call(self.module, inputs, pack, self._unpack)
+            self._checked.add(conditions)
+            return output, None
+        # A hook set around the stage; `checked_call` has seen hooks set inside it.
+        if pack is None and saved_tensor_check.innermost_hook() is not None:
+            saved_tensor_check.refuse("", self.module, *saved_tensor_check.HOOKED)
+        with saved_tensors_hooks(pack, self._unpack) if pack is not None else nullcontext():
+            return call(self.module, inputs), None
+
+    def update(self, step: Callable[[], object]) -> None:
+        """Change the weights that graphs in flight hold. Raises UsageError if `step` gives a parameter new storage."""
+        addresses = [parameter.data_ptr() for parameter in self._leaves]
+        with nullcontext() if self._by_name else saved_tensor_check.unnoticed(self._leaves):
+            step()
+        if addresses != [parameter.data_ptr() for parameter in self._leaves]:
+            raise UsageError(f"the optimizer gave a parameter new storage; change it in place, or {STASH}")
+
+    def _unpack(self, saved: Tensor | Read) -> Tensor:
+        return saved.of(self._named[saved.name].detach()) if isinstance(saved, Read) else saved
 
 
 class Substituted(Weights):

@@ -12,6 +12,8 @@ which a backward must see as its forward left it. A copy matters only if a backw
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import Any, NoReturn
 
 import torch
@@ -20,10 +22,110 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from stretto.errors import UsageError
-from stretto.nn.batch import call
+from stretto.nn.batch import call, with_names_of
 from stretto.nn.layer_recompute import Region
-from stretto.weights import unnoticed_changes
-from stretto.weights.tensor_origins import Copy, Origin, Origins, storage_address, tensors_in
+
+# A private function of torch, with which weights change between a forward and its backward without an error.
+# `tests/weights/test_guard.py` fails if it stops meaning that. Where it is missing, `Live` has the graph save weights
+# by name instead, which needs no private function and costs a Python call for each tensor that a graph saves.
+NAME = "_unsafe_preserve_version_counter"
+
+
+def can_hide_changes() -> bool:
+    """Whether this torch has the function that `unnoticed` needs."""
+    return hasattr(torch.autograd, NAME)
+
+
+def unnoticed(parameters: Sequence[Tensor]) -> AbstractContextManager[None]:
+    """A context in which in-place changes of `parameters` leave their version counters as they are.
+
+    A backward through a graph that saved the parameters then reads the changed values and raises no error. Sound only
+    where the graph saved the parameters themselves, which `check.checked_call` makes sure of: a copy made in the
+    forward (autocast, weight_norm) would keep the old values.
+    """
+    context: AbstractContextManager[None] = getattr(torch.autograd, NAME)(tuple(parameters))
+    return context
+
+
+def innermost_hook() -> Callable[[Any], Any] | None:
+    """The pack function of the innermost `saved_tensors_hooks` in effect; None without one, or if torch cannot tell."""
+    top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+    hooks = top(False) if top is not None else None
+    return hooks[0] if hooks is not None else None
+
+
+class Origin(IntEnum):
+    """What a tensor was computed from: of several operands, the highest value counts."""
+
+    CONSTANT = 0
+    ZEROS = 1  # such as the first state of a recurrence: its product with a weight is an activation
+    WEIGHT = 2
+    COPY = 3  # computed from weights and constants
+    INPUT = 4
+
+
+@dataclass
+class Copy:
+    """A tensor computed from weights: the operation, the name of the submodule, and the tensor's dtype."""
+
+    operation: str
+    module: str
+    dtype: torch.dtype
+
+
+PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "mv", "addmv")
+MAKES_ZEROS = ("zeros", "zeros_like", "new_zeros")
+KEEPS_ZEROS = ("clone", "zero_")
+
+
+@dataclass
+class Origins:
+    """The origin of each storage, by its address. A reused address gets a new origin when it is written."""
+
+    kinds: dict[int, Origin] = field(default_factory=dict)
+    copies: dict[int, Copy] = field(default_factory=dict)
+
+    def of(self, tensor: Tensor) -> Origin:
+        return self.kinds.get(storage_address(tensor), Origin.CONSTANT)
+
+    def record(self, operation: str, operands: list[Tensor], results: list[Tensor], module: str) -> None:
+        """Record the origins of an operation's results; `module` names the submodule that ran it."""
+        kinds = [self.of(tensor) for tensor in operands]
+        addresses = {storage_address(tensor) for tensor in operands}
+        highest = max(kinds, default=Origin.CONSTANT)
+        if operation in MAKES_ZEROS and highest == Origin.CONSTANT:
+            highest = Origin.ZEROS
+        elif operation in PRODUCTS and Origin.ZEROS in kinds:
+            highest = Origin.INPUT
+        elif highest == Origin.WEIGHT:
+            highest = Origin.COPY
+        for index, tensor in enumerate(results):
+            address = storage_address(tensor)
+            still_zeros = address in addresses or operation in (*MAKES_ZEROS, *KEEPS_ZEROS)
+            kind = Origin.CONSTANT if highest == Origin.ZEROS and not still_zeros else highest
+            if operation == "_cudnn_rnn" and index == 4:  # the buffer into which cuDNN packs weights
+                kind = Origin.COPY
+            if self.kinds.get(address) != Origin.WEIGHT and address:
+                self.kinds[address] = kind
+                if kind == Origin.COPY and not (address in addresses and address in self.copies):
+                    self.copies[address] = Copy(operation, module, tensor.dtype)
+
+
+def storage_address(tensor: Tensor) -> int:
+    """The address of a tensor's storage, the same for all its views; 0 if the tensor is not strided."""
+    return tensor.untyped_storage().data_ptr() if tensor.layout == torch.strided else 0
+
+
+def tensors_in(values: Any) -> Iterator[Tensor]:
+    """All tensors in nested lists, tuples and dicts."""
+    if isinstance(values, Tensor):
+        yield values
+    elif isinstance(values, list | tuple):
+        for value in values:
+            yield from tensors_in(value)
+    elif isinstance(values, dict):
+        yield from tensors_in(list(values.values()))
+
 
 STASH = "choose a method with weights='stash', such as pb(stash=True) or pipedream"
 CAST = f"keep its weights in that dtype with float32 masters instead of autocast, or {STASH}"
@@ -81,7 +183,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._objections.setdefault(name, (reason, remedy))
 
     def _refuse_detours(self) -> None:
-        hook = unnoticed_changes.innermost_hook()
+        hook = innermost_hook()
         if hook is not None and is_checkpoint(hook):
             self.refuse(self.submodules[-1], *RECOMPUTED)
         region = getattr(hook, "__self__", None)
@@ -209,7 +311,7 @@ def call_refusing_checkpoints(module: nn.Module, call: Callable[[], Any]) -> Any
 
     def refuse_checkpoint(*_: Any) -> None:
         if not torch.compiler.is_compiling():
-            hook = unnoticed_changes.innermost_hook()
+            hook = innermost_hook()
             if hook is not None and is_checkpoint(hook):
                 refuse("", module, *RECOMPUTED)
 
@@ -237,7 +339,6 @@ def is_compiled(module: nn.Module) -> bool:
 
 
 def graph_nodes(output: Any) -> Iterator[Any]:
-    """The nodes of the autograd graph of `output`, each once."""
     pending = [tensor.grad_fn for tensor in tensors_in([output])]
     seen = set()
     while pending:
@@ -264,3 +365,28 @@ def forward_conditions(module: nn.Module, inputs: Sequence[Any]) -> tuple[Any, .
         else:
             conditions.append(None)
     return module.training, torch.is_grad_enabled(), *conditions, *casts.values()
+
+
+def backward_reads(module: nn.Module, inputs: Sequence[Any], name: str) -> bool:
+    """Whether gradients differ once the weight `name` has been changed in place after the forward."""
+    weight = module.get_parameter(name)
+    detached = [value.detach().clone() if isinstance(value, Tensor) else value for value in inputs]
+    leaves: list[Tensor] = [p for p in module.parameters() if p.requires_grad]
+    leaves += [value.requires_grad_() for value in detached if isinstance(value, Tensor) and value.is_floating_point()]
+    copies = [value.clone() if isinstance(value, Tensor) else value for value in detached]  # it may work in place
+    outputs = [tensor for tensor in tensors_in([call(module, with_names_of(inputs, copies))]) if tensor.requires_grad]
+    cotangents = [torch.randn_like(tensor) for tensor in outputs]
+
+    def gradients() -> list[Tensor]:
+        computed = torch.autograd.grad(outputs, leaves, cotangents, retain_graph=True, allow_unused=True)
+        return [gradient for gradient in computed if gradient is not None]
+
+    before, values = gradients(), weight.detach().clone()
+    with torch.no_grad(), unnoticed([weight]):
+        weight.add_(torch.randn_like(weight))
+    try:
+        after = gradients()
+    finally:
+        with torch.no_grad(), unnoticed([weight]):
+            weight.copy_(values)
+    return any(not torch.equal(a, b) for a, b in zip(before, after, strict=True))

@@ -1,17 +1,100 @@
-"""A backward sees the weights its forward saw: weight stashing (PipeDream, Narayanan et al. 2019, section 3.3)."""
+"""A backward sees the weights its forward saw: weight stashing (PipeDream, Narayanan et al. 2019, section 3.3).
+
+Two versions alone are PipeDream-2BW; versions may hold predicted weights. An update leaves the former weights where
+they are, without copying them beforehand.
+"""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.optim import SGD, Adam, AdamW
+from torch.optim import optimizer as torch_optimizer
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from stretto.nn.batch import Named
-from stretto.nn.parameter_hooks import with_hooks_of
+from stretto.nn.hooks import with_hooks_of
 from stretto.weights import saved_tensor_check
+from stretto.weights.value_rules import Rule
 from stretto.weights.weights import Weights, unwritten
-from stretto.weights.written_elsewhere import step_elsewhere
+
+# Their steps change parameters themselves, never a view of their memory.
+OPTIMIZERS = (SGD, Adam, AdamW)
+LARGE = 1 << 17  # bytes of a parameter; a smaller one is copied faster than the step's operations are looked at
+
+aten = torch.ops.aten
+OUT_OF_PLACE: Mapping[Any, Any] = {
+    aten.add_.Tensor: aten.add.out,
+    aten.mul_.Tensor: aten.mul.out,
+    aten.addcdiv_.default: aten.addcdiv.out,
+}
+
+
+def step_elsewhere(parameters: Sequence[nn.Parameter], step: Callable[[], object]) -> None:
+    """Call `step`, whose changes of the parameters do not reach tensors that share their storage now.
+
+    A copy before the step would read and write each weight once more. Where the step is that of a known optimizer, the
+    first operation that changes a parameter writes to fresh storage instead, with the same numbers to the last bit.
+    Otherwise the parameters are copied.
+    """
+    known = is_known(step)
+    large: list[nn.Parameter] = []
+    for parameter in parameters:
+        if known and parameter.nbytes >= LARGE and not parameter.is_complex():  # those are changed by a view
+            large.append(parameter)
+        else:
+            move(parameter)
+    with WritesElsewhere(large) if large else nullcontext():
+        step()
+
+
+def is_known(step: Callable[[], object]) -> bool:
+    """Whether `step` is the own step of one of OPTIMIZERS, without a user's code in front of it."""
+    optimizer: Any = getattr(step, "__self__", None)
+    if type(optimizer) not in OPTIMIZERS:
+        return False
+    own = getattr(step, "__func__", None) is type(optimizer).step or hasattr(step, "_wrapped_by_lr_sched")
+    return own and not (optimizer._optimizer_step_pre_hooks or torch_optimizer._global_optimizer_pre_hooks)
+
+
+def move(parameter: Tensor) -> None:
+    """Give the parameter a copy of its values as its storage."""
+    parameter.data = parameter.data.clone()
+
+
+def is_dense(argument: object) -> bool:
+    return not isinstance(argument, Tensor) or argument.layout == torch.strided
+
+
+class WritesElsewhere(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """The first operation that changes one of `parameters` gives it fresh storage with the result."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._waiting = {id(parameter): parameter for parameter in parameters}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Called for each operation below autograd; for all but those first ones, it is run as it is."""
+        kwargs = kwargs or {}
+        if not (self._waiting and func._schema.is_mutable):
+            return func(*args, **kwargs)
+        first = self._waiting.get(id(args[0])) if args else None
+        if first is not None and func in OUT_OF_PLACE and all(map(is_dense, args)):
+            del self._waiting[id(first)]
+            fresh = torch.empty_like(first)
+            OUT_OF_PLACE[func](*args, **kwargs, out=fresh)
+            first.data = fresh
+            return first
+        for argument in args:  # of a fused step, or one on lists of tensors
+            for tensor in argument if isinstance(argument, list | tuple) else (argument,):
+                parameter = self._waiting.pop(id(tensor), None)
+                if parameter is not None:
+                    move(parameter)
+        return func(*args, **kwargs)
 
 
 @dataclass(slots=True)
@@ -120,3 +203,88 @@ class Stash(Weights):
         for version in (*versions, self._standing):
             if version is not None:
                 yield from version.leaves.values()
+
+
+class DoubleBuffered(Stash):
+    """The current weights and those before the last update (Narayanan et al. 2021, arXiv 2006.09503, section 3.1).
+
+    A forward may read the weights before the last update, but none older. The schedule must guarantee this: an update
+    takes at least as many micro-batches as there are stages. The first minibatch after a drain reads the current
+    weights (`schedule.Delays`).
+    """
+
+    _former: Version | None = None
+
+    def forward(self, inputs: Sequence[Tensor], behind: int = 0) -> tuple[Any, Any]:
+        """Run the module on the current version (`behind` 0), or on the one before the last update (1)."""
+        if behind == 0:
+            return super().forward(inputs)
+        assert behind == 1, f"weights {behind} updates back are asked for; two versions are kept"
+        assert self._former is not None, "no update has happened yet"
+        return self.run_on(self._former, inputs)
+
+    def forget(self) -> None:
+        """Drop both versions: the next forward reads the parameters."""
+        super().forget()
+        self._former = None
+
+    def update(self, step: Callable[[], object]) -> None:
+        """The current version becomes the former one and keeps its storage; the parameters get a copy to change."""
+        self._former = self.standing()
+        super().update(step)
+
+    def held(self, versions: Iterable[Version]) -> Iterator[Tensor]:
+        """As for `Stash`, and the leaves of the former version, whether or not a graph holds it."""
+        yield from super().held([*versions, *([] if self._former is None else [self._former])])
+
+
+class Predicted(Stash):
+    """`Predicted(module, rule)`: a stash of the rule's values, computed once for all forwards between two updates.
+
+    Kosson et al. 2021 (arXiv 2003.11666), linear weight prediction with weight stashing. Where the rule returns the
+    parameter itself, this is `Stash`: the version shares its storage, which is copied only if a graph still holds it.
+    """
+
+    def __init__(self, module: nn.Module, rule: Rule) -> None:
+        super().__init__(module)
+        self.rule = rule
+
+    @torch.no_grad()
+    def standing(self) -> Version:
+        """The version with the rule's values for the current weights; all forwards until the next update share it."""
+        if self._standing is None:
+            values = {name: self.rule.value(name, p).data for name, p in self._parameters.items()}
+            self._standing = Version(
+                {name: with_hooks_of(self._parameters[name], nn.Parameter(value)) for name, value in values.items()}
+            )
+        return self._standing
+
+    def forget(self) -> None:
+        """Drop the version, and the rule's record of past updates."""
+        super().forget()
+        self.rule.forget()
+
+    def update(self, step: Callable[[], object]) -> None:
+        """As for `Stash`; calls the rule's `before` and `after` around it."""
+        with torch.no_grad():
+            self.rule.before(self._parameters)
+        super().update(step)
+        with torch.no_grad():
+            self.rule.after(self._parameters)
+
+    def held(self, versions: Iterable[Version]) -> Iterator[Tensor]:
+        """As for `Stash`, and the rule's tensors."""
+        yield from super().held(versions)
+        yield from self.rule.held()
+
+    def ahead(self) -> float:
+        """The rule's horizon, in updates."""
+        return self.rule.ahead()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The rule's state, under "forward" as for `Substituted`."""
+        return {"forward": self.rule.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load the rule's state from `state_dict`."""
+        self.rule.load_state_dict(state["forward"])

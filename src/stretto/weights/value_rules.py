@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from stretto.errors import UsageError
-from stretto.optim.coming_rates import FutureRates, Scheduler
+from stretto.nn.master_weights import Masters
 from stretto.optim.direction import check_direction, extrapolated, keep_updates
-from stretto.optim.momentum import check_momentum
+from stretto.optim.learning_rates import FutureRates, Scheduler
+from stretto.optim.traits import check_momentum
 
 Horizon = float | Callable[[int], float]  # how many updates ahead, or a function from the updates so far to that
 Parameters = Mapping[str, Tensor]
@@ -44,7 +45,7 @@ class Rule(ABC):
 
     def ahead(self) -> float:
         """How many updates ahead of the current weights the rule's values are; 0 for a rule that does not predict."""
-        return horizon_at(self.horizon, self.updates)
+        return self.horizon(self.updates) if callable(self.horizon) else self.horizon
 
     def ahead_of(self, parameter: Tensor) -> float:
         """As `ahead`, for one parameter."""
@@ -244,11 +245,6 @@ class Interpolated(Rule):
         return value if self.part == 1 or value is parameter else torch.lerp(parameter, value, self.part)
 
 
-def horizon_at(horizon: Horizon, updates: int) -> float:
-    """The horizon (in updates) that holds after `updates` updates."""
-    return horizon(updates) if callable(horizon) else horizon
-
-
 def remember(copies: dict[str, Tensor], parameters: Parameters) -> None:
     """Copy the parameters into `copies`, into the tensors of an earlier copy if there is one."""
     for name, parameter in parameters.items():
@@ -256,3 +252,46 @@ def remember(copies: dict[str, Tensor], parameters: Parameters) -> None:
             copies[name].copy_(parameter)
         else:
             copies[name] = parameter.detach().clone()
+
+
+class Rounded(Rule):
+    """`Rounded(rule, masters)`: the values of `rule` for a parameter's master, rounded to the parameter's dtype.
+
+    The rule gets the tensors that the optimizer steps, as it would without masters, and needs no code for them.
+    """
+
+    def __init__(self, rule: Rule, masters: Masters) -> None:
+        super().__init__()
+        self.rule = rule
+        self._masters = masters
+
+    def value(self, name: str, parameter: Tensor) -> Tensor:
+        """The rule's value for the master, in the parameter's dtype; the parameter if the rule returns the master."""
+        master = self._masters.of(parameter)
+        value = self.rule.value(name, master)
+        return parameter if value is master else value.to(parameter.dtype)
+
+    def before(self, parameters: Parameters) -> None:
+        self.rule.before(self._masters_of(parameters))
+
+    def after(self, parameters: Parameters) -> None:
+        self.rule.after(self._masters_of(parameters))
+
+    def ahead(self) -> float:
+        return self.rule.ahead()
+
+    def held(self) -> Iterator[Tensor]:
+        return self.rule.held()
+
+    def forget(self) -> None:
+        """Drop the rule's record of past updates."""
+        self.rule.forget()
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.rule.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.rule.load_state_dict(state)
+
+    def _masters_of(self, parameters: Parameters) -> Parameters:
+        return {name: self._masters.of(parameter) for name, parameter in parameters.items()}

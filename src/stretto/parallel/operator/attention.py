@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from stretto.errors import UsageError
-from stretto.parallel.operator.axis import Axis
-from stretto.parallel.operator.exchange import join, leave
+from stretto.parallel.operator.axis import Axis, join, leave
 from stretto.parallel.operator.piece import Piece, keep_part
 from stretto.parallel.operator.randomness import draw_apart
 from stretto.parallel.operator.role import Role

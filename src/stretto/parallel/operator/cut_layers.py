@@ -4,14 +4,13 @@ A column layer (outputs cut) keeps its forward, except on a gathered sequence. A
 bias once, behind the sum over processes: its class is replaced by one that does.
 """
 
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from stretto.parallel.operator.axis import Axis
-from stretto.parallel.operator.exchange import join, leave, part
+from stretto.parallel.operator.axis import Axis, join, leave, part
 from stretto.parallel.operator.piece import Piece, keep_part
 from stretto.parallel.operator.role import Role, is_transposed, weight_dims
 from stretto.parallel.operator.span import Boundary, SequenceParts, WholeActivations
@@ -38,9 +37,9 @@ def column(layer: nn.Module, role: Role, axis: Axis, boundary: Boundary) -> None
     if isinstance(boundary, SequenceParts):
         layer.__class__ = ColumnTransposed if is_transposed(layer) else ColumnLinear
         layer.__dict__["boundary"] = boundary
-    layer.register_forward_pre_hook(EnterInput(boundary))
+    layer.register_forward_pre_hook(partial(enter_input, boundary))
     if not role.sliced:
-        layer.register_forward_hook(GatherOutput(axis, dims.channels, role.sizes))
+        layer.register_forward_hook(partial(gather_output, axis, dims.channels, role.sizes))
 
 
 class ColumnLinear(nn.Linear):
@@ -76,8 +75,8 @@ def grouped(layer: nn.Module, role: Role, axis: Axis) -> None:
     layer.groups = role.sizes[axis.rank] * layer.groups // outputs
     if not role.sliced:
         input_sizes = tuple(size * inputs // outputs for size in role.sizes)
-        layer.register_forward_pre_hook(SliceInput(axis, dims.channels, input_sizes))
-        layer.register_forward_hook(GatherOutput(axis, dims.channels, role.sizes))
+        layer.register_forward_pre_hook(partial(slice_input, axis, dims.channels, input_sizes))
+        layer.register_forward_hook(partial(gather_output, axis, dims.channels, role.sizes))
 
 
 def row(layer: nn.Module, role: Role, axis: Axis, boundary: Boundary) -> None:
@@ -88,7 +87,7 @@ def row(layer: nn.Module, role: Role, axis: Axis, boundary: Boundary) -> None:
     layer.__class__ = RowTransposed if is_transposed(layer) else ROWS[type(layer)]
     layer.__dict__["boundary"] = boundary
     if not role.sliced:
-        layer.register_forward_pre_hook(SliceInput(axis, dims.channels, role.sizes))
+        layer.register_forward_pre_hook(partial(slice_input, axis, dims.channels, role.sizes))
 
 
 class RowLinear(nn.Linear):
@@ -173,38 +172,17 @@ class EmbeddingRows(nn.Embedding):
         return leave(rows.masked_fill(missing[..., None], 0), self.axis)
 
 
-@dataclass(frozen=True)
-class EnterInput:
-    """Prepares the input of a column: gathers parts of the sequence, and sums the gradient over processes."""
-
-    boundary: Boundary
-
-    def __call__(self, layer: nn.Module, args: tuple[Any, ...]) -> Any:
-        """A forward pre-hook."""
-        return self.boundary.enter(args[0]), *args[1:]
+# Hooks, whose arguments before the layer are bound.
+def enter_input(boundary: Boundary, layer: nn.Module, args: tuple[Any, ...]) -> Any:
+    """Prepare the input of a column: gather parts of the sequence, and sum the gradient over processes."""
+    return boundary.enter(args[0]), *args[1:]
 
 
-@dataclass(frozen=True)
-class SliceInput:
-    """Gives a layer this process's channels of a whole input."""
-
-    axis: Axis
-    dim: int
-    sizes: tuple[int, ...]
-
-    def __call__(self, layer: nn.Module, args: tuple[Any, ...]) -> Any:
-        """A forward pre-hook."""
-        return part(args[0], self.axis, self.dim, self.sizes), *args[1:]
+def slice_input(axis: Axis, dim: int, sizes: tuple[int, ...], layer: nn.Module, args: tuple[Any, ...]) -> Any:
+    """Give a layer this process's channels of a whole input."""
+    return part(args[0], axis, dim, sizes), *args[1:]
 
 
-@dataclass(frozen=True)
-class GatherOutput:
-    """Gathers the channels of a layer's output from all processes."""
-
-    axis: Axis
-    dim: int
-    sizes: tuple[int, ...]
-
-    def __call__(self, layer: nn.Module, args: Any, output: Tensor) -> Tensor:
-        """A forward hook."""
-        return join(output, self.axis, self.dim, self.sizes)
+def gather_output(axis: Axis, dim: int, sizes: tuple[int, ...], layer: nn.Module, args: Any, output: Tensor) -> Tensor:
+    """Gather the channels of a layer's output from all processes."""
+    return join(output, axis, dim, sizes)

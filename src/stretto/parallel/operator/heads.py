@@ -88,7 +88,6 @@ class AttentionLayers:
 
 
 def attentions(root: nn.Module) -> Iterator[AttentionLayers]:
-    """The attentions that are recognised in a module."""
     modules = dict(root.named_modules())
     for path, module in modules.items():
         paths = projections(path, module, modules)

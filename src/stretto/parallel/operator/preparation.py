@@ -17,10 +17,9 @@ from stretto.parallel.operator.chosen_styles import roles
 from stretto.parallel.operator.piece import pieces
 from stretto.parallel.operator.randomness import draw_apart
 from stretto.parallel.operator.role import Role
+from stretto.parallel.operator.sequence import blocks, share_parts
 from stretto.parallel.operator.sequence import install as install_sequence
-from stretto.parallel.operator.sequence import share_parts
 from stretto.parallel.operator.span import Boundary
-from stretto.parallel.operator.transformer_blocks import blocks
 
 PARAMETERS = ("dtensor", "local")
 
@@ -96,7 +95,6 @@ def cut_module(
 
 
 def install(layer: nn.Module, role: Role, axis: Axis, boundary: Boundary | None, *, torch_styles: bool) -> None:
-    """Cut one layer for its role."""
     if role.style == "random":
         draw_apart(layer, axis)
     elif role.style == "attention":

@@ -17,7 +17,6 @@ from stretto.parallel.operator.role import Role
 
 
 def style(role: Role) -> ParallelStyle:
-    """Torch's style for a role."""
     if role.style == "column":
         return ColwiseParallel(output_layouts=Shard(-1) if role.sliced else Replicate())
     return RowwiseParallel(input_layouts=Shard(-1) if role.sliced else Replicate())

@@ -20,9 +20,8 @@ from stretto.parallel.space.exchange import (
     with_summed_gradients,
 )
 from stretto.parallel.space.geometry import RowRange, SlidingWindow, TransposedWindow
-from stretto.parallel.space.grid import Grid
 from stretto.parallel.space.halo import Halo, Strip, axis_rows, halo
-from stretto.parallel.space.slab import ImageCut, PlainTensors, Slab, place_of_call, refusal, slab
+from stretto.parallel.space.slab import Grid, ImageCut, PlainTensors, Slab, place_of_call, refusal, slab
 
 Func = Callable[..., Any]
 Numbers = tuple[int, ...]
@@ -185,7 +184,6 @@ class HaloConvolution(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        """The gradients of input, weight and bias."""
         with PlainTensors():
             return halo_convolution_backward(ctx, *gradients)
 

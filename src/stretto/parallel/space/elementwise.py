@@ -103,7 +103,6 @@ def along_channels(func: Func, x: Slab, axis: Any, dim: int, sizes: tuple[int, .
 
 
 def refuse_cut_dims(func: Func, x: Slab, *dims: int) -> None:
-    """Refuse dims that are cut."""
     for dim in dims:
         if (dim if dim < 0 else dim - x.ndim) in x.cut.dims:
             raise refusal(func, f"dim {dim} is cut: no process has all of it")

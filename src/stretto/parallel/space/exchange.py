@@ -19,9 +19,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from stretto.parallel.space.geometry import cuts, want
-from stretto.parallel.space.grid import Grid
-from stretto.parallel.space.route import AxisRows, Block, Box, RowExchange, route
-from stretto.parallel.space.slab import ImageCut, PlainTensors
+from stretto.parallel.space.halo import AxisRows, Block, Box, RowExchange, route
+from stretto.parallel.space.slab import Grid, ImageCut, PlainTensors
 
 Dims = tuple[int, ...]
 
@@ -92,7 +91,6 @@ def resized(like: Tensor, dims: Dims, sizes: tuple[int, ...]) -> list[int]:
 
 
 def copy_in(buffer: Tensor, dims: Dims, boxes: tuple[Box, ...], arrived: list[Tensor]) -> None:
-    """Copy received tensors to their boxes' places in a buffer."""
     for box, tensor in zip(boxes, arrived, strict=True):
         block_of(buffer, dims, box.target).copy_(tensor)
 
@@ -102,7 +100,6 @@ class Fetch(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, grid: Grid, dims: Dims, exchange: RowExchange, fill: float) -> Tensor:
-        """The buffer, filled with rows of this slab and of others."""
         ctx.grid, ctx.dims, ctx.exchange, ctx.shape = grid, dims, exchange, x.shape
         transit = send_rows(grid, x, dims, exchange)
         shape = resized(x, dims, exchange.shape)
@@ -142,7 +139,6 @@ class Collect(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, cut: ImageCut) -> Tensor:
-        """Gather the slabs of all processes."""
         ctx.cut = cut
         return whole(x, cut)
 
@@ -158,14 +154,12 @@ class Scatter(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, image: Tensor, cut: ImageCut) -> Tensor:
-        """This process's slice of the image."""
         ctx.cut = cut
         return block_of(image, cut.dims, cut.spans).clone(memory_format=torch.contiguous_format)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        """Gather the gradients of all slabs."""
         return whole(gradients[0], ctx.cut), None
 
 
@@ -195,7 +189,6 @@ class SumGradients(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        """The gradients, summed over processes in one message."""
         with PlainTensors():
             return None, *ctx.grid.sum(*(gradient.contiguous() for gradient in gradients))
 
@@ -214,13 +207,11 @@ class SumOverProcesses(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, grid: Grid) -> Tensor:
-        """The sum over processes."""
         return grid.sum(x.contiguous())[0]
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        """The gradient, unchanged."""
         return gradients[0], None
 
 

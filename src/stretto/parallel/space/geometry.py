@@ -145,7 +145,6 @@ class CellWindow:
         return self.count
 
     def rows(self, out: RowRange, size: int) -> RowRange:
-        """The input rows in the cells of a range of output rows."""
         every = cells(size, self.count)
         return RowRange(every[out.start].start, every[out.stop - 1].stop)
 

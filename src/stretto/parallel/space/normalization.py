@@ -15,8 +15,7 @@ from torch.nn import functional as F
 
 from stretto.parallel.space.elementwise import per_channel, refuse_cut_dims
 from stretto.parallel.space.exchange import with_summed_gradients
-from stretto.parallel.space.grid import Grid
-from stretto.parallel.space.slab import ImageCut, PlainTensors, Slab, slab
+from stretto.parallel.space.slab import Grid, ImageCut, PlainTensors, Slab, slab
 
 Func = Callable[..., Any]
 
@@ -28,7 +27,6 @@ class Normalized(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, grid: Grid, count: int, eps: float
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Combine the statistics of all processes, and normalize with them."""
         mean, variance = statistics(x, grid, count)
         ctx.grid, ctx.count, ctx.eps = grid, count, eps
         ctx.save_for_backward(x, weight, mean, torch.rsqrt(variance + eps))

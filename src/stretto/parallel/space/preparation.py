@@ -13,8 +13,7 @@ from stretto.options.checks import of_kind, refuse
 from stretto.parallel.space import table  # noqa: F401 - it gives slabs their handlers
 from stretto.parallel.space.exchange import Collect, Scatter
 from stretto.parallel.space.geometry import cuts
-from stretto.parallel.space.grid import Grid
-from stretto.parallel.space.slab import ImageCut, PlainTensors, Slab, cut_dims, slab
+from stretto.parallel.space.slab import Grid, ImageCut, PlainTensors, Slab, cut_dims, slab
 
 MAX_DIMS = 8  # of a tensor whose shape processes exchange
 
@@ -95,7 +94,6 @@ class ToSlabs:
         self.grid = grid
 
     def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        """The module's arguments, with slabs."""
         where = f"stretto.parallel.spatial: the input of {type(module).__name__}"
         enter = lambda value: self.entered(value, where)  # noqa: E731
         return tree_map(enter, args), tree_map(enter, kwargs)

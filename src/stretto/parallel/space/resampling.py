@@ -12,8 +12,8 @@ from torch.nn import functional as F
 
 from stretto.parallel.space.exchange import fetch
 from stretto.parallel.space.geometry import RowRange, SlidingWindow, cuts, padded_rows, want, want_rows
+from stretto.parallel.space.halo import AxisRows
 from stretto.parallel.space.pooling import adaptive_average_pool
-from stretto.parallel.space.route import AxisRows
 from stretto.parallel.space.slab import ImageCut, Slab, place_of_call, refusal, slab
 
 Func = Callable[..., Any]
@@ -105,7 +105,6 @@ def interpolate(
 
 
 def hull(index: Any) -> RowRange:
-    """The range from the first to the last row in an index."""
     return RowRange(int(index.min()), int(index.max()) + 1)
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from stretto.parallel.space.elementwise import as_slabs, common_cut, local_arguments, refuse_cut_dims
 from stretto.parallel.space.exchange import Collect, add_up, fetch
 from stretto.parallel.space.geometry import SlidingWindow, cuts, want
-from stretto.parallel.space.route import AxisRows
+from stretto.parallel.space.halo import AxisRows
 from stretto.parallel.space.slab import ImageCut, Slab, refusal, slab
 
 Func = Callable[..., Any]
@@ -46,7 +46,6 @@ def as_tuple(args: tuple[Any, ...]) -> tuple[int, ...]:
 
 
 def permute(func: Func, x: Slab, *args: Any, dims: Any = None) -> Any:
-    """The dims in another order."""
     order = tuple(dim % x.ndim for dim in as_tuple(args or (dims,)))
     moved = tuple(order.index(dim % x.ndim) - x.ndim for dim in x.cut.dims)
     return slab(torch.permute(x, order), ImageCut(x.cut.grid, moved, x.cut.sizes))

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from stretto.errors import UsageError
 from stretto.nn.state_check import check_part, check_updates
-from stretto.optim.elementwise import is_elementwise
 from stretto.optim.loading import load
+from stretto.optim.traits import is_elementwise, touches_only_rows
 from stretto.schedule.even_split import bounds
 
 SMALL = 4096  # elements; a tensor with fewer is not cut
@@ -51,7 +51,6 @@ class Cut:
         self.used = [count > 0 for count in num_elements]  # whether a shard has any element
 
     def rows(self, shard: int) -> list[Rows]:
-        """A shard's rows of each parameter."""
         return [rows[shard] for rows in self._rows]
 
     def pieces(self, tensors: Sequence[Tensor | None], shard: int) -> list[Piece]:
@@ -112,7 +111,6 @@ class Shard:
         return {"optimizer": self.optimizer.state_dict(), "scheduler": scheduler, "version": self.version}
 
     def check(self, state: Mapping[str, Any]) -> None:
-        """Raise ValueError, TypeError or KeyError unless `load_state_dict` can load `state`."""
         if (state["scheduler"] is None) != (self.scheduler is None):
             names = ["no scheduler" if side is None else "a scheduler" for side in (state["scheduler"], self.scheduler)]
             raise ValueError(f"the state has {names[0]}, and this trainer has {names[1]}")
@@ -150,7 +148,6 @@ def take(parameters: Sequence[Tensor], rows: Sequence[Rows], changes: Sequence[P
 
 
 def rows_of(tensor: Tensor) -> int:
-    """The size of dim 0; a tensor without dimensions is one row."""
     return tensor.shape[0] if tensor.dim() else 1
 
 
@@ -181,10 +178,3 @@ def as_gradient(piece: Tensor | tuple[Tensor, Tensor], parameter: Tensor) -> Ten
         return piece.to(parameter.device)
     rows, values = (tensor.to(parameter.device) for tensor in piece)
     return torch.sparse_coo_tensor(rows[None], values, parameter.shape, is_coalesced=True, check_invariants=False)
-
-
-def touches_only_rows(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether a step with a sparse gradient surely changes no rows but the gradient's own."""
-    if isinstance(optimizer, torch.optim.SGD):
-        return all(group["momentum"] == 0 for group in optimizer.param_groups)
-    return isinstance(optimizer, torch.optim.SparseAdam | torch.optim.Adagrad)

@@ -101,7 +101,6 @@ def hosted(listener: socket.socket, timeout: timedelta) -> TCPStore:
 
 
 def answers(address: Address) -> bool:
-    """Whether somebody listens there."""
     try:
         socket.create_connection(address, timeout=ANSWER_TIMEOUT).close()
     except OSError:

@@ -1,4 +1,6 @@
-"""How the launchers of several machines meet: at a store on the first of them, where all that counts is signed.
+"""How launchers meet: that of a single machine its workers, those of several machines each other.
+
+Several meet at a store on the first of them, where all that counts is signed.
 
 The first is the one that can listen at HOST:PORT, and listens there only. It calls; each of the others answers with a
 number that nobody has seen before; it offers places in a roster of those numbers; whoever stands in it takes its place;
@@ -14,20 +16,21 @@ import hashlib
 import json
 import math
 import secrets
+import socket
 import sys
 import time
+import uuid
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import NoReturn
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined] # mypy does not see that it exports them
-from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
 from stretto.errors import StrettoError, UsageError
 from stretto.runtime.rendezvous.addresses import Address, addresses_of, answers, connect_to_store, hosted, listening
-from stretto.runtime.rendezvous.one_machine import NAME
 from stretto.runtime.rendezvous.signed_store import VARIABLE, ForgedError, Secret, Signed, of_round
 
 CONFIRM = 10.0  # seconds in which whoever is offered a place has to take it
@@ -39,6 +42,8 @@ ASSIGNED = ("torchelastic/role_info", "torchelastic/assigned_ranks")  # where to
 LOST = "lost"  # the key under which a node says what a stranger has changed
 STRANGER = "stranger"  # the one key that is not signed: somebody has come with another secret, or with none
 REMEDY = f"give all nodes the same one, with --secret-file FILE or the variable {VARIABLE}"
+NAME = "stretto"
+ADDRESS = "127.0.0.1"
 
 
 class MeetingError(StrettoError):
@@ -144,13 +149,27 @@ class MeetingStore:
         return self.signed.check([f"begins/{named(roster)}"])
 
 
-class NodesRendezvous(RendezvousHandler):
+class Rendezvous(RendezvousHandler):
+    """What both kinds answer torch's agent."""
+
+    use_agent_store = True
+    _closed = False
+
+    def get_backend(self) -> str:
+        return NAME
+
+    def is_closed(self) -> bool:
+        return self._closed
+
+    def set_closed(self) -> None:
+        self._closed = True
+
+
+class NodesRendezvous(Rendezvous):
     """The launcher of one of several machines, among all of them.
 
     Raises UsageError where no secret was given and another machine is the first: only that one makes its own.
     """
-
-    use_agent_store = True
 
     def __init__(self, rendezvous: str, nodes: int, secret: Secret | None, timeout: timedelta) -> None:
         self._addresses, self._nodes, self._timeout = addresses_of(rendezvous, one_machine=nodes == 1), nodes, timeout
@@ -172,7 +191,6 @@ class NodesRendezvous(RendezvousHandler):
         self._call, self._number = "", ""  # the last call that led to a round, and this node's number in that round
         self._roster: tuple[str, ...] = ()
         self._round: Signed | None = None
-        self._closed = False
 
     def next_rendezvous(self) -> RendezvousInfo:
         """Meet the others in a new round; raises MeetingError if they do not come in time."""
@@ -188,21 +206,9 @@ class NodesRendezvous(RendezvousHandler):
         rank = self._roster.index(self._number)
         return RendezvousInfo(self._round, rank, self._nodes, RendezvousStoreInfo(*meeting.address))
 
-    def get_backend(self) -> str:
-        """The name of this rendezvous, for torch's logs."""
-        return NAME
-
     def get_run_id(self) -> str:
         """The round's: nothing that was signed for another is of use."""
         return named(self._roster)
-
-    def is_closed(self) -> bool:
-        """Whether `set_closed` or `shutdown` has been called."""
-        return self._closed
-
-    def set_closed(self) -> None:
-        """No worker is started from now on."""
-        self._closed = True
 
     def num_nodes_waiting(self) -> int:
         """1 once another launcher has left this round: all have to meet again."""
@@ -349,3 +355,37 @@ def refuse(addresses: Sequence[Address]) -> NoReturn:
 def named(roster: Sequence[str]) -> str:
     """The name of a round: all who are in it see by it that it is new."""
     return hashlib.sha256(json.dumps(roster).encode()).hexdigest()[:32]
+
+
+class LocalRendezvous(Rendezvous):
+    """One node that waits for nobody. Each group of workers has a store of its own, which outlives all of them.
+
+    It listens on the loopback interface only, where torch's own rendezvous listens on every one. Other users of this
+    machine reach the loopback, too: values are signed, with a secret that the launcher hands to its workers.
+    """
+
+    def __init__(self, secret: Secret, timeout: timedelta) -> None:
+        self.secret, self._timeout = secret, timeout
+        self._run_id = uuid.uuid4().hex
+        self._store: Store | None = None
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """A new store, and this node as the first of one."""
+        self._store = None  # the former one gives its port back
+        self._run_id = uuid.uuid4().hex
+        with socket.socket() as listener:
+            listener.bind((ADDRESS, 0))
+            port = listener.getsockname()[1]
+            self._store = of_round(hosted(listener, self._timeout), self.secret, self._run_id)
+        return RendezvousInfo(self._store, 0, 1, RendezvousStoreInfo(ADDRESS, port))
+
+    def get_run_id(self) -> str:
+        return self._run_id
+
+    def num_nodes_waiting(self) -> int:
+        return 0
+
+    def shutdown(self) -> bool:
+        """Close the store, which gives its port back."""
+        self._store, self._closed = None, True
+        return True

@@ -95,11 +95,9 @@ class Signed(Store):
         self.set_timeout(self._store.timeout)
 
     def set(self, key: str, value: str | bytes) -> None:
-        """Write a value, behind its signature."""
         self._store.set(key, self._seal(key, value))
 
     def get(self, key: str) -> bytes:
-        """A value, once it is there."""
         self._await([key], self.timeout)
         return self._open(key, self._store.get(key))
 
@@ -147,34 +145,27 @@ class Signed(Store):
         raise DistStoreError(f"the number under {key!r} was changed by others for {self.timeout.total_seconds():.0f} s")
 
     def check(self, keys: Sequence[str]) -> bool:
-        """Whether all values are there."""
         return bool(self._store.check([*keys])) and all(self.get(key) is not None for key in keys)
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
-        """Return once all values are there."""
         self._await(keys, timeout or self.timeout)
         for key in keys:
             self.get(key)
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
-        """Several values, once they are there."""
         return [self.get(key) for key in keys]
 
     def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
-        """Write several values, each behind its signature."""
         for key, value in zip(keys, values, strict=True):
             self.set(key, value)
 
     def delete_key(self, key: str) -> bool:
-        """Delete a value; whether it was there."""
         return bool(self._store.delete_key(key))
 
     def num_keys(self) -> int:
-        """How many values there are."""
         return int(self._store.num_keys())
 
     def has_extended_api(self) -> bool:
-        """Whether several values travel at once: they do not."""
         return False
 
     def clone(self) -> "Signed":
@@ -208,5 +199,4 @@ def of_round(store: Store, secret: Secret, run_id: str) -> Signed:
 
 
 def as_bytes(value: str | bytes) -> bytes:
-    """What torch takes for either."""
     return value.encode() if isinstance(value, str) else bytes(value)

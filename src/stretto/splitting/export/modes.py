@@ -28,7 +28,6 @@ class Switch(nn.Module):
         self.evaluated = evaluated
 
     def forward(self, *inputs: Any) -> Any:
-        """Run the present mode's graph."""
         return (self.trained if self.training else self.evaluated)(*inputs)
 
 
@@ -40,7 +39,6 @@ def merge(trained: fx.Graph, evaluated: fx.Graph, targets: dict[str, Any], *, tr
 
 
 def operations(graph: fx.Graph) -> list[fx.Node]:
-    """The nodes of a graph that compute something."""
     return [node for node in graph.nodes if node.op not in ("placeholder", "get_attr", "output")]
 
 
@@ -138,7 +136,6 @@ class Gaps:
                     yield pair, index
 
     def users(self) -> list[Pair]:
-        """The pairs of operations, then the pair of outputs."""
         return [*self._pairs, self._last]
 
     def same(self, pair: Pair) -> bool:

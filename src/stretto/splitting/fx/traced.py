@@ -13,7 +13,6 @@ from torch.fx.node import map_arg
 from stretto.errors import UsageError
 from stretto.nn import deferred
 from stretto.nn.preserve import device_of, trainable, undisturbed
-from stretto.splitting.assembly import assemble
 from stretto.splitting.boundary_values import (
     Form,
     FormRecorder,
@@ -28,8 +27,9 @@ from stretto.splitting.boundary_values import (
 )
 from stretto.splitting.cost import Inputs
 from stretto.splitting.forward_arguments import ForwardCall
-from stretto.splitting.fx.decisions import reads_metadata
 from stretto.splitting.fx.graph import REMEDY, RecordedForward, TraceError
+from stretto.splitting.fx.tracer import reads_metadata
+from stretto.splitting.graph_module import assemble
 from stretto.splitting.graph_operations import OperationRecorder
 from stretto.splitting.parts import Joint, SplitParts
 from stretto.splitting.proof import Original
