@@ -36,6 +36,7 @@ WITHOUT_TORCH = (
     "schedule",
     "methods",
     "settings",
+    "cost",
     "plan",
 )
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from stretto.cli.plan import KEEP
+from stretto.cli.planning import KEEP
 from stretto.cost import Cluster, find_cluster
 from stretto.plan import Problem, search
 from stretto.plan.candidate_costs import Prices
@@ -24,8 +24,8 @@ from stretto.plan.cuts import best_cut
 from stretto.plan.objective import Goal, Objective
 from stretto.plan.partition import partition
 from stretto.plan.search_space import candidates
-from stretto.study.model_costs import Costed, costed
-from stretto.study.tensor_format import TensorFormat
+from stretto.settings.runs import TrainSettings
+from stretto.study.model_costs import Costed, CostRequest, TensorFormat, costed
 
 ROUNDS = 5
 LAYERS, DEVICES = 100, 64
@@ -86,10 +86,8 @@ def networks(cluster: Cluster) -> dict[str, object]:
 
 def counted(name: str, options: dict[str, object]) -> Costed:
     """All forms of a network's layers on nodes of 8: tensor axes, divided sequences, selective recomputation."""
-    return costed(
-        name, options, None, {}, "auto", format=TensorFormat("bfloat16"), heads=(), sharing=(2, 4, 8), selective=True,
-        sequence=True,
-    )  # fmt: skip
+    asked = CostRequest(heads=(), sharing=(2, 4, 8), selective=True, sequence=True, format=TensorFormat("bfloat16"))
+    return costed(TrainSettings(model=name, model_options=options), asked)
 
 
 def searched(problem: Problem, goal: Goal) -> dict[str, object]:

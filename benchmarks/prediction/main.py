@@ -27,7 +27,6 @@ from networks import NETWORKS
 
 import stretto.runtime
 from stretto.cost import Cluster, LayerCost, ModelCosts
-from stretto.cost.step_prediction import Forecast, forecast
 from stretto.measure.machine_calibration import (
     PASSED,
     SIZES,
@@ -45,8 +44,10 @@ from stretto.runtime.process_memory import peak_memory
 from stretto.schedule.even_split import part_sizes
 
 SHARED = Path(__file__).parent.parent / "shared"
-sys.path.insert(0, str(SHARED))
+sys.path[:0] = [str(SHARED), str(Path(__file__).parents[2] / "tests")]
 from teams import Team, Wire, laid, probe, spread  # noqa: E402
+
+from forecasts import Forecast, forecast  # noqa: E402
 
 WARM, STEPS, LASTING = 2, (5, 12), 0.4  # steps before the clock starts; at least, at most, and seconds of those after
 SAMPLES = 2  # of a configuration in each round

@@ -4,10 +4,10 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from predict import parsed
 from rows import Row
 
-from stretto.cli.plan import format_of
-from stretto.cli.program import app
+from stretto.cli.planning import format_of
 from stretto.cost import Cluster
 from stretto.cost.attained import dtype_of_products
 from stretto.cost.cluster_file import find_cluster
@@ -25,8 +25,7 @@ def complaints(rows: Sequence[Row]) -> list[str]:
 def complaints_of(row: Row) -> Iterator[str]:
     """What is wrong with a row's command: options that are unknown, or do not fit together."""
     try:
-        _, bound, _ = app.parse_args(row.arguments(), exit_on_error=False, print_error=False)
-        settings: PlanSettings = bound.arguments["settings"]
+        settings: PlanSettings = parsed(row.arguments()).arguments["settings"]
         cluster = find_cluster(str(settings.cluster))
         family_member(settings.model, settings.model_options or {})
         names_of(settings.methods)

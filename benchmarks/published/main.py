@@ -46,7 +46,7 @@ def predict(row: Row, cluster: str | None = None) -> Result:
     """Run the row's command, on its cluster or on a copy of it."""
     with tempfile.TemporaryDirectory() as folder:
         plan = str(Path(folder) / "plan.toml")
-        command = [sys.executable, "-m", "stretto", *row.arguments(cluster), "--json", "--out", plan]
+        command = [sys.executable, HERE / "predict.py", *row.arguments(cluster), "--json", "--out", plan]
         done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
     if done.returncode:
         said = (done.stderr.strip() or done.stdout.strip()).splitlines()

@@ -49,8 +49,8 @@ class Row:
         return amount / (value * (self.options["workers"] if unit.endswith("per_gpu") else 1))
 
     def arguments(self, cluster: str | None = None) -> list[str]:
-        """Arguments of `stretto` that predict the row, on its own cluster or in a copy of it."""
-        words = ["plan", "--all-workers"]
+        """Arguments of `predict.py` that predict the row, on its own cluster or in a copy of it."""
+        words = ["--all-workers"]
         for key, value in (self.options | ({} if cluster is None else {"cluster": cluster})).items():
             words += [f"--{key}", str(value)]
         return words
@@ -58,7 +58,8 @@ class Row:
     @property
     def command(self) -> str:
         """The command as one line for a shell, from the root of the repository."""
-        return shlex.join(["stretto", *self.arguments(), "--json"])
+        planner = ["python", "benchmarks/published/predict.py"] if "program" in self.options else ["stretto", "plan"]
+        return shlex.join([*planner, *self.arguments(), "--json"])
 
 
 def narayanan_flops(options: Mapping[str, Any]) -> float:

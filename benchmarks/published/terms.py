@@ -15,11 +15,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import predict
 from ablation import TERMS as OF_CLUSTERS
 from ablation import Tables, attained, without
 from rows import FILES, HERE, Row, read_rows
-
-import stretto.cli
 
 UNSEEN = {"A": FILES[2:], "B": FILES[3:], "C": FILES[4:]}
 """The files that were unseen: terms of round A were written on 2026-11-24 after 18:08, of B on 2026-11-25 before 20:24,
@@ -63,7 +62,6 @@ TERMS: Mapping[str, Term] = {
     "program: torch": Term("B", "program", "torch"),
     "program: megatron-2021": Term("B", "program", "megatron-2021"),
     "program: apex-2019, not torch": Term("B", "program", "apex-2019", "torch"),
-    "program: nemo-2024": Term("B", "program", "nemo-2024"),
     "attention: fused-2022, not fused": Term("A", f"{MODEL}attention", "fused-2022", "fused"),
     "attention: scaled-scores": Term("B", f"{MODEL}attention", "scaled-scores"),
     "fused: false": Term("A", f"{MODEL}fused"),
@@ -87,6 +85,7 @@ TERMS: Mapping[str, Term] = {
 GONE: Mapping[str, tuple[int, float | None, float | None]] = {
     "gelu: tanh or erf": (51, 0.0745, 0.0741),
     "indexed numbers": (39, 0.1295, 0.1270),
+    "program: nemo-2024": (8, 0.211, 0.198),
     "odd products": (0, None, None),
     "whole tiles of fused attention": (0, None, None),
     **dict.fromkeys(
@@ -105,7 +104,7 @@ def seconds_of(row: Row, cluster: str | None = None) -> float | None:
     """What the row's command predicts; None where it refuses."""
     out, err = io.StringIO(), io.StringIO()
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        status = stretto.cli.main([*row.arguments(cluster), "--json", "--out", f"{folder}/plan.toml"])
+        status = predict.main([*row.arguments(cluster), "--json", "--out", f"{folder}/plan.toml"])
     return None if status else float(json.loads(out.getvalue())["predicted_seconds"])
 
 

@@ -19,13 +19,13 @@ def counted_once():
 
     costed, begin = model_costs.costed, layer_counting.LayerCounting.__init__
 
-    def remembered(name, model_options, data, data_options, optimizer, **others):
-        words = (name, optimizer, others.get("loss", ""), *others.get("heads", ()), *others.get("metric", ()))
-        if data not in WITHOUT_FILES or any(":" in word for word in words):
-            return costed(name, model_options, data, data_options, optimizer, **others)
-        key = repr((name, sorted(model_options.items()), data, sorted(data_options.items()), optimizer, others))
+    def remembered(requested, asked):
+        words = (requested.model, requested.optimizer, requested.loss, *asked.heads, *requested.metric)
+        if requested.data not in WITHOUT_FILES or any(":" in word for word in words):
+            return costed(requested, asked)
+        key = repr((requested.to_json(), asked))
         if key not in known:
-            known[key] = costed(name, model_options, data, data_options, optimizer, **others)
+            known[key] = costed(requested, asked)
         return known[key]
 
     def sharing(self, **options):

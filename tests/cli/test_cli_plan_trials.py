@@ -13,7 +13,8 @@ from stretto.cli import main
 from stretto.mesh import Mesh
 from stretto.plan import Candidate, Plan
 from stretto.plan.trials import Trial, TrialFailedError
-from stretto.study import plan_trials
+from stretto.study import trial_processes
+from stretto.study.plan_trials import try_plans
 from stretto.study.trial_processes import TrialGroup
 from waiting import wait_for
 
@@ -57,7 +58,7 @@ def made_up(monkeypatch):
         def turn(self):
             return self.seconds[self.training.get("workers", 1) > 1]
 
-    monkeypatch.setattr(plan_trials, "TrialGroup", Group)
+    monkeypatch.setattr(trial_processes, "TrialGroup", Group)
     return Group
 
 
@@ -149,10 +150,10 @@ def test_a_plan_that_its_trainer_refuses_is_left_out():
         Trial(Plan(candidate=c, bounds=(0, 4), formula=1.0, seconds=1.0, value=1.0, bytes=(1.0,)))
         for c in (candidate, candidate._replace(batch=16))
     ]
-    tried = plan_trials.try_plans(trials, {"model": "mlp", "model_options": {"depth": 4}}, lambda _: None)
-    assert "batch_size=4096, but digits has" in tried.failures[0]["reason"]
-    assert [row["batch_size"] for row in tried.rows] == [16]
-    assert tried.seconds > 0
+    outcome = try_plans(trials, {"model": "mlp", "model_options": {"depth": 4}}, lambda _: None)
+    assert "batch_size=4096, but digits has" in outcome.failed[0].failure
+    assert [trial.plan.candidate.batch for trial in outcome.trials] == [16]
+    assert outcome.chosen.reported > 0
 
 
 @pytest.mark.slow

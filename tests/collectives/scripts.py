@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 import stretto
 from stretto.collectives import ALGORITHMS, reduce
-from stretto.collectives.execute import execute
+from stretto.collectives.reduce import execute
 
 LENGTHS = (0, 1, 7, 1000)
 PIECE = 1024  # bytes of a message that travel at a time: the longest come in pieces

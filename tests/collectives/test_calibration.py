@@ -3,8 +3,8 @@
 import pytest
 
 from stretto.collectives import ALGORITHMS, Calibration, Link, formula
-from stretto.collectives.algorithm_comparison import compared
 from stretto.collectives.calibration import NOMINAL, SizeTimes, cheapest, predicted
+from stretto.collectives.pricing import compared
 from stretto.collectives.reduce import algorithm_for, node_size_for
 from stretto.errors import UsageError
 

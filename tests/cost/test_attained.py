@@ -22,7 +22,7 @@ from stretto.cost.attained import (
 )
 from stretto.cost.cluster_file import parse, to_toml
 from stretto.cost.layer_table import Affine, Kernels, ProductSizes
-from stretto.cost.stage_prediction import Machine, layer_seconds, layer_times
+from stretto.cost.stage_prediction import Machine, layer_seconds, times_by_part
 from stretto.measure.layer_flops import layer_costs
 
 A100 = find_cluster("70-nodes-of-8-a100").devices["a100"]
@@ -138,7 +138,9 @@ def test_a_small_layer_takes_as_long_as_its_host_starts_kernels():
     machine = Machine(A100, "float32")
     assert layer_seconds(small_layers()[0], "F", machine, 4) == pytest.approx(forward * 21e-6)
     assert layer_seconds(small_layers()[0], "B", machine, 4) == pytest.approx(backward * 21e-6 + 6 * 19e-6)
-    assert layer_times(ModelCosts(small_layers()[:1], "float32"), machine, 4)[0].update == pytest.approx(6 * 7e-6)
+    assert times_by_part(ModelCosts(small_layers()[:1], "float32"), machine, 4)[0].alone.update == pytest.approx(
+        6 * 7e-6
+    )
     free = Machine(replace(A100, attained=A100.attained.without_host()), "float32")
     assert layer_seconds(small_layers()[0], "F", free, 4) < forward * 7e-6
 

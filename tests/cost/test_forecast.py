@@ -8,13 +8,13 @@ import torch
 from torch import nn
 from torch.nn.functional import mse_loss
 
+from forecasts import forecast
 from stretto import Trainer
 from stretto.cost import Affine, Cluster, Device, Group, Link, Measured, ModelCosts
-from stretto.cost.shared_weights import tied_bytes
+from stretto.cost.head_costs import tied_bytes
 from stretto.cost.stage_prediction import stage_times
-from stretto.cost.step_prediction import Pricer, forecast
+from stretto.cost.step_prediction import Pricer, Workers
 from stretto.cost.worker_memory import PREFIX, peak_bytes
-from stretto.cost.worker_places import Workers
 from stretto.measure import layer_costs
 from stretto.methods import method
 from stretto.optim.by_name import make_optimizer

@@ -10,9 +10,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import stretto
 from stretto.cost import Rate, find_cluster, layer_costs
-from stretto.cost.cure_costs import matrix_bytes, rotation_works
+from stretto.cost.cure_costs import basis_refresh, basis_step, matrix_bytes, newton_schulz, rotation_works
 from stretto.cost.layer_table import ModelCosts
-from stretto.cost.matrix_step import basis_refresh, basis_step, newton_schulz
 from stretto.cost.stage_prediction import Machine, cure_seconds, matrix_seconds, stage_times, update_seconds
 from stretto.methods.cure import StepCure
 from stretto.optim import SOAP, RotatedAdam, labels_of, muon

@@ -22,7 +22,7 @@ from stretto.cost import (
 )
 from stretto.cost.layer_sums import summed
 from stretto.cost.layer_table import Affine
-from stretto.cost.stage_prediction import Machine, all_reduce_seconds, layer_times
+from stretto.cost.stage_prediction import Machine, all_reduce_seconds, times_by_part
 from stretto.methods import method
 from stretto.parallel.price import LinearLayer, ProcessGrid, best_rows, price
 from stretto.simulate import period, simulate
@@ -43,7 +43,7 @@ def wide(width=64, number=4):
 
 
 def test_the_roofline_by_hand():
-    few, many = (layer_times(wide(), Machine(cluster().device(0), "float32"), b)[1] for b in (1, 1000))
+    few, many = (times_by_part(wide(), Machine(cluster().device(0), "float32"), b)[1].alone for b in (1, 1000))
     weights, row, flops = 64 * 64 * ITEM, 64 * ITEM, 2 * 64 * 64
     assert few.forward == pytest.approx((weights + 2 * row) / BANDWIDTH)  # one example: weights are read
     assert many.forward == pytest.approx(1000 * flops / PEAK)
@@ -57,7 +57,7 @@ def test_rates_come_before_the_roofline_and_contention_with_neighbours():
     rates = {"linear": {"forward": Rate(per_call=1e-3, per_flop=1e-8, contention=1.5)},
              "sgd": {"update": Rate(per_call=2e-3)}}  # fmt: skip
     device = cluster(rates=rates).device(0)
-    alone, crowded = (layer_times(wide(), Machine(device, "float32", each), 10)[1] for each in (False, True))
+    alone, crowded = (times_by_part(wide(), Machine(device, "float32", each), 10)[1].alone for each in (False, True))
     assert alone.forward == pytest.approx(1e-3 + 10 * 2 * 64 * 64 * 1e-8)
     assert crowded.forward == pytest.approx(1.5 * alone.forward)
     assert alone.update == pytest.approx(2e-3)
@@ -72,7 +72,7 @@ def test_measured_times_come_first():
     line = Affine(1e-2, 1e-4)
     rows = [type(row)(**{**vars(row), "measured": Measured(line, line, line, line, 3e-3)}) for row in costs.layers]
     measured = ModelCosts(tuple(rows), costs.dtype, start=1e-3)
-    times = layer_times(measured, Machine(cluster().device(0), "float32"), 20)
+    times = [parts.alone for parts in times_by_part(measured, Machine(cluster().device(0), "float32"), 20)]
     assert times[1][:5] == pytest.approx((1.2e-2, 1.2e-2, 1.2e-2, 1.2e-2, 3e-3))
     assert summed(times).weight_gradient == pytest.approx(4 * 1.2e-2)
     first, second = stage_times(measured, [0, 1, 4], cluster(), 20)

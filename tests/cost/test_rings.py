@@ -5,7 +5,7 @@ import pytest
 from stretto import UsageError
 from stretto.cost import find_cluster
 from stretto.cost.cluster_file import parse, to_toml
-from stretto.cost.rings import Steps, all_reduce_seconds, gather_seconds, joined_rings
+from stretto.cost.collective import Steps, all_reduce_seconds, gather_seconds, joined_rings
 from stretto.cost.stage_prediction import all_reduce_seconds as stage_all_reduce
 
 CLUSTER = find_cluster("70-nodes-of-8-a100")

@@ -12,7 +12,7 @@ import stretto
 from laws.networks import assert_equal
 from pairwise import in_turn, thinned
 from stretto.errors import UsageError
-from stretto.measure.live_bytes import LiveBytes
+from stretto.measure.traced_layers import LiveBytes
 from stretto.nn.layer_recompute import layers_of, marked
 
 SGD = partial(torch.optim.SGD, lr=0.05, momentum=0.9, weight_decay=1e-2)

@@ -7,8 +7,7 @@ import torch
 from torch import nn
 
 from stretto.measure import layer_costs
-from stretto.measure.layer_counting import LayerCounting
-from stretto.measure.meta_operators import MetaOperators
+from stretto.measure.layer_counting import LayerCounting, MetaOperators
 from stretto.measure.tensor_costs import published_tensor_costs
 from stretto.models.published import language, planned_network
 from stretto.models.published_network import made_by

@@ -7,8 +7,7 @@ from parallel.halo_bytes import CHANNELS, EVEN, FEW, GRIDS, LARGE, NETWORKS, SHA
 from runtime.processes import launch
 from stretto.measure import layer_costs
 from stretto.measure.tensor_costs import tensor_costs
-from stretto.plan.halos import halo_bytes
-from stretto.plan.split_layer_costs import by_space
+from stretto.plan.split_layer_costs import by_space, halo_bytes
 
 
 @pytest.mark.parametrize("names", [FEW, pytest.param(list(NETWORKS), marks=pytest.mark.slow)], ids=["few", "all"])

@@ -12,8 +12,8 @@ from stretto.plan import Problem, search
 from stretto.plan.bound import Bounds
 from stretto.plan.branch_and_bound import plan_of
 from stretto.plan.candidate_costs import Prices
-from stretto.plan.computing_parts import PARTS, split_computing
 from stretto.plan.objective import Objective
+from stretto.plan.plan_file import PARTS, split_computing
 from stretto.plan.refine import refined, terms
 from stretto.plan.search_space import candidates
 

@@ -367,7 +367,7 @@ def test_no_cut_takes_less_time_or_energy_than_its_bounds(seed):
             assert seconds <= min(taken)
             assert values.of_seconds(c, seconds) * c.batch <= float(min(used))
         for communicating in (False, True) if used else ():
-            assert values.of_group(group_of(c), communicating=communicating) * c.batch <= float(min(used))
+            assert values.of_group(alone(c), communicating=communicating) * c.batch <= float(min(used))
 
 
 @pytest.mark.parametrize("seed", seeds((2,), 8))
@@ -382,7 +382,7 @@ def test_the_least_memory_of_all(seed):
         cuts = [(0, *inner, layers) for inner in combinations(range(1, layers), c.stages - 1)]
         used = [value for cut in cuts if (value := fullest_that_fits(n, way_of(c), cut)) is not None]
         all_of += used
-        for bound in (values.of_group(group_of(c)), values.of_alternatives(alone(c)), values.of_candidate(c)):
+        for bound in (values.of_group(alone(c)), values.of_alternatives(alone(c)), values.of_candidate(c)):
             assert not used or bound <= min(used)
     assert (found.best is None) == (not all_of) == (not all_of or least is None)
     assert not all_of or max(found.best.bytes) == min(all_of) <= least
@@ -401,9 +401,9 @@ def test_what_is_left_out_for_its_memory_has_no_cut_that_fits(some, least):
         kept = {
             c
             for group in search_space.all_groups(prices.problem)
-            for fitting in bounds.memory.groups_that_fit(group)
+            for fitting in bounds.memory.that_fit(group)
             for each in fitting.alternatives()
-            for alternatives in bounds.memory.alternatives_that_fit(each)
+            for alternatives in bounds.memory.that_fit(each, placed=True)
             for c in alternatives.each()
         }
         for c in set(candidates(prices.problem)) - kept:
@@ -411,12 +411,6 @@ def test_what_is_left_out_for_its_memory_has_no_cut_that_fits(some, least):
             assert all(step(n, way_of(c), cut) is None for cut in cuts)
             left_out += 1
     assert left_out > least
-
-
-def group_of(c):
-    """A candidate as a group of its own."""
-    same = search_space.MethodChoice(c.method, c.per_worker, c.losses, (c.shard,), (c.recompute,), (c.sequence,))
-    return search_space.CandidateGroup(c, (same,))
 
 
 def compare(n, methods=None, *, empty=False):

@@ -16,8 +16,8 @@ from stretto.plan.candidate_costs import Prices
 from stretto.plan.host_lags import host_lags
 from stretto.plan.programs import program_named
 from stretto.plan.refine import refined, terms
-from stretto.study.model_costs import costed
-from stretto.study.tensor_format import TensorFormat
+from stretto.settings.runs import TrainSettings
+from stretto.study.model_costs import CostRequest, TensorFormat, costed
 
 SIZES = {"depth": 3, "width": 64, "heads": 4, "context": 32, "vocabulary": 64}
 KERNELS = 1000  # of each layer
@@ -93,7 +93,8 @@ def test_tables_have_the_lags_of_every_stage(seed):
 
 @pytest.fixture(scope="module")
 def model():
-    return costed("decoder", SIZES, None, {}, "adam", format=TensorFormat("bfloat16"), heads=(), sharing=(2,))
+    asked = CostRequest(heads=(), sharing=(2,), format=TensorFormat("bfloat16"))
+    return costed(TrainSettings(model="decoder", model_options=SIZES, optimizer="adam"), asked)
 
 
 def problem(model, program, cluster="8-a100", **changes):

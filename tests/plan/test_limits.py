@@ -10,8 +10,7 @@ from test_brute_force import draw, problem, way_of
 
 from stretto.errors import UsageError
 from stretto.plan import Objective, candidates, search
-from stretto.plan.conflict import LIMITS, conflict, possible, refusal, without
-from stretto.plan.explain import misfit
+from stretto.plan.explain import LIMITS, conflict, misfit, possible, refusal, without
 
 VALUES = {
     "pipelines": lambda c: c.pipeline, "data_parallels": lambda c: c.mesh.data, "tensors": lambda c: c.mesh.tensor,

@@ -9,7 +9,7 @@ from stretto.cost import Cluster, Device, Group, LayerCost, Link, ModelCosts, Wo
 from stretto.cost.layer_table import Affine
 from stretto.mesh import Mesh
 from stretto.plan import Problem, search
-from stretto.plan.placements import FEW, IN_ORDER, arrangements, is_exhaustive, placements
+from stretto.plan.places import FEW, IN_ORDER, arrangements, is_exhaustive, placements
 
 
 def cluster(*speeds, nodes=1, groups=1):

@@ -12,13 +12,18 @@ from stretto.cli.plan_output import passed_rows
 from stretto.cost.head_costs import HeadCosts
 from stretto.nn.batch import as_tuple
 from stretto.plan import search
-from stretto.study.model_costs import costed
+from stretto.settings.runs import TrainSettings
+from stretto.study.model_costs import CostRequest, costed
 
 
 @pytest.mark.parametrize("depth", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_layers_that_pass_on_several_tensors_have_costs_and_heads(depth):
     data = {"limit": 100, "examples": 100}
-    found = costed("encoder-decoder", {"depth": depth, "width": 16}, "number-words", data, "auto")
+    found = costed(
+        TrainSettings(
+            model="encoder-decoder", model_options={"depth": depth, "width": 16}, data="number-words", data_options=data
+        )
+    )
     assert len(found.layers) == 2 * depth
     assert len(found.heads["auto"].rows) == 2 * depth
     assert all(row.forward for row in found.costs.layers[: 2 * depth])
@@ -35,9 +40,8 @@ REASONS = {
 
 @pytest.fixture(scope="module")
 def mlp():
-    return costed(
-        "mlp", {"depth": 3, "width": 8}, "digits", {}, "sgd", heads=("auto", "two-layer(width=100)", *REASONS)
-    )
+    requested = TrainSettings(model="mlp", model_options={"depth": 3, "width": 8}, data="digits", optimizer="sgd")
+    return costed(requested, CostRequest(heads=("auto", "two-layer(width=100)", *REASONS)))
 
 
 @pytest.mark.parametrize(("head", "said"), REASONS.items())
@@ -62,7 +66,9 @@ def own(tmp_path_factory):
     """What a chain with so many skips costs."""
     file = tmp_path_factory.mktemp("own") / "own.py"
     file.write_text(OWN)
-    return cache(lambda skips: costed(f"{file}:build", {"skips": skips}, None, {}, "sgd", heads=("auto",)))
+    return cache(
+        lambda skips: costed(TrainSettings(model=f"{file}:build", model_options={"skips": skips}, optimizer="sgd"))
+    )
 
 
 def test_a_single_piece_and_a_model_without_data_say_why_they_have_no_heads(own):
@@ -94,7 +100,7 @@ def branching():
 @pytest.fixture(scope="module")
 def branched():
     """What is priced of it, the network itself and its input."""
-    return costed(f"{__file__}:branching", {}, None, {}, "sgd"), *branching()
+    return costed(TrainSettings(model=f"{__file__}:branching", optimizer="sgd")), *branching()
 
 
 def test_messages_between_stages_have_every_tensor_that_passes(branched):

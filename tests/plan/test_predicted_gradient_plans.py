@@ -8,11 +8,10 @@ import torch
 from torch import nn
 
 import stretto
+from forecasts import forecast
 from laws.networks import Attention, token_loss
 from stretto.cost import Cluster, Device, Group, Link
-from stretto.cost.head_costs import laid_out
-from stretto.cost.shared_weights import borrow, uses_in
-from stretto.cost.step_prediction import forecast
+from stretto.cost.head_costs import borrow, laid_out, uses_in
 from stretto.cost.worker_memory import peak_bytes
 from stretto.errors import UsageError
 from stretto.measure.layer_counting import LayerCounting

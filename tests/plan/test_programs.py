@@ -6,21 +6,20 @@ import numpy as np
 import pytest
 
 from stretto import UsageError
-from stretto.cli.plan import program_of
+from stretto.cli.planning import program_of
 from stretto.cost import find_cluster
 from stretto.mesh import Mesh
 from stretto.plan import Objective, Problem, candidates, search
 from stretto.plan.bound import Bounds
 from stretto.plan.branch_and_bound import plan_of
 from stretto.plan.candidate_costs import Prices
-from stretto.plan.hidden_exchanges import share_kept_busy
 from stretto.plan.layer_prices import ACCUMULATE
 from stretto.plan.problem import LayerForm
 from stretto.plan.programs import PROGRAMS, program_named
 from stretto.plan.refine import refined
 from stretto.settings.planning import PlanSettings
-from stretto.study.model_costs import costed
-from stretto.study.tensor_format import TensorFormat
+from stretto.settings.runs import TrainSettings
+from stretto.study.model_costs import CostRequest, TensorFormat, costed
 
 T, LAYERS = 4, 3
 SIZES = {"depth": LAYERS, "width": 256, "heads": 4, "context": 128, "vocabulary": 128}
@@ -29,7 +28,8 @@ H100 = "8-nodes-of-8-h100"
 
 @pytest.fixture(scope="module")
 def model():
-    return costed("decoder", SIZES, None, {}, "adam", format=TensorFormat("bfloat16"), heads=(), sharing=(T,))
+    asked = CostRequest(heads=(), sharing=(T,), format=TensorFormat("bfloat16"))
+    return costed(TrainSettings(model="decoder", model_options=SIZES, optimizer="adam"), asked)
 
 
 def problem(model, name, cluster=None, **changes):
@@ -40,21 +40,17 @@ def problem(model, name, cluster=None, **changes):
                    weight_products=True, program=program_named(name), **chosen | changes)  # fmt: skip
 
 
-def test_exchanges_are_waited_for_hidden_in_a_backward_or_in_parts_everywhere(model):
+def test_exchanges_are_waited_for_or_hidden_in_a_backward(model):
     inside = {}
     for name in PROGRAMS:
         prices = Prices(problem(model, name))
         inside[name] = prices.intra_stage(Mesh(tensor=T), 1, (), 0, LayerForm(T), 8.0, prices.hides_exchanges)
-    waited, usual, parts = (inside[name] for name in ("megatron-2021", "megatron-2022", "nemo-2024"))
+    waited, usual = inside["megatron-2021"], inside["megatron-2022"]
     links = prices.places(Mesh(tensor=T), 1, ()).weights[0]
     whole = prices.tensor_seconds(LayerForm(T), links, 8.0, prices.places(Mesh(tensor=T), 1, ()).gamma)
     assert all(np.array_equal(one, other) for one, other in zip(waited, whole, strict=True))
     assert np.array_equal(usual[0], whole[0])
     assert (usual[1][1:-1] < whole[1][1:-1]).all()
-    least = 1 - (1 - share_kept_busy(links)) * (1 - 1 / T)
-    for sent, every in zip(parts, whole, strict=True):
-        assert (sent >= least * every - 1e-15).all()
-        assert sent.sum() < every.sum()
 
 
 def test_operators_of_their_own_read_and_write_every_sum(model):
@@ -72,9 +68,9 @@ def test_operators_of_their_own_read_and_write_every_sum(model):
     assert rows["megatron-2022"] < rows["torch"]
 
 
-def test_replicas_meet_once_each_micro_batch_or_beside_a_pass(model):
+def test_replicas_meet_once_or_in_every_backward(model):
     stages = {}
-    for name in ("torch", "apex-2019", "nemo-2024"):
+    for name in ("torch", "apex-2019"):
         prices = Prices(problem(model, name))
         (c,) = candidates(prices.problem)
         plan = plan_of(c, Objective(), prices)
@@ -82,10 +78,7 @@ def test_replicas_meet_once_each_micro_batch_or_beside_a_pass(model):
         assert Bounds(prices).tighter(c) <= plan.formula
         assert 0.95 * plan.formula <= refined([plan], prices)[0].seconds <= plan.formula  # it adds up once less
         (stages[name],) = prices.stages_at(c, plan.bounds)
-    once = stages["torch"].all_reduce
-    assert stages["apex-2019"].all_reduce == c.microbatches * once
-    beside = stages["nemo-2024"]
-    assert beside.all_reduce == max(0.0, once - beside.forward - beside.backward) < once
+    assert stages["apex-2019"].all_reduce == c.microbatches * stages["torch"].all_reduce
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

@@ -14,13 +14,13 @@ from stretto.plan import Candidate, Objective, Problem, candidates, search
 from stretto.plan.bound import Bounds
 from stretto.plan.branch_and_bound import plan_of
 from stretto.plan.candidate_costs import Prices
-from stretto.plan.hidden_exchanges import hidden_exchanges, share_kept_busy
 from stretto.plan.places import all_reduce, gathering
 from stretto.plan.problem import LayerForm
+from stretto.plan.programs import hidden_exchanges, share_kept_busy
 from stretto.plan.refine import refined
 from stretto.settings.planning import PlanSettings
-from stretto.study.model_costs import costed
-from stretto.study.tensor_format import TensorFormat
+from stretto.settings.runs import TrainSettings
+from stretto.study.model_costs import CostRequest, TensorFormat, costed
 
 S, H, A, LAYERS = 256, 512, 8, 6
 SIZES = {"depth": LAYERS, "width": H, "heads": A, "context": S, "vocabulary": 128}
@@ -29,8 +29,8 @@ T = 4
 
 @cache
 def model():
-    return costed("decoder", SIZES, None, {}, "adam", format=TensorFormat("bfloat16"), heads=(), sharing=(T,),
-                  selective=True, sequence=True)  # fmt: skip
+    asked = CostRequest(heads=(), sharing=(T,), selective=True, sequence=True, format=TensorFormat("bfloat16"))
+    return costed(TrainSettings(model="decoder", model_options=SIZES, optimizer="adam"), asked)
 
 
 def problem(**changes):
@@ -131,19 +131,20 @@ def test_interleaving_keeps_more_micro_batches():
 
 def test_plans_record_both_choices():
     from stretto.plan.objective import Objective
-    from stretto.plan.plan_file import content, script, settings
+    from stretto.plan.plan_file import content, script, training_settings
 
     found = search(problem(recompute=("full",), sequences=(True,)).but(tensors=(T,)))
     plan = content(found.best, found.prices, Objective(), model="decoder", trained=None)["plan"]
     assert (plan["recompute"], plan["sequence_parallel"]) == ("full", True)
-    assert settings(found.best)["recompute"] == "full"
+    assert training_settings(found.best, {})["recompute"] == "full"
     assert script(found.best, [0, 1]).endswith('recompute="full")')
 
 
 def test_what_cannot_be_chosen():
-    from stretto.cli.plan import recompute_of, sequences_of
+    from stretto.cli.planning import recompute_of, sequences_of
 
-    small = costed("mlp", {"depth": 2, "width": 4}, "digits", {}, "sgd", heads=(), selective=True)
+    requested = TrainSettings(model="mlp", model_options={"depth": 2, "width": 4}, data="digits", optimizer="sgd")
+    small = costed(requested, CostRequest(heads=(), selective=True))
     with pytest.raises(UsageError, match=r"recompute='selective' of mlp: no module of its layers is marked"):
         recompute_of(PlanSettings(recompute=("selective",)), small)
     with pytest.raises(UsageError, match=r"sequence_parallel='yes' of mlp: stretto train cannot divide sequences"):

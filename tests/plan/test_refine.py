@@ -8,8 +8,9 @@ from test_brute_force import draw, problem, seeds
 from torch import nn
 from torch.nn.functional import mse_loss
 
+from forecasts import forecast
 from stretto.cost import Cluster, Device, Group, Link
-from stretto.cost.step_prediction import forecast, turn_seconds
+from stretto.cost.step_prediction import turn_seconds
 from stretto.errors import UsageError
 from stretto.measure import layer_costs
 from stretto.methods import method

@@ -46,7 +46,7 @@ def test_bytes_of_model_states_are_those_of_the_paper(shard, gigabytes):
     prices, c = prices_of(), Candidate(1, Mesh(data=64), 64, shard=shard)
     (stage,) = prices.stages_at(c, (0, 4))
     assert float(stage.static_bytes) / 1e9 == pytest.approx(gigabytes, rel=0.005)
-    assert Bounds(prices).memory.bytes(c) <= float(stage.static_bytes)
+    assert Bounds(prices).memory.of_candidate(c) <= float(stage.static_bytes)
 
 
 def test_layers_of_one_stage_keep_what_they_share_once():
@@ -57,7 +57,7 @@ def test_layers_of_one_stage_keep_what_they_share_once():
     (one,), (other,) = (prices.stages_at(c, (0, 4)) for prices in (alone, tied))
     assert float(one.static_bytes - other.static_bytes) == pytest.approx(16 / 2 * size)
     assert float(one.all_reduce) > float(other.all_reduce)
-    assert Bounds(tied).memory.bytes(c) <= float(other.static_bytes)
+    assert Bounds(tied).memory.of_candidate(c) <= float(other.static_bytes)
     c = Candidate(2, Mesh(data=32), 64, method="1f1b", microbatches=2)
     pairs = zip(alone.stages_at(c, (0, 2, 4)), tied.stages_at(c, (0, 2, 4)), strict=True)
     assert all(float(one.static_bytes) == float(other.static_bytes) for one, other in pairs)

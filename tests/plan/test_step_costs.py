@@ -10,11 +10,11 @@ from test_refine import calibrated
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+from forecasts import forecast
 from stretto import Trainer
 from stretto.cli.show import facts_of, lay_out
 from stretto.cost import find_cluster
 from stretto.cost.stage_prediction import Machine, matrix_seconds, stage_times
-from stretto.cost.step_prediction import forecast
 from stretto.errors import UsageError
 from stretto.measure import layer_costs
 from stretto.mesh import Mesh

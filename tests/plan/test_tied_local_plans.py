@@ -10,13 +10,12 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import stretto
+from forecasts import forecast
 from laws.networks import Attention, token_loss
 from pairwise import slow_where
 from stretto.cost import Cluster, Device, Group, Link
-from stretto.cost.head_costs import HeadCosts, laid_out
-from stretto.cost.shared_weights import borrow, uses_in
+from stretto.cost.head_costs import HeadCosts, borrow, laid_out, uses_in
 from stretto.cost.stage_prediction import stage_times
-from stretto.cost.step_prediction import forecast
 from stretto.cost.worker_memory import peak_bytes
 from stretto.errors import UsageError
 from stretto.measure.layer_counting import LayerCounting

@@ -9,14 +9,13 @@ import torch
 from torch import nn
 
 import stretto
+from forecasts import forecast
 from laws.networks import token_loss
 from runtime import measured_memory as network
 from runtime.processes import launch
 from stretto.cost import Cluster, Device, Group, Link
-from stretto.cost.head_costs import laid_out
-from stretto.cost.shared_weights import borrow, uses_in
+from stretto.cost.head_costs import borrow, laid_out, uses_in
 from stretto.cost.stage_prediction import stage_times
-from stretto.cost.step_prediction import forecast
 from stretto.cost.worker_memory import peak_bytes
 from stretto.measure import layer_costs
 from stretto.methods import method

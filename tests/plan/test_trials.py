@@ -18,14 +18,18 @@ from stretto.plan.trials import (
     HOPELESS,
     MORE,
     ROUNDS,
+    TRIALS,
     Trial,
     TrialFailedError,
+    best_tried,
+    candidate_of,
     contest,
+    problem_key,
     promising,
+    row,
     side_by_side,
     trials_of,
 )
-from stretto.plan.tried_file import best_tried, candidate_of, keep, problem_key, read, row
 
 
 def plan(value=1.0, method="backprop", *, batch=32, pipeline=1, data=1, size=1.0, **options):
@@ -175,16 +179,16 @@ def test_plans_that_do_not_fit_beside_the_others_are_left_out(problem):
 
 def test_what_was_tried_is_found_again(problem, tmp_path):
     file, prices = tmp_path / "cluster.tried.json", search(problem).prices
-    assert read(file) == {}
+    assert TRIALS.read(file) == {}
     trials = trials_of(problem, Objective(), prices, 3)
     tried = [
         row(t.plan) | {"measured_seconds": 4.0 - k, "reported_seconds": 4.0, "allowed": True}
         for k, t in enumerate(trials)
     ]
     key = problem_key(problem, "step", {"model": "mlp"}, {})
-    keep(file, key, {"tried": tried})
-    keep(file, "another", {"tried": []})
-    kept = read(file)[key]["tried"]
+    TRIALS.write(file, key, {"tried": tried})
+    TRIALS.write(file, "another", {"tried": []})
+    kept = TRIALS.read(file)[key]["tried"]
     assert [candidate_of(each) for each in kept] == [trial.plan.candidate for trial in trials]
     assert key != problem_key(problem.but(stages=(2,)), "step", {"model": "mlp"}, {})
     assert key != problem_key(problem, "step", {"model": "mlp"}, {"model": "edited since"})
@@ -202,4 +206,4 @@ def test_a_damaged_file_of_trials_is_refused(tmp_path, content):
     file = tmp_path / "cluster.tried.json"
     file.write_text(content)
     with pytest.raises(UsageError, match="holds no trials that stretto plan --try wrote: delete it"):
-        read(file)
+        TRIALS.read(file)

@@ -11,7 +11,7 @@ from stretto.plan.branch_and_bound import plan_of
 from stretto.plan.candidate_costs import Prices
 from stretto.plan.refine import refined, terms
 from stretto.plan.ways import WAYS, correction, ways_of
-from stretto.plan.whole_steps import memory_groups, probes
+from stretto.study.whole_steps import memory_groups, probes
 
 RATIOS = {way: 1 + number / 8 for number, way in enumerate(WAYS)}
 

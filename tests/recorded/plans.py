@@ -4,9 +4,11 @@ A published row is one candidate with every choice given, so its JSON is that ca
 bytes by worker.
 """
 
+import importlib
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 BENCHMARK = Path(__file__).resolve().parents[2] / "benchmarks" / "published"
 GPT = ("--model", "decoder", "--model-options.depth", "12", "--model-options.width", "1024", "--model-options.heads",
@@ -54,13 +56,23 @@ SETTINGS: tuple[tuple[str, ...], ...] = (
 
 def published() -> list[tuple[str, ...]]:
     """The words of the command of every published row that is not refused."""
-    sys.path.insert(0, str(BENCHMARK))
-    try:
-        import rows
-    finally:
-        sys.path.remove(str(BENCHMARK))
+    rows = of_benchmark("rows")
     results = (BENCHMARK / name for name in ("result.json", *(file.replace("toml", "json") for file in rows.FILES[1:])))
     known = [each for result in results for each in json.loads(result.read_text())["rows"]]
     refused = {each["name"] for each in known if each["refusal"] is not None}
     every = (row for file in rows.FILES for row in rows.read_rows(file))
-    return [tuple(row.arguments()[1:]) for row in every if row.name not in refused]
+    return [tuple(row.arguments()) for row in every if row.name not in refused]
+
+
+def predict() -> Any:
+    """The benchmark's `stretto plan`, which takes `--program`."""
+    return of_benchmark("predict")
+
+
+def of_benchmark(name: str) -> Any:
+    """A module of the benchmark of published rows."""
+    sys.path.insert(0, str(BENCHMARK))
+    try:
+        return importlib.import_module(name)
+    finally:
+        sys.path.remove(str(BENCHMARK))

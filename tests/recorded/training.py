@@ -22,6 +22,7 @@ import stretto
 import stretto.cli
 from recorded import networks
 from recorded.pages import variables
+from recorded.plans import predict
 from recorded.runs import SIZES, STAGES, Command, Run
 from stretto.optim import LAMB, LARS, SOAP, Lion, cosine, muon, warmup
 
@@ -166,7 +167,7 @@ def command(given: Command, folder: str) -> Digests:
         stdout, stderr = io.StringIO(), io.StringIO()
         with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            status = stretto.cli.main(words)
+            status = predict().main(words[1:]) if "--program" in words else stretto.cli.main(words)
         said, complained = stdout.getvalue(), stderr.getvalue()
     if status != 0:
         raise RuntimeError(f"exit status {status}: {complained.strip()}")

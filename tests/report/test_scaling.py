@@ -15,7 +15,7 @@ def rows():
 
 
 def test_the_page_has_its_charts_its_table_and_its_verdict(tmp_path):
-    file = build_scaling(tmp_path / "plan.html", model="mlp", cluster="four", scaled=rows(), batches=rows(),
+    file = build_scaling(tmp_path / "plan.html", model="mlp", cluster="four", scaled=rows(), by_batch=rows(),
                          per_worker=False, facts={"Model": "mlp"})  # fmt: skip
     text = file.read_text()
     assert re.findall(r'<div class="chart" id="([^"]+)">', text) == ["throughput", "efficiency", "utilisation-batch"]

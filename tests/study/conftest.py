@@ -5,7 +5,8 @@ import platform
 import pytest
 
 from cluster_text import cluster_text
-from stretto.study.model_costs import costed
+from stretto.settings.runs import TrainSettings
+from stretto.study.model_costs import CostRequest, costed
 
 
 @pytest.fixture
@@ -18,7 +19,8 @@ def here(tmp_path):
 
 @pytest.fixture(scope="session")
 def model():
-    return costed("mlp", {"depth": 4}, "digits", {}, "sgd", sharing=(2,))
+    requested = TrainSettings(model="mlp", model_options={"depth": 4}, data="digits", optimizer="sgd")
+    return costed(requested, CostRequest(sharing=(2,)))
 
 
 @pytest.fixture

@@ -1,12 +1,10 @@
 """The penalties that plans take from the package's own studies, where the user has none, and how they are printed."""
 
-import re
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
-from stretto.cli.penalty_options import in_words, penalty_rows, with_findings
 from stretto.errors import UsageError
 from stretto.mesh import Mesh
 from stretto.methods.advice import Finding, findings
@@ -15,7 +13,15 @@ from stretto.plan.objective import Objective, Penalty, assumed
 from stretto.plan.planned_methods import planned, with_options
 from stretto.plan.search_space import Candidate
 from stretto.settings.planning import PlanSettings
-from stretto.study.found_penalties import best_of_delay, found_penalties, is_beside, penalty_of
+from stretto.study.penalties import (
+    best_of_delay,
+    describe,
+    found_penalties,
+    is_beside,
+    penalty_of,
+    penalty_rows,
+    with_findings,
+)
 
 ARRIVED = Finding(
     advice="async", study="made up", network="an MLP", optimizer="adamw", stages=8, any_depth=False,
@@ -175,8 +181,8 @@ def lines_of(aim, candidate, *names):
     goal = {"penalty": penalty.factor, "penalty_is": penalty.source, "steps": aim.steps(candidate), **remarks}
     goal["critical_batch"] = 100.0
     facts = penalty_rows(SimpleNamespace(names=names), aim, None)
-    first, *rest = in_words(goal, facts)
-    return first, [re.split("  +", line.strip()) for line in "\n".join(rest).splitlines()]
+    first, *rest = describe(goal, facts)
+    return first, [[cell.strip() for cell in row if cell] for row in (rest[0] if rest else ())]
 
 
 def test_what_is_printed_of_them():

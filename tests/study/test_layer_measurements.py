@@ -10,9 +10,10 @@ from stretto.cli.program import main
 from stretto.cost import find_cluster
 from stretto.cost.layer_table import Affine, Measured
 from stretto.errors import UsageError
+from stretto.settings.runs import TrainSettings
 from stretto.study import layer_measurements
-from stretto.study.layer_measurements import is_measurable, read, repeated, sizes_of, with_measured_layers
-from stretto.study.model_costs import costed
+from stretto.study.layer_measurements import LAYERS, is_measurable, repeated, sizes_of, with_measured_layers
+from stretto.study.model_costs import CostRequest, costed
 
 
 def test_sizes_are_a_minibatch_and_parts_of_it():
@@ -30,7 +31,8 @@ def test_only_this_machine_is_measured(here, model):
 
 @pytest.mark.slow
 def test_no_network_without_data_is_measured(here):
-    assert not is_measurable(costed("resnet50", {}, None, {}, "sgd", heads=()), find_cluster(str(here)))
+    model = costed(TrainSettings(model="resnet50", optimizer="sgd"), CostRequest(heads=()))
+    assert not is_measurable(model, find_cluster(str(here)))
 
 
 def test_layers_are_measured_once_and_cut_ones_follow(here, model, monkeypatch):
@@ -41,7 +43,7 @@ def test_layers_are_measured_once_and_cut_ones_follow(here, model, monkeypatch):
         asked.append(given)
         return {"layers": [layer_measurements.asdict(times)] * len(model.costs.layers), "start": 1e-5, "step": 2e-5}
 
-    monkeypatch.setattr(layer_measurements, "measured", measured)
+    monkeypatch.setattr(layer_measurements, "measure_layers", measured)
     file = here.with_suffix(".layers.json")
     cluster = find_cluster(str(here))
     for number in (1, 1, 2):
@@ -56,7 +58,7 @@ def test_layers_are_measured_once_and_cut_ones_follow(here, model, monkeypatch):
     assert len(asked) == 3
     file.write_text(json.dumps({"layers": {"key": {"layers": [{}]}}}))
     with pytest.raises(UsageError, match=r"cluster.layers.json holds no layers .* delete it"):
-        read(file)
+        LAYERS.read(file)
 
 
 def test_other_machines_cannot_be_measured_on_demand(capsys):

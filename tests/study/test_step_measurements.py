@@ -11,9 +11,9 @@ from stretto.plan import Problem, search
 from stretto.plan.candidate_costs import Prices
 from stretto.plan.refine import refined
 from stretto.plan.trials import TrialFailedError
-from stretto.study import plan_trials, step_measurements
-from stretto.study.step_measurements import ROUNDS, TOLD, read, with_measured_steps
+from stretto.study import trial_processes, whole_steps
 from stretto.study.trial_processes import count_bytes
+from stretto.study.whole_steps import ROUNDS, STEPS, TOLD, with_measured_steps
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def groups(monkeypatch):
             asked.append(("turn", self.name))
             return 0.01 * len([each for each in asked if each == ("turn", self.name)])
 
-    for module in (plan_trials, step_measurements):
+    for module in (trial_processes, whole_steps):
         monkeypatch.setattr(module, "TrialGroup", Group)
     return asked
 
@@ -96,7 +96,7 @@ def test_a_damaged_file_says_so(here):
     with pytest.raises(
         UsageError, match=r"cluster.steps.json holds no steps .* delete it, and they are measured again"
     ):
-        read(file)
+        STEPS.read(file)
 
 
 @pytest.mark.slow

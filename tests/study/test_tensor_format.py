@@ -6,15 +6,15 @@ import pytest
 import torch
 from torch import nn
 
-from stretto.cli.plan import format_of
+from stretto.cli.planning import format_of
 from stretto.cost.cluster_file import find_cluster
 from stretto.cost.collective import TENSOR_SUM
 from stretto.cost.layer_table import Affine
 from stretto.errors import UsageError
 from stretto.measure.layer_flops import layer_costs
 from stretto.settings.planning import PlanSettings
-from stretto.study.model_costs import costed
-from stretto.study.tensor_format import DTYPES, TensorFormat
+from stretto.settings.runs import TrainSettings
+from stretto.study.model_costs import DTYPES, CostRequest, TensorFormat, costed
 
 PATCHES = {"depth": 1, "width": 16, "heads": 2, "patch": 8, "side": 16, "classes": 10}
 TOKENS, WIDTH = 5, 16  # of those patches
@@ -23,7 +23,8 @@ A100 = find_cluster("8-a100")
 
 
 def counted(name, options, dtype="float32", memory_format="contiguous", **more):
-    return costed(name, options, None, {}, "sgd", format=TensorFormat(dtype, memory_format), heads=(), **more)
+    asked = CostRequest(heads=(), format=TensorFormat(dtype, memory_format), **more)
+    return costed(TrainSettings(model=name, model_options=options, optimizer="sgd"), asked)
 
 
 def kernels(row):

@@ -12,7 +12,7 @@ from stretto.settings.command_line import FLAG, WHOLE, WHOLES
 
 if TYPE_CHECKING:
     from stretto.collectives import Calibration
-    from stretto.collectives.algorithm_comparison import ComparedTime
+    from stretto.collectives.pricing import ComparedTime
     from stretto.cost import Cluster, Link
     from stretto.cost.collective import Collective
     from stretto.measure.machine_calibration import Findings
@@ -212,7 +212,7 @@ def all_reduces(
 
 def tell_collectives(result: "Calibration", out: Path | None, *, json: bool, quiet: bool) -> None:
     """Write, store and print what was measured. Raises UsageError if it can be neither written nor stored."""
-    from stretto.collectives.algorithm_comparison import compared
+    from stretto.collectives.pricing import compared
 
     rows = compared(result)
     if out is not None:

@@ -22,7 +22,6 @@ from stretto.settings.runs import parse_metric
 if TYPE_CHECKING:
     from stretto.report.prediction import RunPrediction
     from stretto.simulate import Durations, Timeline
-    from stretto.study.overlay import Overlaid
     from stretto.study.prepare import Prepared
 
 OVERLAY = "overlay.pftrace"  # in a run's folder
@@ -163,7 +162,7 @@ class ActionPrices:
         busy = sum(busy_of(schedule, worker, self.prediction) for worker in range(schedule.num_workers))
         return seconds * self.scale, max(0.0, 1 - busy / (seconds * schedule.num_workers))
 
-    def in_words(self, time: float) -> str:
+    def describe(self, time: float) -> str:
         """A time, given in `unit`, with it."""
         from stretto.report.units import duration
 
@@ -223,7 +222,7 @@ def simulate(
         written = {"svg": output.svg, "trace": output.trace}
         print_json(facts | {name: None if file is None else str(file) for name, file in written.items()})
         return
-    print(in_words(layout, timeline, facts, prices))
+    print(describe(layout, timeline, facts, prices))
     for file in (output.svg, output.trace):
         if file is not None:
             print(f"written to {file}")
@@ -299,15 +298,15 @@ def write_files(layout: MethodLayout, timeline: "Timeline", prices: ActionPrices
         write_trace(output.trace, simulated, tracks(simulated, layout.schedule))
 
 
-def in_words(layout: MethodLayout, timeline: "Timeline", facts: dict[str, Any], prices: ActionPrices) -> str:
+def describe(layout: MethodLayout, timeline: "Timeline", facts: dict[str, Any], prices: ActionPrices) -> str:
     """The drawing, the times and a table of the workers."""
     from stretto.schedule.draw import idle_share
 
-    makespan, period = prices.in_words(facts["makespan"]), prices.in_words(facts["steady_period"])
+    makespan, period = prices.describe(facts["makespan"]), prices.describe(facts["steady_period"])
     examples = "" if prices.batch_size is None else f", {prices.batch_size} examples a minibatch"
     late = ""
     if "makespans" in facts:
-        least, most = (prices.in_words(pick(facts["makespans"])) for pick in (min, max))
+        least, most = (prices.describe(pick(facts["makespans"])) for pick in (min, max))
         late = (
             f"some messages are late, at random: times above are means of {facts['late_draws']} draws, from {least} to "
             f"{most}; drawing and table are the first draw's\n\n"
@@ -341,7 +340,7 @@ def named_again(folder: Path, pipeline: SimulatedPipeline, network: SimulatedNet
 def tell_overlay(folder: Path, trusted: Sequence[str], cluster: str | None, file: Path, *, json: bool) -> None:
     """Write a run and its simulation into one trace, and say how far they are apart."""
     from stretto.cost import find_cluster
-    from stretto.study.overlay import overlaid
+    from stretto.study.overlay import describe, overlaid
 
     recordings, phases, run = overlaid(folder, None if cluster is None else find_cluster(cluster), trusted)
     write_trace(file, recordings, phases)
@@ -349,45 +348,9 @@ def tell_overlay(folder: Path, trusted: Sequence[str], cluster: str | None, file
     if json:
         print_json({**asdict(run), "error": error, "trace": str(file)})
         return
-    print(overlay_in_words(run))
+    lines, rows = describe(run)
+    print("\n".join([*lines, aligned(rows)]))
     print(f"written to {file}")
-
-
-def overlay_in_words(run: "Overlaid") -> str:
-    """The figures of an overlay, with the phase of the run that each is of."""
-    from stretto.report.units import duration
-
-    first, last = run.shown
-    of_steps = f"steps {run.first} to {run.first + run.steps - 1}"
-    lines = [f"{run.method}: steps {first} to {last}, predicted from {run.source}"]
-    if run.pauses:
-        lines.append(
-            f"cut out: {counted(run.pauses, 'pause')}, as for an evaluation; workers wait for each other there"
-        )
-    if run.phase == "steady":
-        lines.append(f"in the steady state, {of_steps}:")
-    else:
-        short = f"only {counted(run.steady_steps, 'step')} in" if run.steady_steps else "no step in"
-        lines.append(
-            f"{short} the steady state, after a ramp of {run.ramp_steps}. Of the whole run, ramp and drain included:"
-        )
-    error = "" if run.emulated else f", off by {run.simulated / run.measured - 1:+.1%}"
-    one = ", one device doing the work of all workers" if run.emulated else ""
-    own = " on workers of their own" if run.emulated else ""
-    lines.append(f"measured   {duration(run.measured)} a step{one}")
-    lines.append(f"simulated  {duration(run.simulated)} a step{own}{error}")
-    rows = [("phase", "measured", "simulated")]
-    for part in run.phases:
-        measured, simulated = (
-            "none" if value is None else duration(value) for value in (part.measured, part.simulated)
-        )
-        rows.append((part.phase, measured, simulated))
-    return "\n".join([*lines, aligned(rows)])
-
-
-def counted(number: int, noun: str) -> str:
-    """A number of things, in words."""
-    return f"{number} {noun}{'s' * (number != 1)}"
 
 
 def by_worker(layout: MethodLayout, timeline: "Timeline", scale: float) -> list[dict[str, Any]]:
@@ -418,16 +381,10 @@ def table(workers: list[dict[str, Any]], prices: ActionPrices) -> str:
     rows = [("worker", "stages", "busy", "", "activations held", "weight versions")]
     for worker, facts in enumerate(workers):
         versions = facts["weight_versions"]
-        rows.append(
-            (
-                str(worker),
-                " ".join(map(str, facts["stages"])),
-                prices.in_words(facts["busy"]),
-                f"{facts['busy_share']:.1%}",
-                str(facts["peak_activations"]),
-                " ".join(map(str, versions if isinstance(versions, list) else [versions])),
-            )
-        )
+        held = " ".join(map(str, versions if isinstance(versions, list) else [versions]))
+        stages, activations = " ".join(map(str, facts["stages"])), str(facts["peak_activations"])
+        busy, share = prices.describe(facts["busy"]), f"{facts['busy_share']:.1%}"
+        rows.append((str(worker), stages, busy, share, activations, held))
     return aligned(rows)
 
 
@@ -442,7 +399,7 @@ def drawing(timeline: "Timeline", prices: ActionPrices) -> str:
     if not unit or not exact or timeline.makespan / unit > MOST_COLUMNS:
         return "(no common measure of these times is long enough for a drawing in characters: see --svg)"
     width = shutil.get_terminal_size().columns if sys.stdout and sys.stdout.isatty() else 1000
-    column = prices.in_words(float(unit) / prices.scale)
+    column = prices.describe(float(unit) / prices.scale)
     return f"{draw.text(timeline.spans, float(unit), width)}\n(one column is {column})"
 
 

@@ -48,7 +48,7 @@ ROLES: dict[str, Role] = {
         Role.SERVER: "storage rendezvous secret_file",
         Role.WORD: (
             "lr_scaling schedule precision accounting measure sync recompute device size part dtype memory_format "
-            "sharding sequence_parallel program layers objective penalties checkpoint_interval export"
+            "sharding sequence_parallel layers objective penalties checkpoint_interval export"
         ),
     }.items()
     for name in names.split()

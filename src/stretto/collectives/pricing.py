@@ -1,11 +1,16 @@
-"""The cost of plans, computed from their steps: messages, elements, and time."""
+"""The cost of plans, computed from their steps: messages, elements, and time.
+
+Measured times of all-reduces beside the times that the formulas predict.
+"""
 
 import sys
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from dataclasses import asdict, dataclass, field
+from typing import Any, NamedTuple
 
+from stretto.collectives.algorithms import ALGORITHMS, NESTED, plans
+from stretto.collectives.calibration import ITEM, Calibration, predicted
 from stretto.collectives.step import ADD, SEND, Plan, Step
 from stretto.errors import ScheduleError
 from stretto.options.checks import number, of_kind, sequence, whole
@@ -123,3 +128,45 @@ def advance(processes: list[Process], rank: int, latency: float, per_element: fl
     process.arrival = None
     process.rest.popleft()
     return True
+
+
+@dataclass(frozen=True)
+class ComparedTime:
+    """One algorithm at one size. Of torch's own all-reduce only the time is known."""
+
+    bytes: int
+    algorithm: str
+    seconds: float
+    fastest: bool = False
+    messages: int | None = None  # of the process that sends the most bytes
+    sent: int | None = None  # bytes that this process sends
+    predicted: float | None = None  # seconds
+
+    @property
+    def ratio(self) -> float | None:
+        """Measured seconds over predicted ones; None without a prediction."""
+        return self.seconds / self.predicted if self.predicted else None
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields and the ratio, as JSON takes them."""
+        return asdict(self) | {"ratio": self.ratio}
+
+
+def compared(calibration: Calibration) -> list[ComparedTime]:
+    """A row for each size and algorithm, in the order they were measured."""
+    return [
+        row_of(calibration, times.bytes, name, seconds, times.fastest == name)
+        for times in calibration.measured
+        for name, seconds in times.seconds.items()
+    ]
+
+
+def row_of(calibration: Calibration, num_bytes: int, name: str, seconds: float, fastest: bool) -> ComparedTime:
+    """The comparison of one algorithm at one size."""
+    if name not in ALGORITHMS:
+        return ComparedTime(num_bytes, name, seconds)
+    per_node = calibration.per_node if name == NESTED else None
+    traffics = [traffic(plan) for plan in plans(name, calibration.workers, num_bytes // ITEM, per_node=per_node)]
+    busiest = max(traffics, key=lambda process: (process.elements, process.messages))
+    time = predicted(name, calibration.link, calibration.workers, num_bytes, per_node)
+    return ComparedTime(num_bytes, name, seconds, fastest, busiest.messages, busiest.elements * ITEM, time)

@@ -12,8 +12,7 @@ from statistics import NormalDist
 from typing import NamedTuple
 
 from stretto.cost.attained import Attained
-from stretto.cost.collective import Collective, slower
-from stretto.cost.rings import Steps, joined_rings, joined_tree, slower_rings
+from stretto.cost.collective import Collective, Steps, joined_rings, joined_tree, slower, slower_rings
 from stretto.errors import UsageError, nearest
 from stretto.options.checks import is_whole, of_fields, shown
 
@@ -199,7 +198,7 @@ class Link:
     `send_per_byte` seconds a byte keep the sender from computing, `receive` and `receive_per_byte` the receiver.
     `travel` and `travel_per_byte` are the rest, which keeps neither busy; without them it follows from the others.
     `collectives` are those that were measured, by the names of `stretto.cost.collective`; others are those of `rings`,
-    by protocol, and `tree` (`stretto.cost.rings`), and without these follow from latency and bandwidth. A share
+    by protocol, and `tree` (`stretto.cost.collective`), and without these follow from latency and bandwidth. A share
     `late_share` of all messages, at random, comes `late_seconds` later: 0.05 and 0.02 mean that one in twenty is late
     by 20 ms. Raises UsageError for numbers out of range.
     """

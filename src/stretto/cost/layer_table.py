@@ -1,14 +1,15 @@
 """A table of what each layer of a model computes, sends and keeps, for predictions and plans. No torch here."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from functools import reduce
 from itertools import chain, pairwise
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, TypeVar
 
 from stretto.cost.collective import TENSOR_GATHER, TENSOR_SCATTER, TENSOR_SUM
+from stretto.cost.records import TableReader
 from stretto.errors import UsageError
-from stretto.optimizers import NO_MATRICES, BasisWork, MatrixWork, Optimizer
+from stretto.optimizers import NO_MATRICES, MatrixWork, Optimizer
 from stretto.options.checks import sequence, whole
 from stretto.parallel.space.geometry import Window
 
@@ -452,76 +453,14 @@ class ModelCosts:
     @classmethod
     def of(cls, content: Mapping[str, Any]) -> "ModelCosts":
         """The table that `to_dict` turned into `content`, also after a trip through JSON."""
-        rows = tuple(layer_of(layer) for layer in content["layers"])
-        ties = tuple(TiedLayers(tuple(tie["layers"]), tie["bytes"]) for tie in content["ties"])
-        reading = tuple((index, layer_of(layer)) for index, layer in content.get("read_rows", ()))
-        return cls(rows, content["dtype"], content["start"], content["step"], ties, reading)
+        return TableReader("table of layers").record(cls, "", content)
 
 
-def layer_of(content: Mapping[str, Any]) -> LayerCost:
-    """A layer's row from nested dicts."""
-    works = {"forward", "backward", "input_gradient", "weight_gradient", "forward_exchanges", "backward_exchanges"}
-    read: dict[str, Any] = {}
-    for key in (field.name for field in fields(LayerCost)):
-        if key == "summed_once" and key not in content:  # a table of 0.2 before it was counted
-            continue
-        if key in ("matrix_shapes", "sent_gradients") and key not in content:
-            continue
-        value = content[key]
-        if key in works:
-            read[key] = None if value is None else tuple(map(work_of, value))
-        elif key == "measured":
-            read[key] = None if value is None else measured_of(value)
-        elif key == "peaks":
-            read[key] = None if value is None else peaks_of(value)
-        elif key == "image_windows":
-            read[key] = tuple(map(image_window_of, value))
-        elif key == "matrices":
-            read[key] = MatrixWork(**{**value, "bases": BasisWork(**value["bases"])})
-        elif key == "matrix_shapes":
-            read[key] = tuple((rows, columns) for rows, columns in value)
-        else:
-            read[key] = Affine(**value) if isinstance(value, Mapping) else value
-    return LayerCost(**read)
-
-
-def work_of(content: Mapping[str, Any]) -> Work:
-    """Work from nested dicts."""
-    flops, num_bytes = Affine(**content["flops"]), Affine(**content["bytes"])
-    return Work(content["operator"], content["calls"], flops, num_bytes, tuple(map(kernels_of, content["kernels"])))
-
-
-def kernels_of(content: Mapping[str, Any]) -> Kernels:
-    """Equal kernels from nested dicts."""
-    sizes = content["product"]
-    product = None if sizes is None else ProductSizes(**{name: Affine(**size) for name, size in sizes.items()})
-    amounts: dict[str, Any] = {key: Affine(**content.get(key, {})) for key in KERNEL_AMOUNTS}  # 0.2 had no numbers
-    kept = {key: content[key] for key in KERNEL_FACTS if key in content}
-    return Kernels(content["count"], product=product, **amounts, **kept)
-
-
-def image_window_of(content: Mapping[str, Any]) -> ImageWindow:
-    """A convolution or pool of images from nested dicts."""
-    kinds = {frozenset(field.name for field in fields(kind)): kind for kind in get_args(Window)}
-    height, width = (kinds[frozenset(window)](**window) for window in content["windows"])
-    pixel, (rows, columns) = Affine(**content["pixel"]), content["sizes"]
-    return ImageWindow(**{**content, "sizes": (rows, columns), "windows": (height, width), "pixel": pixel})
+def measured_of(content: Mapping[str, Any]) -> Measured:
+    """Measured times from nested dicts."""
+    return TableReader("layer").record(Measured, "", content)
 
 
 def highest(lines: Sequence[Affine]) -> tuple[Affine, ...]:
     """The lines that are the highest for some number of examples; powers of 2 are tried."""
     return tuple(dict.fromkeys(max(lines, key=lambda line: line.at(1 << power)) for power in range(24)))
-
-
-def measured_of(content: Mapping[str, Any]) -> Measured:
-    """Measured times from nested dicts."""
-    read: dict[str, Any] = {key: Affine(**v) if isinstance(v, Mapping) else v for key, v in content.items()}
-    return Measured(**read)
-
-
-def peaks_of(content: Mapping[str, Any]) -> Peaks:
-    """Peaks from nested dicts."""
-    forward, backward, again = (
-        tuple(Affine(**line) for line in content[key]) for key in ("forward", "backward", "again")
-    )
-    return Peaks(forward, backward, again, content["largest"])

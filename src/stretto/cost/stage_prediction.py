@@ -11,11 +11,22 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from stretto.cost.attained import BYTES, TENSOR_CORES, DevicePeaks, KernelSeconds, dtype_of_products, kernel_seconds
 from stretto.cost.cluster import Cluster, Device, WorkerKind
-from stretto.cost.cure_costs import FEEDBACK_PASSES, PLAIN, feedback_tensors, matrix_bytes, rotation_works
+from stretto.cost.collective import all_reduce_seconds as library_all_reduce
+from stretto.cost.cure_costs import (
+    BFLOAT16,
+    FEEDBACK_PASSES,
+    PLAIN,
+    PRODUCTS,
+    basis_refresh,
+    basis_step,
+    feedback_tensors,
+    matrix_bytes,
+    newton_schulz,
+    rotation_works,
+    wide_dtype,
+)
 from stretto.cost.layer_sums import LayerParts, LayerTimes, stage_of, with_head, with_starts
 from stretto.cost.layer_table import Affine, Kind, LayerCost, Measured, ModelCosts, Work, Works
-from stretto.cost.matrix_step import BFLOAT16, PRODUCTS, basis_refresh, basis_step, newton_schulz, wide_dtype
-from stretto.cost.rings import all_reduce_seconds as library_all_reduce
 from stretto.errors import UsageError
 from stretto.methods.cure import StepCure
 from stretto.optimizers import REFRESH_EVERY, Optimizer, Stepping, optimizer_of, stepping_of
@@ -197,13 +208,6 @@ def accumulate_seconds(layer: LayerCost, machine: Machine) -> float:
         return layer.measured.accumulate * slowdown(layer.measured, machine) / machine.device.speed
     work = Work("elementwise", layer.parameter_tensors, Affine(), Affine(3 * layer.gradient_bytes))
     return pass_parts((work,), "forward", machine, 0).device
-
-
-def layer_times(
-    costs: ModelCosts, machine: Machine, examples: float, *, optimizer: str | Stepping = "sgd"
-) -> list[LayerTimes[float]]:
-    """The seconds of each layer's actions where it is alone, for micro-batches of `examples`."""
-    return [parts.alone for parts in times_by_part(costs, machine, examples, optimizer=optimizer)]
 
 
 def times_by_part(

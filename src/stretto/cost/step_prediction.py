@@ -1,28 +1,27 @@
-"""Forecast a step: simulate a method's schedule with the times of its stages and the runtime's own time.
+"""Predict a step: simulate a method's schedule with the times of its stages and the runtime's own time.
 
 An action takes the stage's time, gradient accumulation included; a copy of the weights, if an update must leave the old
 ones to graphs that use them; the runtime's own time; and the time of receiving its messages before it and sending them
 after it, which keeps the worker busy. The transit of a message keeps neither end busy.
+
+A pipeline's workers on a cluster: their devices, the runtime's own time there, and the links between them.
 """
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass, field, replace
+from functools import cached_property, reduce
+from itertools import permutations
+from math import inf
 from typing import NamedTuple
 
-from stretto.cost.cluster import Cluster
-from stretto.cost.head_costs import HeadCosts, laid_out
-from stretto.cost.layer_table import LayerCost, ModelCosts
-from stretto.cost.predicted_gradients import with_predictions, without
-from stretto.cost.shared_weights import borrow, uses_in
-from stretto.cost.stage_prediction import StageTimes, stage_times
-from stretto.cost.worker_memory import SMALL, peak_bytes
-from stretto.cost.worker_places import Workers
+from stretto.cost.cluster import Cluster, Device, Link
+from stretto.cost.stage_prediction import StageTimes
+from stretto.cost.worker_memory import SMALL
 from stretto.methods import Method
-from stretto.methods import method as find_method
 from stretto.schedule import Action, Edge, Rules, Schedule
-from stretto.simulate import Transport, simulate, simulate_periodic
+from stretto.simulate import Link as SimulatedLink
+from stretto.simulate import Network, Transport, simulate, simulate_periodic
 from stretto.simulate.network import LATE_DRAWS
 
 FEWEST_LATE_TURNS, MOST_LATE_TURNS = 8, 64  # that are simulated of each draw of late messages,
@@ -31,68 +30,92 @@ TURNS = 1024  # the most turns to simulate before the schedule repeats
 Work = tuple[str, int, int]  # kind, stage, index of the micro-batch in its turn
 
 
-@dataclass(frozen=True, kw_only=True)
-class Forecast:
-    """Seconds of a step in the long run, seconds of each action, and the peak bytes of tensors on each worker."""
+@dataclass(frozen=True)
+class Workers:
+    """Worker w of the pipeline runs on the cluster's workers `ranks[w]`: one for each replica and part of its stages.
 
-    seconds: float
-    actions: Mapping[Work, float]
-    bytes: tuple[float, ...]
-
-
-def forecast(
-    costs: ModelCosts,
-    bounds: Sequence[int],
-    cluster: Cluster,
-    method: str | Method,
-    batch: float,
-    *,
-    workers: int | None = None,
-    heads: Sequence[LayerCost | None] | HeadCosts | None = None,
-    optimizer: str = "sgd",
-) -> Forecast:
-    """The forecast of training by a method on the first workers of a cluster, for minibatches of `batch` examples.
-
-    Stage s holds the layers from bounds[s] up to bounds[s + 1]; `workers` is the length of the pipeline, `heads`
-    has the rows of the heads that the method puts behind stages, or of what predicts gradients there, or is what such
-    heads cost wherever stages end. Other arguments and errors are as in `stage_times`.
+    Of several devices, and of their links to another worker's devices, the slowest counts.
     """
-    chosen = find_method(method)
-    behind = laid_out(heads, chosen.reach(len(bounds) - 1), costs, bounds)
-    schedule, rules = chosen.plan(len(bounds) - 1, workers, ties=behind.ties, reads=behind.reads)
-    costs = borrow(costs, uses_in(costs, bounds, rules))
-    places = [[schedule.worker_of[s]] for s in range(schedule.num_stages)]
-    share = batch / schedule.per_turn
-    stages = stage_times(
-        costs,
-        bounds,
-        cluster,
-        share,
-        workers=places,
-        heads=without(behind.rows, rules.reach.predicted),
-        optimizer=optimizer,
-        silent=silent(rules, schedule.num_stages),
-        cures=chosen.step_cures(schedule),
-    )
-    stages = with_predictions(
-        stages, behind.rows, chosen, cluster, share, workers=places, dtype=costs.dtype, optimizer=optimizer
-    )
-    pricer = Pricer(chosen, schedule, rules, Workers.alone(cluster, schedule.num_workers), stages, behind.weights)
-    return Forecast(
-        seconds=turn_seconds(pricer),
-        actions=pricer.actions,
-        bytes=peak_bytes(
-            chosen,
-            schedule,
-            rules,
-            costs,
-            bounds,
-            share,
-            optimizer=optimizer,
-            heads=behind.rows,
-            weights=behind.weights,
-        ),
-    )
+
+    cluster: Cluster
+    ranks: tuple[tuple[int, ...], ...]
+    _links: dict[tuple[int, int], Link] = field(default_factory=dict, repr=False, compare=False)
+
+    @classmethod
+    def alone(cls, cluster: Cluster, number: int) -> "Workers":
+        """`number` workers without replicas on the first devices of a cluster, one each."""
+        return cls(cluster, tuple((worker,) for worker in range(number)))
+
+    @property
+    def number(self) -> int:
+        """The number of workers of the pipeline."""
+        return len(self.ranks)
+
+    def devices(self, worker: int) -> tuple[Device, ...]:
+        """The different devices that a worker runs on."""
+        kinds = dict.fromkeys(self.cluster.kinds[rank] for rank in self.ranks[worker])
+        return tuple(self.cluster.devices_by_kind[kind] for kind in kinds)
+
+    def per_action(self, worker: int) -> float:
+        """The runtime's own seconds for each action."""
+        devices = self.devices(worker)
+        if self.is_one_process and devices[0].alone_per_action is not None:
+            return devices[0].alone_per_action
+        return max(device.per_action for device in devices)
+
+    def per_step(self, worker: int) -> float:
+        """The runtime's own seconds for each turn."""
+        devices = self.devices(worker)
+        if self.is_one_process and devices[0].alone_per_step is not None:
+            return devices[0].alone_per_step
+        return max(device.per_step for device in devices)
+
+    @property
+    def is_one_process(self) -> bool:
+        """Whether one process trains, so that nothing is sent."""
+        return self.number == 1 and len(self.ranks[0]) == 1
+
+    def copy_seconds(self, worker: int, num_bytes: float) -> float:
+        """Seconds to copy bytes in memory: a read and a write of each."""
+        return 2 * num_bytes / min(device.memory_bandwidth for device in self.devices(worker))
+
+    def link(self, a: int, b: int) -> Link:
+        """The link between two workers: the slowest of those between their replicas."""
+        if (a, b) not in self._links:
+            between = {id(link): link for link in map(self.cluster.link, self.ranks[a], self.ranks[b])}
+            self._links[a, b] = reduce(Link.or_slower, dict.fromkeys(between.values()))
+        return self._links[a, b]
+
+    def losses(self, worker: int, last: int) -> float:
+        """Seconds that a turn's losses keep a worker busy.
+
+        The worker `last`, which computes them, sends one message to each other worker; the others receive one.
+        """
+        if worker != last:
+            return self.link(last, worker).receiving(SMALL)
+        return sum(self.link(worker, to).sending(SMALL) for to in range(self.number) if to != worker)
+
+    def network(self, unit: float = 1.0, *, seed: int = 0) -> Network:
+        """The transit of messages between workers, for `simulate`; a second has `unit` units of its time.
+
+        `seed` decides which messages are late.
+        """
+
+        def simulated(link: Link) -> SimulatedLink:
+            latency, per_byte = link.transit
+            return SimulatedLink(
+                unit * latency, unit * per_byte, gap=unit * link.gap,
+                late_share=link.late_share or 0.0, late_time=unit * (link.late_seconds or 0.0),
+            )  # fmt: skip
+
+        pairs = permutations(range(self.number), 2)
+        return Network(between={pair: simulated(self.link(*pair)) for pair in pairs}, seed=seed)
+
+    @property
+    def silent(self) -> "Workers":
+        """The same workers with messages that take no time and keep neither end busy."""
+        free = Link(latency=0.0, bandwidth=inf)
+        return Workers(replace(self.cluster, links=dict.fromkeys(self.cluster.links, free)), self.ranks)
 
 
 def silent(rules: Rules, stages: int) -> set[int]:

@@ -8,9 +8,8 @@ one for each message that may be in flight, the receiver one.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from stretto.cost.cure_costs import feedback_tensors, matrix_bytes, scratch_bytes
+from stretto.cost.cure_costs import feedback_tensors, matrix_bytes, scratch_bytes, soap_scratch
 from stretto.cost.layer_table import Affine, LayerCost, ModelCosts, Peaks
-from stretto.cost.matrix_step import soap_scratch
 from stretto.cost.predicted_gradients import without
 from stretto.methods import Method
 from stretto.methods.cure import StepCure, WeightCopies

@@ -5,20 +5,20 @@ from typing import TYPE_CHECKING
 from stretto.options.lazy_names import lazy_names
 
 if TYPE_CHECKING:
+    from stretto.measure.flops import NOTES, Accounting, Costs, measure
     from stretto.measure.layer_counting import faking
     from stretto.measure.layer_flops import layer_costs
     from stretto.measure.layer_times import with_times
-    from stretto.measure.step_flops import NOTES, Accounting, Costs, measure
 
 __all__ = ["NOTES", "Accounting", "Costs", "faking", "layer_costs", "measure", "with_times"]
 
 _HOMES = {
-    "NOTES": "stretto.measure.step_flops",
-    "Accounting": "stretto.measure.step_flops",
-    "Costs": "stretto.measure.step_flops",
+    "NOTES": "stretto.measure.flops",
+    "Accounting": "stretto.measure.flops",
+    "Costs": "stretto.measure.flops",
     "faking": "stretto.measure.layer_counting",
     "layer_costs": "stretto.measure.layer_flops",
-    "measure": "stretto.measure.step_flops",
+    "measure": "stretto.measure.flops",
     "with_times": "stretto.measure.layer_times",
 }
 

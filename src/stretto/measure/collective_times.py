@@ -16,10 +16,9 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
 from stretto.cost.collective import GRADIENTS, HALO, RESHARDING, SHARDING, TENSOR_GATHER, TENSOR_SUM, Collective
-from stretto.measure.messages import agreed, reduced, seconds
+from stretto.measure.messages import SampleWork, agreed, reduced, seconds
 from stretto.measure.nonnegative_fit import fit
 from stretto.measure.overhead import optimizer
-from stretto.measure.sample_work import SampleWork
 from stretto.mesh import Mesh
 from stretto.parallel.operator.axis import Axis
 from stretto.replicas.agreement import GradientSum

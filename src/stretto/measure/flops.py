@@ -1,19 +1,26 @@
-"""FLOPs of every action, counted on the real modules by torch's own counter."""
+"""FLOPs of every action, counted on the real modules by torch's own counter.
+
+What a step of a method costs: in all, and along its critical path.
+"""
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, get_args
 
 import torch
 from torch import nn
 
 from stretto.emulate import Emulator
+from stretto.errors import UsageError, nearest
 from stretto.losses.minibatch_counts import Target
+from stretto.methods.definition import Phases
 from stretto.nn import deferred
 from stretto.nn.batch import inputs_on, target_on
 from stretto.nn.flop_counter import counting
 from stretto.nn.seeding import ForwardSeeds, PreservedGenerator
+from stretto.options.checks import of_kind, shown
 from stretto.schedule import Action, Rules
+from stretto.simulate import period
 from stretto.stage.gradient_predictor import GradientPredictor
 from stretto.stage.stage import PhaseSettings, Stage, StageParts
 from stretto.stage.trainer_arguments import Specification
@@ -105,3 +112,63 @@ def durations(flops: Flops) -> Callable[[Action], float]:
     forward = {("C", stage): each for (kind, stage), each in flops.items() if kind == "F"}
     times = {**forward, **flops}
     return lambda action: times.get((action.kind, action.stage), 0.0)
+
+
+Accounting = Literal["counted", "paper"]
+
+NOTES: dict[Accounting, str] = {
+    "counted": (
+        "Total compute is what torch's FLOP counter counts on the real modules, auxiliary heads included. Serial "
+        "compute is the simulated time of a steady-state step with those counts as durations: one worker a stage "
+        "unless said otherwise, free communication, the examples of a batch in parallel; a micro-batch takes its share "
+        "of the batch's time."
+    ),
+    "paper": (
+        "As in Laskin, Metz et al. (2020), a backward is charged as two forwards, whatever a method spares; forwards "
+        "(heads included) are counted by torch's FLOP counter. Total compute is their sum. Serial compute is the "
+        "simulated time of a steady-state step with those charges as durations: one worker a stage unless said "
+        "otherwise, free communication, the examples of a batch in parallel; a micro-batch takes its share of the "
+        "batch's time."
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Costs:
+    """FLOPs: `total` per example, `serial` per step whatever the batch size, since its examples run in parallel.
+
+    `synchronous` is what a step of the method's synchronous phases takes instead of `serial`.
+    """
+
+    accounting: Accounting
+    flops: Flops
+    total: float
+    serial: float
+    synchronous: float = 0.0
+    phases: Phases = field(default_factory=Phases)
+
+    def serial_after(self, steps: int) -> float:
+        """The time of the first so many steps: each at the pace of its phase."""
+        flushed = self.phases.synchronous_among(steps)
+        return flushed * self.synchronous + (steps - flushed) * self.serial
+
+
+def measure(trainer: Trainer, x: Any, y: Any, accounting: str = "counted") -> Costs:
+    """The costs of a step of `trainer` on minibatches like (x, y). Trains nothing.
+
+    Reference: the table "Cost of a run" for `accounting="paper"`; see NOTES for what each accounting means.
+    """
+    of_kind("trainer", trainer, Trainer, "a stretto.Trainer")
+    known: tuple[Accounting, ...] = get_args(Accounting)
+    for name in known:
+        if isinstance(accounting, str) and name == accounting:
+            counted = count(trainer, x, y)
+            flops = counted if name == "counted" else paper(counted)
+            share = 1 / trainer.schedule.per_turn
+            time = durations({action: share * amount for action, amount in flops.items()})
+            costs = Costs(name, flops, sum(flops.values()), period(trainer.schedule, trainer.rules, time))
+            if not trainer.method.phases:
+                return costs
+            schedule, rules = trainer.method.synchronous_plan(len(trainer.stages), trainer.schedule.num_workers)
+            return replace(costs, synchronous=period(schedule, rules, time), phases=trainer.method.phases)
+    raise UsageError(f"unknown accounting {shown(accounting)}: {nearest(str(accounting), known)}")

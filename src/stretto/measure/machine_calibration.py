@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from stretto.cost.cluster import Cluster, Device, Group, Link
 from stretto.cost.collective import GRADIENTS, HALO, TENSOR_GATHER, TENSOR_SUM, Collective
+from stretto.cost.records import TableReader
 from stretto.errors import StrettoError
 from stretto.measure.all_reduce import adding, ping_pong
 from stretto.measure.collective_times import WORK, CollectiveTime, collectives_of, measure_collectives
@@ -57,17 +58,7 @@ class Findings:
     @classmethod
     def of(cls, content: Mapping[str, Any]) -> "Findings":
         """Findings from what `to_dict` gave, also through JSON."""
-        times = {key: tuple((size, each) for size, each in content[key]) for key in ("within", "between", "additions")}
-        passages = {
-            key: tuple(Passage(*each) for each in content[key]) for key in ("within_passages", "between_passages")
-        }
-        points = tuple(MeasuredCase.of(each) for each in content["points"])
-        alone = None if content["alone"] is None else Overhead(*content["alone"])
-        collectives = tuple(CollectiveTime(*each) for each in content["collectives"])
-        rounds = tuple(tuple(each) for each in content["speed_rounds"])
-        own = {"points": points, "overhead": Overhead(*content["overhead"]), "collectives": collectives, "alone": alone,
-               "speed_rounds": rounds}  # fmt: skip
-        return cls(**{**content, **times, **passages, **own})
+        return TableReader("calibration").record(cls, "", content)
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON takes it."""

@@ -4,15 +4,19 @@ Two processes take turns, as stages of a pipeline do: each works, sends, goes on
 period is then twice the work, a send, the way and a receive: no clocks are compared. Then both send to each other, work
 until the messages have long been there, and take them, many times over: what that takes longer than the same work alone
 keeps them busy, be it in the calls or because what moves messages takes their cores.
+
+Work that keeps a process busy as training does, for what is measured beside it.
 """
 
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from stretto.runtime.channel import ChannelEnd, Inbox, Outbox
 from stretto.runtime.failure import Status
@@ -152,3 +156,25 @@ def reduced(group: dist.ProcessGroup, value: float, by: Any) -> float:
     both = torch.tensor(value, dtype=torch.float64)
     dist.all_reduce(both, by, group=group)
     return float(both)
+
+
+WARM = 10
+
+
+class SampleWork:
+    """Forwards and backwards, which use memory and caches as training does: products alone are too regular."""
+
+    def __init__(self) -> None:
+        self._layers = nn.Sequential(nn.Linear(192, 384), nn.GELU(), nn.Linear(384, 192), nn.LayerNorm(192))
+        self._x = torch.randn(64, 192)
+        self(WARM)
+
+    def __call__(self, number: int) -> None:
+        """Work so many times."""
+        for _ in range(number):
+            self._layers.zero_grad()
+            self._layers(self._x).sum().backward()
+
+    def number_in(self, wanted: float, group: dist.ProcessGroup, *, trials: int) -> int:
+        """How often it runs in so many seconds, at least once; the same number on all processes, which try together."""
+        return max(1, round(wanted / agreed(group, seconds(partial(self, trials)) / trials)))

@@ -7,7 +7,6 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from stretto.cost.cluster import Rate
-from stretto.cost.matrix_step import BFLOAT16, PRODUCTS, QR, factorisations
+from stretto.cost.cure_costs import BFLOAT16, PRODUCTS, QR, factorisations
 from stretto.measure.all_reduce import once, slowest
 from stretto.measure.aten_costs import Operators
 from stretto.measure.nonnegative_fit import fit
@@ -49,12 +48,6 @@ class MeasuredCase:
     alone: float
     together: float
     noise: float = 0.0  # half the distance between the quartiles of its repeats, as a share of their median
-
-    @classmethod
-    def of(cls, content: Mapping[str, Any]) -> "MeasuredCase":
-        """A measured case from what `dataclasses.asdict` gave."""
-        calls, flops, num_bytes = content["amounts"]
-        return cls(**{**content, "amounts": (calls, flops, num_bytes)})
 
 
 class MeasuredAttention(nn.Module):

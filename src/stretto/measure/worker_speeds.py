@@ -13,8 +13,7 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
-from stretto.measure.messages import seconds
-from stretto.measure.sample_work import SampleWork
+from stretto.measure.messages import SampleWork, seconds
 
 ROUND, QUICK_ROUND = 0.25, 0.1  # seconds of a round
 DIFFERENT = 1.15  # times as long as the fastest worker: from here on a worker is slower

@@ -404,8 +404,6 @@ class Bounds:
 
         `seconds_per_byte` is the least, over workers, of the slowest link among a worker's replicas.
         """
-        if self.prices.problem.program.replicas == "beside a pass":  # all of it may be hidden
-            return 0.0
         replicas = mesh.data * mesh.space[0] * mesh.space[1]
         total = self.total(mesh.tensor)
         return 2 * (replicas - 1) / replicas * min(total.gradients, total.parameters) * seconds_per_byte

@@ -20,7 +20,7 @@ from stretto.plan.method_shape import shape_of
 from stretto.plan.objective import Objective, Rates
 from stretto.plan.partition import SAME
 from stretto.plan.problem import LayerForm, Problem
-from stretto.plan.search_space import Alternatives, Candidate, CandidateGroup, MethodChoice, all_groups, alone
+from stretto.plan.search_space import Candidate, CandidateGroup, MethodChoice, all_groups, alone
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,7 +140,7 @@ class BoundedEntry(NamedTuple):
     least: float
     number: int
     rank: int  # -1: a group by its computing, 0: with communication, 1: alternatives, 2: one, 3: with the tighter bound
-    members: CandidateGroup | Alternatives
+    group: CandidateGroup
 
 
 def in_order(
@@ -148,30 +148,29 @@ def in_order(
 ) -> Iterator[tuple[float, Candidate]]:
     """(lower bound, candidate) of each candidate that could fit, the least bound first."""
     numbers, pricing = count(), Values(aim, prices, bounds)
-    fitting = chain.from_iterable(map(bounds.memory.groups_that_fit, every))
+    fitting = chain.from_iterable(map(bounds.memory.that_fit, every))
     heap = [BoundedEntry(pricing.of_group(group), next(numbers), -1, group) for group in fitting]
     heapq.heapify(heap)
+
+    def push(value: float, number: int, rank: int, group: CandidateGroup) -> None:
+        heapq.heappush(heap, BoundedEntry(max(least, value), number, rank, group))
+
     while heap:
-        least, number, rank, members = heapq.heappop(heap)
-        if isinstance(members, CandidateGroup):
-            if rank == -1:
-                value = pricing.of_group(members, communicating=True)
-                heapq.heappush(heap, BoundedEntry(max(least, value), number, 0, members))
-                continue
-            for alternatives in chain.from_iterable(map(bounds.memory.alternatives_that_fit, members.alternatives())):
-                value = max(least, pricing.of_alternatives(alternatives))
-                heapq.heappush(heap, BoundedEntry(value, next(numbers), 1, alternatives))
-            continue
-        if rank == 1:
-            for c in members.each():
-                own = least if members == alone(c) else pricing.of_alternatives(alone(c))
-                heapq.heappush(heap, BoundedEntry(max(least, own), next(numbers), 2, alone(c)))
-            continue
-        (c,) = members.each()
-        if rank == 3:
-            yield least, c
-        elif bounds.memory.reaches(c):
-            heapq.heappush(heap, BoundedEntry(max(least, pricing.of_candidate(c)), number, 3, members))
+        least, number, rank, group = heapq.heappop(heap)
+        if rank == -1:
+            push(pricing.of_group(group, communicating=True), number, 0, group)
+        elif rank == 0:
+            for each in group.alternatives():
+                for fit in bounds.memory.that_fit(each, placed=True):
+                    push(pricing.of_alternatives(fit), next(numbers), 1, fit)
+        elif rank == 1:
+            for one in map(alone, group.each()):
+                own = least if group.number == 1 else pricing.of_alternatives(one)
+                push(own, next(numbers), 2, one)
+        elif rank == 3:
+            yield least, group.axes
+        elif bounds.memory.reaches(group.axes):
+            push(pricing.of_candidate(group.axes), number, 3, group)
 
 
 class Values:
@@ -200,11 +199,11 @@ class Values:
         shape = shape_of(choice.method, choice.per_worker, axes.pipeline, axes.microbatches, choice.losses)
         return self.bounds.goes_back_whole(shape)
 
-    def of_alternatives(self, alternatives: Alternatives) -> float:
+    def of_alternatives(self, group: CandidateGroup) -> float:
         """Of candidates that differ in what is recomputed, and in whether the sequence is divided."""
-        c, forms = alternatives.plain, alternatives.forms
+        c, forms = group.axes, group.forms
         if self.aim.goal == "memory":
-            return self.bounds.memory.of_alternatives(alternatives)
+            return self.bounds.memory.of_group(group)
         return self.of_seconds(c, self.bounds.seconds(c, forms), forms)
 
     def of_candidate(self, c: Candidate) -> float:

@@ -28,9 +28,9 @@ from numpy.typing import NDArray
 from stretto.cost.attained import Attained
 from stretto.cost.collective import GRADIENTS, RESHARDING, SHARDING, TENSOR_SUM
 from stretto.cost.cure_costs import PLAIN, feedback_tensors
+from stretto.cost.head_costs import SharedUse, borrow
 from stretto.cost.layer_sums import with_head
 from stretto.cost.predicted_gradients import learn_seconds
-from stretto.cost.shared_weights import SharedUse, borrow
 from stretto.cost.worker_memory import graph_of
 from stretto.mesh import Mesh
 from stretto.plan.closed_forms import (
@@ -205,7 +205,10 @@ class Prices(LayerPrices):
         stage = computing if c.shard == "none" else self.with_sharding(c, s, computing)
         if c.sequence:
             stage = stage._replace(all_reduce=stage.all_reduce + self.summed_once(c, worker))
-        return self.with_runtime(c, s, self.as_program_sums(c, self.with_host(c, s, stage)))
+        stage = self.with_host(c, s, stage)
+        if self.problem.program.in_every_backward:
+            stage = stage._replace(all_reduce=c.microbatches * stage.all_reduce)
+        return self.with_runtime(c, s, stage)
 
     def trained(self, c: Candidate, s: int, sizes: Sizes) -> "Trained":
         """The layers of stage s with what its method trains beside them: heads, predictors, copies of weights."""
@@ -242,18 +245,6 @@ class Prices(LayerPrices):
     def accumulating(self, c: Candidate, accumulate: Table) -> Table:
         """Seconds of adding gradients to earlier ones: to a shard alone in networks that are only planned."""
         return accumulate / c.mesh.data if self.as_large_models and c.shard.startswith("fully") else accumulate
-
-    def as_program_sums(self, c: Candidate, stage: StageTable) -> StageTable:
-        """The stage whose replicas meet when its program has them meet, in networks that are only planned.
-
-        Sums beside a pass are hidden as far as one micro-batch computes: the last one's backward, and the next step's
-        first forward, where weights are gathered.
-        """
-        if self.problem.program.replicas == "each micro-batch":
-            return stage._replace(all_reduce=c.microbatches * stage.all_reduce)
-        if self.problem.program.replicas == "beside a pass":
-            return stage._replace(all_reduce=np.maximum(0.0, stage.all_reduce - stage.forward - stage.backward))
-        return stage
 
     def summed_once(self, c: Candidate, worker: int) -> Table:
         """Seconds of the sum of those gradients that processes which divide the sequence have parts of: of norms."""

@@ -1,26 +1,24 @@
-"""Explain a plan: the best plans with one other choice, the frontier, and why no plan fits."""
+"""Explain a plan: the best plans with one other choice, the frontier, and why no plan fits, or no candidate exists."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import groupby, pairwise, product
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import islice, pairwise, product
+from math import inf, prod
+from typing import Any, NamedTuple
 
 from stretto.cost.cluster import Cluster
 from stretto.plan.branch_and_bound import Found, Plan, plan_of, search
 from stretto.plan.candidate_costs import Prices
-from stretto.plan.conflict import possible, refusal
 from stretto.plan.objective import Goal, Objective
+from stretto.plan.planned_methods import planned
 from stretto.plan.problem import RECOMPUTE, SHARDS, Problem
-from stretto.plan.search_space import Candidate, candidates
+from stretto.plan.search_space import Candidate, all_alternatives, candidates, divisors, tensors_of
 
-
-@dataclass(frozen=True)
-class Alternative:
-    """The best plan with one other choice; None if none fits. `term` differs most, by `more` seconds."""
-
-    choice: str
-    plan: Plan | None
-    term: str = ""
-    more: float = 0.0
+LOOKED_AT = 5000  # candidates of a freed problem that are looked at for the values that would be possible
+SHOWN = 6  # of these values
+INNER = ("tensors", "spaces")  # what may cut a stage
+AXES = ("pipelines", "data_parallels", *INNER)
+Costs = tuple[float, float, float, float]  # time, memory, money and energy; less is better
 
 
 def choices(c: Candidate) -> Mapping[str, object]:
@@ -32,87 +30,79 @@ def choices(c: Candidate) -> Mapping[str, object]:
     }  # fmt: skip
 
 
-def alternatives(problem: Problem, aim: Objective, best: Plan, prices: Prices) -> list[Alternative]:
-    """For every choice, the best plans that differ in it alone; micro-batches may differ too. Closest value first."""
-    chosen, all_candidates = choices(best.candidate), list(candidates(problem))
-    compared = []
-    for key in chosen:
-        differing = [c for c in all_candidates if differs_in(choices(c), chosen) == [key]]
-        differing.sort(key=lambda c: str(choices(c)[key]))
-        for value, group in groupby(differing, key=lambda c: choices(c)[key]):
-            compared.append(alternative(f"{key} {value}", list(group), aim, best, prices))
-    others = [c for c in all_candidates if choices(c) == chosen and c.microbatches != best.candidate.microbatches]
-    for count in dict.fromkeys(c.microbatches for c in others):
-        on_any_workers = [c for c in others if c.microbatches == count]
-        compared.append(alternative(f"micro-batches {count}", on_any_workers, aim, best, prices))
-    return sorted(
-        compared, key=lambda other: (other.plan is None, other.plan.value if other.plan else 0.0, other.choice)
-    )
+def explain(problem: Problem, aim: Objective, best: Plan, prices: Prices) -> list[dict[str, Any]]:
+    """For every choice, the best plans that differ in it alone, as plain data; micro-batches may differ too.
 
-
-def differs_in(one: Mapping[str, object], other: Mapping[str, object]) -> list[str]:
-    """The names of the choices that differ."""
-    return [key for key, value in one.items() if other[key] != value]
-
-
-def alternative(choice: str, group: Sequence[Candidate], aim: Objective, best: Plan, prices: Prices) -> Alternative:
-    """The best plan of `group` by closed forms, compared with the best plan of all."""
-    plans = [plan for c in group if (plan := plan_of(c, aim, prices)) is not None]
-    if not plans:
-        return Alternative(choice, None)
-    plan = min(plans, key=lambda plan: plan.value)
-    terms, other_terms = prices.terms(best.candidate, best.bounds), prices.terms(plan.candidate, plan.bounds)
-    term = max(terms, key=lambda name: abs(other_terms[name] - terms[name]))
-    return Alternative(choice, plan, term, other_terms[term] - terms[term])
-
-
-@dataclass(frozen=True)
-class FrontierPoint:
-    """A plan on the frontier of time, memory, money and energy.
-
-    `time`, `money` and `joules` are of an example, or up to the loss where that is the objective. Without prices,
-    `money` is the number of workers; without powers, `joules` is 0.
+    By closed forms, closest value first, those that do not fit last. `more_seconds` are of the term that differs most.
     """
+    chosen, all_candidates = choices(best.candidate), list(candidates(problem))
+    groups: dict[str, list[Candidate]] = {}
+    for c in all_candidates:
+        changed = [key for key, value in choices(c).items() if chosen[key] != value]
+        if len(changed) == 1:
+            groups.setdefault(f"{changed[0]} {choices(c)[changed[0]]}", []).append(c)
+        elif not changed and c.microbatches != best.candidate.microbatches:
+            groups.setdefault(f"micro-batches {c.microbatches}", []).append(c)
+    compared = [(choice, best_of(group, aim, prices)) for choice, group in groups.items()]
+    compared.sort(key=lambda pair: (pair[1] is None, pair[1].value if pair[1] else 0.0, pair[0]))
+    terms, rows = prices.terms(best.candidate, best.bounds), list[dict[str, Any]]()
+    for choice, plan in compared:
+        if plan is None:
+            rows.append({"choice": choice, "fits": False})
+            continue
+        other = prices.terms(plan.candidate, plan.bounds)
+        term = max(terms, key=lambda name: abs(other[name] - terms[name]))
+        rows.append({
+            "choice": choice, "fits": True, "method": str(plan.candidate), "seconds": plan.formula,
+            "times": plan.formula / best.formula, "term": term, "more_seconds": other[term] - terms[term],
+        })  # fmt: skip
+    return rows
 
-    plan: Plan
-    time: float
-    memory: float  # bytes of the fullest worker
-    money: float
-    joules: float
 
-    @classmethod
-    def of(cls, plan: Plan, aim: Objective) -> "FrontierPoint":
-        """The point of a plan."""
-        c = plan.candidate
-        steps = aim.steps(c) if aim.goal == "loss" else 1 / c.batch
-        money = float(c.workers) if plan.money is None else plan.money * steps
-        return cls(plan, plan.seconds * steps, max(plan.bytes), money, (plan.joules or 0.0) * steps)
-
-    @property
-    def costs(self) -> tuple[float, float, float, float]:
-        """What is compared; less is better."""
-        return self.time, self.memory, self.money, self.joules
+def best_of(group: Sequence[Candidate], aim: Objective, prices: Prices) -> Plan | None:
+    """The best plan of some candidates, by closed forms; None if none fits."""
+    plans = [plan for c in group if (plan := plan_of(c, aim, prices)) is not None]
+    return min(plans, key=lambda plan: plan.value, default=None)
 
 
-def frontier(problem: Problem, aim: Objective) -> list[FrontierPoint]:
-    """The plans that no other beats in time, memory, money and energy.
+def frontier(problem: Problem, aim: Objective) -> list[dict[str, Any]]:
+    """The plans that no other beats in time, memory, money and energy, as plain data.
 
     They are searched for each number of workers: the fastest plan, the fastest in half of its memory, and so on; the
     same for the cheapest, where workers differ in price, and for the one of least energy, where it may be another one.
     """
     goals: list[Goal] = ["loss" if aim.goal == "loss" else "step", *other_goals(problem)]
-    points: list[FrontierPoint] = []
+    found: dict[tuple[Costs, str], Plan] = {}
     for workers, goal in product(sorted({c.workers for c in candidates(problem)}), goals):
-        memory = float("inf")
+        memory = inf
         while True:
-            best = search(limited(problem, workers, memory), replace(aim, goal=goal)).best
+            limited = with_memory(problem, memory).but(workers=workers, all_workers=True)
+            best = search(limited, replace(aim, goal=goal)).best
             if best is None:
                 break
-            points.append(FrontierPoint.of(best, aim))
+            found[costs_of(best, aim), str(best.candidate)] = best
             memory = max(best.bytes) / 2
-    distinct = {(*point.costs, str(point.plan.candidate)): point for point in points}.values()
-    unbeaten = [point for point in distinct if not any(beats(other, point) for other in distinct)]
-    return sorted(unbeaten, key=lambda point: (point.plan.candidate.workers, point.costs))
+    every = {costs for costs, _ in found}
+    unbeaten = [(plan.candidate.workers, costs, plan) for (costs, _), plan in found.items()
+                if not any(beats(other, costs) for other in every)]  # fmt: skip
+    return [
+        {"method": str(c), "workers": c.workers, "seconds": plan.seconds, "bytes": round(max(plan.bytes)),
+         "money": plan.money, "joules": plan.joules, "batch_size": c.batch, "microbatches": c.microbatches,
+         "recompute": c.recompute, "pipeline": c.pipeline, "tensor": c.mesh.tensor, "data": c.mesh.data,
+         "sharding": c.shard}
+        for *_, plan in sorted(unbeaten, key=lambda each: each[:2]) for c in (plan.candidate,)
+    ]  # fmt: skip
+
+
+def costs_of(plan: Plan, aim: Objective) -> Costs:
+    """Time, money and energy of an example, or up to the loss where that is the objective; bytes of the fullest worker.
+
+    Without prices, money is the number of workers; without powers, energy is 0.
+    """
+    c = plan.candidate
+    steps = aim.steps(c) if aim.goal == "loss" else 1 / c.batch
+    money = float(c.workers) if plan.money is None else plan.money * steps
+    return plan.seconds * steps, max(plan.bytes), money, (plan.joules or 0.0) * steps
 
 
 def other_goals(problem: Problem) -> Iterator[Goal]:
@@ -125,24 +115,26 @@ def other_goals(problem: Problem) -> Iterator[Goal]:
         yield "energy"
 
 
-def limited(problem: Problem, workers: int, room: float) -> Problem:
-    """The problem on exactly `workers` workers, with at most `room` bytes of memory each."""
+def with_memory(problem: Problem, most: float) -> Problem:
+    """The problem on devices of at most so many bytes of memory."""
     cluster = problem.cluster
-    devices = {name: replace(device, memory=min(device.memory, room)) for name, device in cluster.devices.items()}
-    return problem.but(cluster=replace(cluster, devices=devices), workers=workers, all_workers=True)
+    devices = {name: replace(device, memory=min(device.memory, most)) for name, device in cluster.devices.items()}
+    return problem.but(cluster=replace(cluster, devices=devices))
 
 
-def beats(one: FrontierPoint, other: FrontierPoint) -> bool:
+def beats(one: Costs, other: Costs) -> bool:
     """Whether `one` is no worse in time, memory, money and energy, and better in one of them."""
-    return one.costs != other.costs and all(a <= b for a, b in zip(one.costs, other.costs, strict=True))
+    return one != other and all(a <= b for a, b in zip(one, other, strict=True))
 
 
 def misfit(problem: Problem) -> str:
     """The message that no plan fits: the worker whose memory is too small, the bytes missing, and a remedy."""
-    found = search(boundless(problem), Objective(goal="memory"))
-    if found.best is None:
+    cluster = problem.cluster
+    boundless = {name: replace(device, memory=inf) for name, device in cluster.devices.items()}
+    least = search(problem.but(cluster=replace(cluster, devices=boundless)), Objective(goal="memory")).best
+    if least is None:
         return headless(problem) if possible(problem) else refusal(problem)
-    least, prices = found.best, Prices(problem)
+    prices = Prices(problem)
     c = least.candidate
     memory = prices.places_of(c).memory
     worker = max(range(c.pipeline), key=lambda w: least.bytes[w] / memory[w])
@@ -157,26 +149,13 @@ def misfit(problem: Problem) -> str:
     layers = ", ".join(f"{stage_layers[s][0]} to {stage_layers[s][1] - 1}" for s in stages)
     breakdown = " and ".join(f"{size(value)} of {name}" for name, value in parts.items())
     return (
-        f"{no_plan_fits(problem, c)}fails on worker {worker} (layers {layers}): {breakdown}, "
+        f"no plan fits the memory of {problem.workers} workers of {cluster.name!r}. The one that needs least, {c} in "
+        f"{c.stages} stages, {c.mesh.data} replicas, tensor {c.mesh.tensor}, sharding {c.shard}, fails on worker "
+        f"{worker} (layers {layers}): {breakdown}, "
         f"{size(least.bytes[worker])} in all, are "
         f"{size(least.bytes[worker] - memory[worker])} more than its memory of {size(memory[worker])}. "
         f"{remedy(problem)}"
     )
-
-
-def no_plan_fits(problem: Problem, c: Candidate) -> str:
-    """The beginning of the message: the problem, and the plan that needs least."""
-    return (
-        f"no plan fits the memory of {problem.workers} workers of {problem.cluster.name!r}. The one that needs least, "
-        f"{c} in {c.stages} stages, {c.mesh.data} replicas, tensor {c.mesh.tensor}, sharding {c.shard}, "
-    )
-
-
-def boundless(problem: Problem) -> Problem:
-    """The problem on devices of infinite memory."""
-    cluster = problem.cluster
-    devices = {name: replace(device, memory=float("inf")) for name, device in cluster.devices.items()}
-    return problem.but(cluster=replace(cluster, devices=devices))
 
 
 def headless(problem: Problem) -> str:
@@ -232,13 +211,13 @@ def relaxations(problem: Problem) -> Iterator[tuple[str, Problem]]:
     yield "recomputation, sharding and any cut in micro-batches, stages and replicas", relaxed
     yield "all synchronous methods, recomputation and sharding", relaxed.but(methods=("synchronous",))
     for factor in (2, 4, 8, 16, 32, 64):
-        cluster = grown(problem.cluster, problem.workers * factor)
+        cluster = grow(problem.cluster, problem.workers * factor)
         batches = tuple(dict.fromkeys((*problem.batch_sizes,)))
         changed = relaxed.but(cluster=cluster, workers=problem.workers * factor, batch_sizes=batches)
         yield f"{factor} times as many workers", changed
 
 
-def grown(cluster: Cluster, workers: int) -> Cluster:
+def grow(cluster: Cluster, workers: int) -> Cluster:
     """The cluster with enough nodes for `workers`; a group without a link between nodes gets more devices a node."""
     if cluster.num_workers >= workers:
         return cluster
@@ -260,3 +239,180 @@ def size(num_bytes: float) -> str:
         if num_bytes >= scale:
             return f"{num_bytes / scale:.3g} {unit}"
     return f"{num_bytes:.3g} B"
+
+
+def describe_axes(data: int, pipeline: int, tensor: int, space: Sequence[int] = (1, 1)) -> list[str]:
+    """The axes that are longer than one, as text: "data 2"."""
+    lengths = {"data": data, "pipeline": pipeline, "tensor": tensor}
+    words = [f"{axis} {length}" for axis, length in lengths.items() if length > 1]
+    return [*words, f"space {space[0]}x{space[1]}"] if max(space) > 1 else words
+
+
+# -- why no candidate exists: the fewest limits that rule out every candidate together ---------------------------------
+
+
+class Limit(NamedTuple):
+    """A choice that a problem limits.
+
+    `option` is what the command line calls it, `free` are all its values, `value` is a candidate's.
+    """
+
+    option: str
+    free: Callable[[Problem], object]
+    value: Callable[[Candidate], object]
+
+
+def divisible_batch(problem: Problem) -> int:
+    """A batch size that every number of replicas and of micro-batches divides."""
+    return problem.batch_sizes[0] * 2 * problem.workers * prod({*(problem.microbatches or ())})
+
+
+def all_spaces(problem: Problem) -> list[tuple[int, int]]:
+    """All ways to cut images among some of the workers."""
+    return [(h, parts // h) for parts in divisors(problem.workers) for h in divisors(parts)]
+
+
+LIMITS: Mapping[
+    str, Limit
+] = {  # by field of Problem; the conflict that is told has the last ones rather than the first
+    "batch_sizes": Limit("--batch-size", lambda p: (divisible_batch(p),), lambda c: c.batch),
+    "all_workers": Limit("--all-workers", lambda p: False, lambda c: c.workers),
+    "microbatches": Limit("--microbatches", lambda p: None, lambda c: c.microbatches),
+    "stages": Limit("--stages", lambda p: None, lambda c: c.stages),
+    "methods": Limit("--methods", lambda p: ("all",), lambda c: c.method),
+    "recompute": Limit("--recompute", lambda p: RECOMPUTE, lambda c: c.recompute),
+    "sequences": Limit("--sequence-parallel", lambda p: (False, True), lambda c: "yes" if c.sequence else "no"),
+    "shards": Limit("--sharding", lambda p: SHARDS, lambda c: c.shard),
+    "spaces": Limit("--space", lambda p: all_spaces(p), lambda c: c.mesh.space),
+    "tensors": Limit("--tensor", lambda p: tuple(divisors(p.workers)), lambda c: c.mesh.tensor),
+    "data_parallels": Limit("--data-parallel", lambda p: None, lambda c: c.mesh.data),
+    "pipelines": Limit("--pipeline", lambda p: None, lambda c: c.pipeline),
+}
+
+
+def possible(problem: Problem) -> bool:
+    """Whether a problem has any candidate."""
+    return next(candidates(problem), None) is not None
+
+
+def without(problem: Problem, field: str) -> Problem:
+    """The problem with one of its limits lifted."""
+    return problem.but(**{field: LIMITS[field].free(problem)})
+
+
+def conflict(problem: Problem) -> tuple[list[str], Problem]:
+    """The fewest limits, as fields, that leave no candidate together, and the problem with all others lifted.
+
+    Each is needed: without it there would be candidates.
+    """
+    needed = []
+    for field in LIMITS:
+        lifted = without(problem, field)
+        if possible(lifted):
+            needed.append(field)
+        else:
+            problem = lifted
+    return needed, problem
+
+
+def refusal(problem: Problem) -> str:
+    """The message that no candidate exists, with the reason and what would be possible."""
+    if not problem.names:
+        return f"none of the methods {', '.join(problem.methods)} works with optimizer {problem.optimizer!r}"
+    fields, freed = conflict(problem)
+    options = " and ".join(write_option(field, problem) for field in fields)
+    reason = next(laws(fields, freed), "")
+    instead = [f"{LIMITS[field].option} {found}" for field in fields if (found := possible_values(field, freed))]
+    return (
+        f"there is no way to divide {len(problem.layers)} layers and batches of "
+        f"{', '.join(map(str, problem.batch_sizes))} examples among {problem.workers} workers under {options}"
+        f"{reason and ': '}{reason}. Possible instead: {', or '.join(instead)}"
+    )
+
+
+def write_option(field: str, problem: Problem) -> str:
+    """A limit as its option is written."""
+    value = getattr(problem, field)
+    if field == "all_workers":
+        return LIMITS[field].option
+    listed = tensors_of(problem) if field == "tensors" else value
+    if field == "sequences":
+        listed = ["yes" if each else "no" for each in value] if len(value) == 1 else ["auto"]
+    separator = " " if field == "spaces" else ","
+    return f"{LIMITS[field].option} {separator.join(map(as_text, listed))}"
+
+
+def as_text(value: object) -> str:
+    """A value as an option takes it: (2, 1) is 2,1."""
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def possible_values(field: str, freed: Problem) -> str:
+    """The values of a lifted limit for which there are candidates, as text; empty for none."""
+    if field == "batch_sizes":
+        return nearest_batch(freed)
+    some = some_without(freed, field)
+    found = {LIMITS[field].value(c) for c in some}
+    ordered = sorted(found, key=lambda value: (value if isinstance(value, int) else 0, as_text(value)))
+    more = len(ordered) > SHOWN or len(some) >= LOOKED_AT
+    listed = " or ".join(map(as_text, ordered[:SHOWN])) + (" or others" if more else "")
+    return f"left out ({listed} workers)" if field == "all_workers" else listed
+
+
+def some_without(freed: Problem, field: str) -> list[Candidate]:
+    """Some candidates without a limit, LOOKED_AT at most, and their alternatives."""
+    some = islice(all_alternatives(without(freed, field)), LOOKED_AT)
+    return [c for alternatives in some for c in alternatives.each()]
+
+
+def nearest_batch(freed: Problem) -> str:
+    """The batch size closest to the one asked for, of those for which a candidate exists; empty for none."""
+    size = freed.batch_sizes[0]
+    steps = {c.mesh.data * c.microbatches for c in some_without(freed, "batch_sizes")}
+    near = {max(1, size // step + more) * step for step in steps for more in (0, 1)}
+    ordered = sorted(near, key=lambda batch: abs(batch - size))
+    return next((str(batch) for batch in ordered if possible(freed.but(batch_sizes=(batch,)))), "")
+
+
+def laws(fields: Sequence[str], problem: Problem) -> Iterator[str]:
+    """The rules that limits break together, the most particular first."""
+    if "spaces" in fields and not problem.sides:
+        yield "no layer of this model convolves or pools images [N, C, H, W], which space cuts"
+    small = [(space, name) for space in problem.spaces if (name := problem.too_small(space))]
+    if "spaces" in fields and small:
+        yield f"in layer {small[0][1]} images have fewer rows than {as_text(small[0][0])} has parts"
+    if "spaces" in fields and "shards" in fields:
+        yield "space is not combined with sharding"
+    if "tensors" in fields and "shards" in fields and problem.trained:
+        yield "weights are cut (tensor) or sharded among replicas, not both"
+    if "shards" in fields and "methods" in fields:
+        yield "weights are sharded only under methods that finish every minibatch before the next one (synchronous)"
+    if "shards" in fields and problem.costs.ties and {"stages", "pipelines"} & {*fields}:
+        yield "layers of this model share weights, which are sharded only where one stage has all of them"
+    if "shards" in fields:
+        yield "weights are sharded among replicas, of which there must be at least 2"
+    all_predict = all(planned(name).predicts_gradients for name in problem.names)
+    if "methods" in fields and {"data_parallels", *INNER} & {*fields} and all_predict:
+        yield "what predicts a stage's gradient learns in one process, without replicas, and no stage is shared"
+    if "methods" in fields and not {"batch_sizes", "microbatches"} & {*fields} and len(problem.names) <= SHOWN:
+        yield ", ".join(f"{name} has a pipeline of {pipelines_of(name)}" for name in problem.names)
+    if "methods" in fields:
+        yield "not every method can divide these examples into micro-batches that fill its pipeline"
+    if "stages" in fields or ("pipelines" in fields and min(problem.pipelines or (1,)) > len(problem.layers)):
+        yield f"a stage holds at least one of the {len(problem.layers)} layers, and a worker at least one stage"
+    if "batch_sizes" in fields:
+        yield "replicas take as many examples each, and so do micro-batches"
+    if {*AXES} & {*fields}:
+        share = "" if problem.all_workers else " or a divisor of it"
+        yield f"pipeline x data-parallel x tensor x space is the number of workers, {problem.workers}{share}"
+
+
+def pipelines_of(method: str) -> str:
+    """The numbers of workers in a pipeline for which plans try a method, as text."""
+    planning = planned(method).planning
+    fewest, most = planning.workers
+    if planning.losses:  # at least 2 chunks, and fewer than stages
+        fewest = max(fewest, -(-3 // planning.stages_per_worker))
+    if most == fewest:
+        return f"{fewest} worker" + ("s" if fewest > 1 else "")
+    return f"{fewest} or more workers" if most is None else f"{fewest} to {most} workers"

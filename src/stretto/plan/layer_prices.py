@@ -1,21 +1,26 @@
-"""The costs of layers as one stage, whatever the method: a table has at [i, j] the value of the layers [i, j)."""
+"""The costs of layers as one stage, whatever the method: a table has at [i, j] the value of the layers [i, j).
 
-from collections.abc import Hashable, Sequence
+What steps of the optimizer take beside their passes, for every way to cut layers: cures, products of matrices.
+"""
+
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stretto.cost.attained import AUTOCAST
+from stretto.cost.attained import AUTOCAST, BYTES
 from stretto.cost.cluster import Cluster, Link
+from stretto.cost.cure_costs import matrix_bytes
 from stretto.cost.layer_sums import LayerTimes
 from stretto.cost.layer_table import LayerCost, ModelCosts, keeping_inputs
-from stretto.cost.mixed_precision import sum_seconds
-from stretto.cost.stage_prediction import Machine, times_by_part
+from stretto.cost.mixed_precision import step_factor, sum_seconds
+from stretto.cost.stage_prediction import Machine, cure_seconds, matrix_seconds, times_by_part
 from stretto.mesh import Mesh
-from stretto.plan.hidden_exchanges import hidden_exchanges, share_kept_busy
+from stretto.methods.cure import StepCure
+from stretto.optimizers import Stepping, optimizer_of
 from stretto.plan.host_lags import HostLags, host_lags
 from stretto.plan.places import (
     DeviceKind,
@@ -28,9 +33,9 @@ from stretto.plan.places import (
     scattering,
 )
 from stretto.plan.problem import LayerForm, Problem, merged
+from stretto.plan.programs import hidden_exchanges, share_kept_busy
 from stretto.plan.range_tables import Table, range_max, range_sums
 from stretto.plan.split_layer_costs import halo_seconds, layer_parts, num_all_reduces_of
-from stretto.plan.step_tables import StepTables
 
 Times = LayerTimes[Table]  # of the layers [i, j) as one stage, at [i, j]; per micro-batch, `update` per turn
 AMOUNTS = (
@@ -109,7 +114,7 @@ class LayerPrices:
         self.lines = lru_cache(maxsize=None)(self._lines)
         self.weights = lru_cache(maxsize=None)(self._weights)
         self.sizes = lru_cache(maxsize=256)(self._sizes)
-        self.hides_exchanges = not problem.trained and problem.program.exchanges != "waited"  # of a tensor axis
+        self.hides_exchanges = not problem.trained and problem.program.hides_exchanges  # of a tensor axis
         self.steps = StepTables(problem, self.dtype, self.distinct)
 
     def _places(self, mesh: Mesh, pipeline: int, placement: tuple[int, ...] = ()) -> Places:
@@ -167,10 +172,8 @@ class LayerPrices:
         parts = times_by_part(costs, machine, examples, optimizer=self.steps.stepping)
         rows: Table = np.array(parts).transpose(1, 0, 2)
         if self.sums_as_large_models:
-            in_products = self.problem.program.sums_in_products
-            rows[0, :, ACCUMULATE] = [
-                sum_seconds(layer, machine, examples, in_products=in_products) for layer in layers
-            ]
+            fused = self.problem.program.fused_accumulation
+            rows[0, :, ACCUMULATE] = [sum_seconds(layer, machine, examples, in_products=fused) for layer in layers]
         return rows
 
     @cached_property
@@ -343,19 +346,10 @@ class LayerPrices:
     ) -> tuple[Numbers, Numbers]:
         """Seconds of each layer's exchanges that pass while it computes, in a forward and in a backward.
 
-        No more than its products take, from which moving them takes a share of the device. Programs that send parts of
-        an exchange while others are computed wait for one of a ring's parts, 1 / P.
+        No more than its products take, from which moving them takes a share of the device.
         """
         rows, indices = self.distinct(form)
         times = [LayerTimes(*self.layer_rows(kind, form, examples).T) for kind in kinds]
-        free = 1 - share_kept_busy(links)
-        if self.problem.program.exchanges == "in parts":
-            part = free * (1 - 1 / form.tensor)
-            forward, backward = self.exchanges_of(form, links, examples, gamma)
-            return (
-                part * np.minimum(forward, np.minimum.reduce([each.forward for each in times])),
-                part * np.minimum(backward, np.minimum.reduce([each.backward for each in times])),
-            )
         products = np.minimum.reduce([np.maximum(0.0, each.backward - each.input_gradient) for each in times])
         hidden = [hidden_exchanges(row, full=form.recompute == "full") for row in rows]
         beside_each = (
@@ -363,7 +357,7 @@ class LayerPrices:
             for works_of in zip(*hidden, strict=True)
         )
         seconds: Numbers = sum(np.minimum(seconds, products) for seconds in beside_each)
-        return np.zeros_like(products), free * seconds
+        return np.zeros_like(products), (1 - share_kept_busy(links)) * seconds
 
     def is_counted(self, form: LayerForm) -> bool:
         """Whether the exchanges of processes that share layers were counted, those of what is recomputed, too."""
@@ -440,3 +434,86 @@ def weight_gradients_of(weights: Numbers, backward: Numbers) -> Table:
     columns = np.arange(layers + 1)
     table: Table = np.where(lowest[:, None] < columns[None, :], begin[:, None] + above, 0.0)
     return table
+
+
+Distinct = Callable[[LayerForm], tuple[list[LayerCost], NDArray[np.intp]]]
+
+
+def machines_of(
+    problem: Problem, kinds: Sequence[DeviceKind], dtype: str, *, on_chip: bool = False
+) -> list[Machine]:  # fmt: skip
+    """The machines of kinds of devices, each once."""
+    found = [(problem.cluster.devices_by_kind[kind.worker], kind.crowded) for kind in dict.fromkeys(kinds)]
+    return [Machine(device.on_chip if on_chip else device, dtype, crowded) for device, crowded in found]
+
+
+def slowest(kinds: Sequence[DeviceKind]) -> float:
+    """How many times as long the slowest of some kinds of devices takes as its kind on average."""
+    return max(kind.slowest for kind in kinds)
+
+
+class StepTables:
+    """Steps of a problem's optimizer; `distinct` gives the layers of a form that differ, and which of them each is."""
+
+    def __init__(self, problem: Problem, dtype: str, distinct: Distinct) -> None:
+        self.problem = problem
+        self.dtype = dtype
+        self.distinct = distinct
+        self.cure = lru_cache(maxsize=256)(self._cure)
+        self.orthogonalising = lru_cache(maxsize=256)(self._orthogonalising)
+
+    @cached_property
+    def stepping(self) -> Stepping:
+        """How the optimizer steps: with float32 masters its passes over numbers take longer."""
+        problem = self.problem
+        if not problem.masters:
+            return Stepping(problem.optimizer)
+        longer = step_factor(problem.optimizer, self.dtype) if problem.weight_products else 2.0
+        return Stepping(problem.optimizer, longer, masters=True)
+
+    def _cure(self, cure: StepCure, kinds: tuple[DeviceKind, ...], form: LayerForm) -> tuple[Table, Table]:
+        # Seconds that a cure adds to a step of the layers [i, j), on the slowest of some kinds of devices, and bytes
+        # that it keeps of their matrices.
+        def seconds(layer: LayerCost, machine: Machine) -> float:
+            return cure_seconds(cure, layer, machine, self.stepping).mean(cure)
+
+        return self._longest(seconds, kinds, form), self._sums(
+            lambda layer: matrix_bytes(cure, layer, self.stepping), form
+        )
+
+    def of_shares(
+        self, update: Table, kinds: tuple[DeviceKind, ...], form: LayerForm, replicas: Sequence[Link], data: int
+    ) -> Table:
+        """Seconds of an update in which each of `data` replicas steps its shares of weights.
+
+        Muon gathers the step of each hidden matrix, and orthogonalises it in every replica.
+        """
+        if optimizer_of(self.problem.optimizer).on_matrices != "orthogonalise":
+            return update / data
+        products, num_bytes = self.orthogonalising(kinds, form)
+        products = np.minimum(products, update)
+        return (update - products) / data + products + gathering(replicas, data, num_bytes)
+
+    def _orthogonalising(self, kinds: tuple[DeviceKind, ...], form: LayerForm) -> tuple[Table, Table]:
+        # Seconds of Muon's products for the layers [i, j), and bytes of their hidden matrices.
+        chosen = optimizer_of(self.problem.optimizer)
+        item = 4 if self.problem.masters else BYTES.get(self.dtype, 4)
+
+        def seconds(layer: LayerCost, machine: Machine) -> float:
+            return matrix_seconds(layer, chosen, machine)
+
+        return self._longest(seconds, kinds, form), self._sums(lambda layer: item * layer.matrices.hidden, form)
+
+    def _longest(self, seconds: Callable[..., float], kinds: tuple[DeviceKind, ...], form: LayerForm) -> Table:
+        # The sums of a layer's seconds over the layers [i, j), on the slowest of some kinds of devices.
+        tables = [
+            self._sums(partial(seconds, machine=machine), form)
+            for machine in machines_of(self.problem, kinds, self.dtype)
+        ]
+        longest: Table = slowest(kinds) * np.maximum.reduce(tables)
+        return longest
+
+    def _sums(self, value: Callable[[LayerCost], float], form: LayerForm) -> Table:
+        # The sums of a layer's values over the layers [i, j).
+        layers, indices = self.distinct(form)
+        return range_sums(np.array([value(layer) for layer in layers])[indices])

@@ -1,6 +1,6 @@
 """Lower bounds of the bytes that a candidate needs: those that cannot fit are not priced."""
 
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterator
 from functools import lru_cache, partial
 from math import inf
 from typing import NamedTuple, TypeVar
@@ -15,7 +15,7 @@ from stretto.plan.places import Numbers
 from stretto.plan.planned_methods import planned
 from stretto.plan.problem import SHARD_OPTIMIZER, LayerForm
 from stretto.plan.range_tables import running_sums
-from stretto.plan.search_space import Alternatives, Candidate, CandidateGroup, alone
+from stretto.plan.search_space import Candidate, CandidateGroup, MethodChoice, alone
 
 Size = TypeVar("Size", float, Numbers)
 SLACK = 1 - 1e-9  # of lower bounds: sums in another order differ in the last bits
@@ -52,44 +52,33 @@ class MemoryBounds:
         sizes = self.prices.sizes(LayerForm(tensor), 1.0)
         return ModelBytes(*(float(table[0, -1]) for table in (sizes.parameters, sizes.gradients, sizes.state)))
 
-    def groups_that_fit(self, group: CandidateGroup) -> Iterator[CandidateGroup]:
+    def that_fit(self, group: CandidateGroup, *, placed: bool = False) -> Iterator[CandidateGroup]:
         """A group without kinds of recomputation that fit with none of its candidates.
 
         Those that run whole stages again are a group of their own where none that recompute nothing fit. Without
-        building places, so all of a group on workers that differ.
+        building places, so all of a group on workers that differ, unless it is `placed`.
         """
         axes, cluster = group.axes, self.prices.problem.cluster
-        if cluster.is_uneven or axes.placement:
+        if placed:
+            memory = self.memory(axes.mesh, axes.pipeline, axes.placement)
+        elif cluster.is_uneven or axes.placement:
             yield group
             return
-        memory = axes.pipeline * cluster.device(0).memory
+        else:
+            memory = axes.pipeline * cluster.device(0).memory
         room = memory - self.least_static(group) * SLACK
         if room < 0:
             return
         fitting = lru_cache(maxsize=None)(partial(self.fitting, axes, room))
         layers, stages = [], []
         for choice in group.choices:
-            fewest = self.fewest(choice.method, choice.per_worker, axes.pipeline, axes.microbatches, axes.ahead)
-            of_layers, of_stages = fitting(fewest, choice.recompute, choice.sequences)
+            of_layers, of_stages = fitting(self.fewest_of(axes, choice), choice.recompute, choice.sequences)
             layers += [choice._replace(recompute=of_layers)] if of_layers else []
             stages += [choice._replace(recompute=of_stages)] if of_stages else []
         if layers:
             yield group._replace(choices=layers)
         if stages:
             yield CandidateGroup(axes._replace(recompute="stage"), stages)
-
-    def alternatives_that_fit(self, alternatives: Alternatives) -> Iterator[Alternatives]:
-        """The same of alternatives."""
-        c = alternatives.plain
-        room = self.memory(c.mesh, c.pipeline, c.placement) - self.bytes(c) * SLACK
-        if room < 0:
-            return
-        fewest = self.fewest(c.method, c.per_worker, c.pipeline, c.microbatches, c.ahead)
-        layers, stages = self.fitting(c, room, fewest, alternatives.recompute, alternatives.sequences)
-        if layers:
-            yield alternatives._replace(recompute=layers)
-        if stages:
-            yield alternatives._replace(plain=c._replace(recompute="stage"), recompute=stages)
 
     def fitting(
         self, c: Candidate, room: float, fewest: float, recompute: tuple[str, ...], sequences: tuple[bool, ...]
@@ -120,39 +109,29 @@ class MemoryBounds:
             planning.held(StageAt(s, stages, microbatches, ahead, planning.stages_per_worker)) for s in (0, stages - 1)
         )
 
-    def bytes(self, c: Candidate) -> float:
-        """Bytes of weights, gradients and optimizer state of all stages."""
-        return static_bytes(*self.total(c.mesh.tensor), c.shard, c.mesh.data)
+    def fewest_of(self, axes: Candidate, choice: MethodChoice) -> float:
+        return self.fewest(choice.method, choice.per_worker, axes.pipeline, axes.microbatches, axes.ahead)
 
     def least_static(self, group: CandidateGroup) -> float:
-        """The least of these of a group's candidates."""
+        """The least bytes of weights, gradients and optimizer state of all stages, of a group's candidates."""
         total, data = self.total(group.axes.mesh.tensor), group.axes.mesh.data
         return min(static_bytes(*total, shard, data) for shard in group.shards)
 
     def of_group(self, group: CandidateGroup) -> float:
-        """The least bytes of the fullest worker under any candidate of a group, as if all divided evenly."""
-        axes, kinds = group.axes, {kind for choice in group.choices for kind in choice.recompute}
-        fewest = min(
-            self.fewest(choice.method, choice.per_worker, axes.pipeline, axes.microbatches, axes.ahead)
-            for choice in group.choices
-        )
-        return self.divided(axes, self.least_static(group), fewest, group.forms, stages="stage" in kinds)
+        """The least bytes of the fullest worker under any candidate of a group, as if all divided evenly.
 
-    def of_alternatives(self, alternatives: Alternatives) -> float:
-        """The same of alternatives."""
-        c = alternatives.plain
-        fewest = self.fewest(c.method, c.per_worker, c.pipeline, c.microbatches, c.ahead)
-        return self.divided(c, self.bytes(c), fewest, alternatives.forms, stages="stage" in alternatives.recompute)
-
-    def divided(self, c: Candidate, static: float, fewest: float, forms: Iterable[LayerForm], *, stages: bool) -> float:
-        """Bytes of a worker that has its share; without activations if `stages` are run again."""
-        held = 0.0 if stages else fewest * min(self.held(form, c.examples) for form in forms)
-        return (static + held) * SLACK / c.pipeline
+        Without activations if some run whole stages again.
+        """
+        axes, held = group.axes, 0.0
+        if not any("stage" in choice.recompute for choice in group.choices):
+            fewest = min(self.fewest_of(axes, choice) for choice in group.choices)
+            held = fewest * min(self.held(form, axes.examples) for form in group.forms)
+        return (self.least_static(group) + held) * SLACK / axes.pipeline
 
     def of_candidate(self, c: Candidate) -> float:
         """A tighter bound, within 1 % of the least bytes with which the stages reach the last layer."""
         most = max(self.prices.places_of(c).memory)
-        low = min(self.of_alternatives(alone(c)), most)
+        low = min(self.of_group(alone(c)), most)
         high = low
         while high < most and not self.reaches(c, high):
             low, high = high, 2 * high

@@ -1,19 +1,25 @@
-"""The devices and links that a plan's stages run on: a cluster's workers, placed as a mesh places processes."""
+"""The devices and links that a plan's stages run on: a cluster's workers, placed as a mesh places processes.
+
+Which of a cluster's workers the processes of a mesh run on, where workers differ.
+
+A placement lists a worker for each process, in the order of ranks. Equal workers are taken in their order. Of unequal
+ones every placement is tried that may take another time, up to MANY arrangements. Where there are more, workers of one
+kind stay together: kinds in every order, filled in replica by replica, or stage by stage.
+"""
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import permutations
+from itertools import islice, permutations
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stretto.cost.cluster import Cluster, Link, WorkerKind
-from stretto.cost.collective import GRADIENTS, TENSOR_GATHER, TENSOR_SUM
+from stretto.cost.collective import GRADIENTS, TENSOR_GATHER, TENSOR_SUM, all_reduce_seconds, gather_seconds
 from stretto.cost.layer_table import Work, Works
-from stretto.cost.rings import all_reduce_seconds, gather_seconds
-from stretto.cost.worker_places import Workers
+from stretto.cost.step_prediction import Workers
 from stretto.mesh import Mesh, Placement
 
 Numbers = NDArray[np.float64]
@@ -249,3 +255,73 @@ def all_reduce(links: Sequence[Link], processes: int, num_bytes: Numbers, gamma:
         return gathering(links, processes, num_bytes) + scattering(links, processes, num_bytes, gamma)
     times = [waits(link, processes) + all_reduce_seconds(link.rings, link.tree, processes, num_bytes) for link in links]
     return np.where(num_bytes > 0, np.maximum.reduce(times), 0.0)
+
+
+Arrangement = tuple[int, ...]  # the worker of each process
+IN_ORDER: Arrangement = ()  # the first workers of the cluster
+MANY = 1000  # arrangements that are looked through
+FEW = 256  # of those that may differ in time, so many are tried
+MOST_KINDS = 4  # whose orders are all tried
+
+
+def placements(cluster: Cluster, mesh: Mesh, pipeline: int) -> tuple[Arrangement, ...]:
+    """The placements to try for pipelines of `pipeline` workers, those in order first."""
+    if not cluster.is_uneven:
+        return (IN_ORDER,)
+    return every(cluster, mesh, pipeline) or different(by_kinds(cluster, mesh, pipeline), cluster, mesh, pipeline)
+
+
+def is_exhaustive(cluster: Cluster, mesh: Mesh, pipeline: int) -> bool:
+    """Whether `placements` has every placement that may take another time."""
+    return cluster.is_uneven and every(cluster, mesh, pipeline) is not None
+
+
+def every(cluster: Cluster, mesh: Mesh, pipeline: int) -> tuple[Arrangement, ...] | None:
+    """Every placement that may take another time; None if there are too many."""
+    listed = list(islice(arrangements(cluster, Placement(mesh, pipeline).size), MANY + 1))
+    if len(listed) > MANY:
+        return None
+    distinct = different(listed, cluster, mesh, pipeline)
+    return distinct if len(distinct) <= FEW else None
+
+
+def arrangements(cluster: Cluster, size: int, taken: Arrangement = ()) -> Iterator[Arrangement]:
+    """Every choice and order of `size` workers; of those that only swap equal nodes or workers, the first."""
+    if len(taken) == size:
+        yield taken
+        return
+    begun = {cluster.place(worker).node for worker in taken}
+    seen = set()
+    for worker in range(cluster.num_workers):
+        if worker in taken:
+            continue
+        place, kind = cluster.place(worker), cluster.kinds[worker]
+        alike = (place.node, kind) if place.node in begun else (-1 - place.group, kind)
+        if alike not in seen:
+            seen.add(alike)
+            yield from arrangements(cluster, size, (*taken, worker))
+
+
+def by_kinds(cluster: Cluster, mesh: Mesh, pipeline: int) -> Iterator[Arrangement]:
+    """Placements that keep workers of one kind together."""
+    of_kind = {
+        kind: [worker for worker in range(cluster.num_workers) if cluster.kinds[worker] == kind]
+        for kind in dict.fromkeys(cluster.kinds)
+    }
+    placement = Placement(mesh, pipeline)
+    by_stage = sorted(range(placement.size), key=lambda rank: (placement.at(rank)[1], rank))
+    orders = permutations(of_kind) if len(of_kind) <= MOST_KINDS else (tuple(of_kind), tuple(reversed(of_kind)))
+    yield tuple(range(placement.size))
+    for order in orders:
+        workers = [worker for kind in order for worker in of_kind[kind]][: placement.size]
+        yield tuple(workers)
+        worker_of = dict(zip(by_stage, workers, strict=True))
+        yield tuple(worker_of[rank] for rank in range(placement.size))
+
+
+def different(listed: Iterable[Arrangement], cluster: Cluster, mesh: Mesh, pipeline: int) -> tuple[Arrangement, ...]:
+    """Of placements with the same devices and links, the first one."""
+    first: dict[object, Arrangement] = {}
+    for workers in listed:
+        first.setdefault(Places.of(cluster, mesh, pipeline, workers).facts, workers)
+    return tuple(first.values())

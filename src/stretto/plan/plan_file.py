@@ -1,26 +1,33 @@
 """A plan as a TOML file, which `stretto train --plan` runs and `stretto show --plan` draws."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from math import inf
 from pathlib import Path
 from typing import Any
 
+import tomli_w
+
+from stretto.cost.attained import Attained
+from stretto.cost.cluster import Device
 from stretto.errors import UsageError
 from stretto.options.kinds import check_values, parse_toml
 from stretto.plan.branch_and_bound import Plan
 from stretto.plan.candidate_costs import Prices
-from stretto.plan.computing_parts import split_computing
 from stretto.plan.objective import Objective
 from stretto.plan.refine import terms
 from stretto.simulate.network import LATE_DRAWS
 
 TRAIN, PLAN, PREDICTED, MEASURED, OPTIONS = "train", "plan", "predicted", "measured", "model_options"
 
+PARTS = ("computing", "below peak", "memory traffic", "launches")  # of the seconds of computing
 SHOWN = {"method": str, "stages": int, "pipeline": int}  # of what a plan chooses: what draws it
 
 
-def choices(plan: Plan, prices: Prices) -> dict[str, Any]:
-    """What a plan chooses."""
-    c, problem = plan.candidate, prices.problem
+def choices(plan: Plan) -> dict[str, Any]:
+    """What a plan chooses, as plain data."""
+    c = plan.candidate
     return {
         "method": str(c),
         "workers": c.workers,
@@ -30,14 +37,11 @@ def choices(plan: Plan, prices: Prices) -> dict[str, Any]:
         "space": list(c.mesh.space),
         "stages": c.stages,
         "bounds": list(plan.bounds),
-        **({"placement": placement_of(plan)} if problem.cluster.is_uneven else {}),
         "microbatches": c.microbatches,
         "sequence_parallel": c.sequence,
         "recompute": c.recompute,
         "sharding": c.shard,
         "batch_size": c.batch,
-        "dtype": prices.dtype,
-        "optimizer": problem.optimizer,
     }
 
 
@@ -58,11 +62,12 @@ def content(
     """
     c, problem = plan.candidate, prices.problem
     penalty = aim.penalty(c)
+    placement = {"placement": list(c.placement or range(c.workers))} if problem.cluster.is_uneven else {}
     known: dict[str, Any] = {
         "model": model,
         "cluster": problem.cluster.name,
         **({OPTIONS: dict(options)} if options else {}),
-        PLAN: choices(plan, prices),
+        PLAN: {**choices(plan), **placement, "dtype": prices.dtype, "optimizer": problem.optimizer},
         PREDICTED: {
             "seconds_per_step": plan.seconds,
             "by": predicted_by(plan, prices),
@@ -89,7 +94,7 @@ def content(
             "penalty_is": penalty.source, **{f"penalty_{key}": value for key, value in penalty.remarks.items()},
         }  # fmt: skip
     if trained is not None:
-        known[TRAIN] = training(plan, trained)
+        known[TRAIN] = training_settings(plan, trained)
     return known
 
 
@@ -102,18 +107,44 @@ def predicted_by(plan: Plan, prices: Prices) -> str:
     return "simulation"
 
 
-def placement_of(plan: Plan) -> list[int]:
-    """The worker of the cluster that each process is."""
-    return list(plan.candidate.placement or range(plan.candidate.workers))
+def limits(device: Device) -> tuple[Device, ...]:
+    """The device with one limit more each: FLOPs at the peak, what kernels attain, memory, starts of kernels."""
+    attained = device.attained or Attained()
+    without_starts = replace(device, attained=replace(attained.without_host(), per_kernel=0.0))
+    below_peak = replace(without_starts, memory_bandwidth=inf, on_chip_bandwidth=None, on_chip_memory=None)
+    return replace(below_peak, attained=None, variation=None), below_peak, without_starts, device
 
 
-def training(plan: Plan, trained: Mapping[str, Any]) -> dict[str, Any]:
+def split_computing(terms: Mapping[str, float], plan: Plan, prices: Prices) -> dict[str, float]:
+    """The terms of a plan with those of computing in PARTS, where devices say what they attain.
+
+    Each part is what computing takes longer on devices that have one limit more, as a share of the whole.
+    """
+    cluster = prices.problem.cluster
+    if all(device.attained is None for device in cluster.devices.values()):
+        return dict(terms)
+    seconds = []
+    for devices in zip(*map(limits, cluster.devices.values()), strict=True):
+        limited = replace(cluster, devices=dict(zip(cluster.devices, devices, strict=True)))
+        seconds.append(computing_seconds(plan, Prices(prices.problem.but(cluster=limited))))
+    if not seconds[-1]:
+        return dict(terms)
+    scale = terms["computing"] / seconds[-1]
+    steps = [seconds[0], *(after - before for before, after in pairwise(seconds))]
+    return {**terms, **{name: scale * step for name, step in zip(PARTS, steps, strict=True)}}
+
+
+def computing_seconds(plan: Plan, prices: Prices) -> float:
+    """Seconds of all stages' forwards and backwards of a micro-batch."""
+    c, total = plan.candidate, 0.0
+    for s, (start, end) in enumerate(pairwise(plan.bounds)):
+        times = prices.slowest(c, c.worker_of(s))
+        total += float(times.forward[start, end] + times.backward[start, end])
+    return total
+
+
+def training_settings(plan: Plan, trained: Mapping[str, Any]) -> dict[str, Any]:
     """The settings with which `stretto train` runs a plan; `trained` are those of its model."""
-    return {**trained, **settings(plan)}
-
-
-def settings(plan: Plan) -> dict[str, Any]:
-    """The settings of `stretto train` that a plan sets: all but the model's."""
     c = plan.candidate
     axes: dict[str, Any] = {"data_parallel": c.mesh.data, "tensor": c.mesh.tensor, "space": list(c.mesh.space)}
     used_axes = {key: value for key, value in axes.items() if value not in (1, [1, 1])}
@@ -122,9 +153,8 @@ def settings(plan: Plan) -> dict[str, Any]:
     workers = {"workers": c.workers} if c.workers > 1 else {}
     placed = {"placement": list(c.placement)} if c.workers > 1 and c.placement else {}
     return {
-        "method": str(c), "stages": c.stages, "bounds": list(plan.bounds), **workers, **placed, **used_axes, **shard,
-        **recompute,
-        "batch_size": c.batch,
+        **trained, "method": str(c), "stages": c.stages, "bounds": list(plan.bounds), **workers, **placed, **used_axes,
+        **shard, **recompute, "batch_size": c.batch,
     }  # fmt: skip
 
 
@@ -142,8 +172,6 @@ def script(plan: Plan, bounds: Sequence[int]) -> str:
 
 def to_toml(known: Mapping[str, Any]) -> str:
     """The contents of a plan's file as TOML text."""
-    import tomli_w
-
     return (
         "# Written by stretto plan. Seconds, bytes, joules; money in the unit of the cluster's prices.\n"
         + tomli_w.dumps(known)
@@ -189,19 +217,14 @@ def training_of(file: Path) -> dict[str, Any]:
 
 def difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
     """(key, first value, second value) of each key in which two plans differ."""
-    first, second = flattened(one), flattened(other)
+    first, second = flatten(one), flatten(other)
     keys = [key for key in dict.fromkeys((*first, *second)) if not key.startswith(f"{TRAIN}.")]
     return [(key, first.get(key), second.get(key)) for key in keys if first.get(key) != second.get(key)]
 
 
-def flattened(nest: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten(nest: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested tables as one dict, keys joined by dots."""
     flat: dict[str, Any] = {}
     for key, value in nest.items():
-        flat |= flattened(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
     return flat
-
-
-def split_points(bounds: Sequence[int], names: Sequence[str]) -> dict[str, str]:
-    """The `split_spec` of torch.distributed.pipelining's `pipeline`: the layers that stages begin with."""
-    return {names[bound]: "beginning" for bound in bounds[1:-1]}

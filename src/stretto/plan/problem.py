@@ -12,9 +12,9 @@ from stretto.cost.layer_table import LayerCost, ModelCosts
 from stretto.errors import UsageError, nearest
 from stretto.optimizers import optimizer_of
 from stretto.options.checks import one_of, shown
-from stretto.plan.halos import too_few_rows
 from stretto.plan.planned_methods import FAMILIES, names_of, planned
 from stretto.plan.programs import PROGRAMS, USUAL, ProgramTraits
+from stretto.plan.split_layer_costs import too_few_rows
 
 RECOMPUTE = ("none", "selective", "full", "stage")
 SHARD_OPTIMIZER = "shard-optimizer"  # of what replicas have alike, only the optimizer's state is shared out

@@ -5,11 +5,10 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import NamedTuple
 
-from stretto.cost.head_costs import StageHeads, laid_out
+from stretto.cost.head_costs import StageHeads, laid_out, uses_in
 from stretto.cost.layer_sums import LayerTimes
 from stretto.cost.layer_table import ModelCosts
 from stretto.cost.predicted_gradients import with_predictions, without
-from stretto.cost.shared_weights import uses_in
 from stretto.cost.stage_prediction import StageTimes, stage_times
 from stretto.cost.step_prediction import Pricer, silent, turn_seconds
 from stretto.cost.worker_memory import peak_bytes
@@ -122,7 +121,7 @@ def peaks(plan: Plan, prices: Prices, laid: LaidOut) -> tuple[float, ...]:
 
 
 def pricer_of(plan: Plan, prices: Prices, laid: LaidOut) -> Pricer:
-    """The Pricer of a plan: as in `forecast`, with the communication of replicas and of parts of stages added."""
+    """The Pricer of a plan, with the communication of replicas and of the processes that share a stage."""
     c = plan.candidate
     workers = prices.places_of(c).workers
     ranks = [workers.ranks[laid.schedule.worker_of[s]] for s in range(c.stages)]

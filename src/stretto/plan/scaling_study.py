@@ -1,7 +1,7 @@
 """Throughput by number of workers and utilisation by batch size: the best plan of each way of training at each."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import TypeVar
@@ -10,7 +10,7 @@ from stretto.cost.attained import dtype_of_products
 from stretto.errors import UsageError
 from stretto.plan.branch_and_bound import Plan, search
 from stretto.plan.candidate_costs import Prices
-from stretto.plan.explain import grown
+from stretto.plan.explain import grow
 from stretto.plan.objective import Objective
 from stretto.plan.problem import Problem
 from stretto.plan.refine import refined
@@ -21,34 +21,23 @@ ENOUGH = 12  # candidates priced for each method: on thousands of workers, hundr
 BATCHES = (-4, -2, 0, 2, 4)  # exponents of 2 that the batch is multiplied by
 
 
-def data_parallel(problem: Problem) -> Problem:
-    """Data parallelism: the whole model on every worker."""
-    return whole_stages(problem).but(stages=kept_of(problem.stages, 1))
+WAYS = ("hybrid", "data parallel", "pipeline")
 
 
-def pipeline_only(problem: Problem) -> Problem:
-    """Pipelines of whole devices; `best` keeps those with a single replica."""
-    return whole_stages(problem)
+def limited_to(way: str, problem: Problem) -> Problem:
+    """The problem of a way of training, without any choice if its limits rule that out.
 
+    Hybrid plans may combine all axes, the others have stages on one device each: data parallel the whole model on every
+    worker; of pipelines `best` keeps those with a single replica.
+    """
 
-def whole_stages(problem: Problem) -> Problem:
-    """The problem with stages on one device each; without any choice if its limits rule that out."""
-    return problem.but(tensors=kept_of(problem.tensors, 1), spaces=kept_of(problem.spaces, (1, 1)))
+    def only(limit: Sequence[Value] | None, value: Value) -> tuple[Value, ...]:
+        return (value,) if limit is None or value in limit else ()  # None lists all
 
-
-def kept_of(limit: Sequence[Value] | None, value: Value) -> tuple[Value, ...]:
-    """The limit to one value: empty if the limit does not list it; None lists all."""
-    return (value,) if limit is None or value in limit else ()
-
-
-def any_way(problem: Problem) -> Problem:
-    """Any combination of axes."""
-    return problem
-
-
-WAYS: Mapping[str, Callable[[Problem], Problem]] = {
-    "hybrid": any_way, "data parallel": data_parallel, "pipeline": pipeline_only,
-}  # fmt: skip
+    if way == "hybrid":
+        return problem
+    whole = problem.but(tensors=only(problem.tensors, 1), spaces=only(problem.spaces, (1, 1)))
+    return whole if way == "pipeline" else whole.but(stages=only(problem.stages, 1))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +83,7 @@ def scaling(
     if min(numbers) < 1:
         raise UsageError(f"scale lists {min(numbers)}: numbers of workers are 1 or more")
     numbers = sorted(set(numbers))
-    wide = problem.but(cluster=grown(problem.cluster, max(numbers)), workers=1)
+    wide = problem.but(cluster=grow(problem.cluster, max(numbers)), workers=1)
     prices = Prices(wide)
     best_on = cache(lambda count, batch, way: best(wide.but(workers=count, batch_sizes=(batch,)), way, prices, known))
     rows: list[Scaled] = []
@@ -125,7 +114,7 @@ def batches(problem: Problem, size: int) -> list[Scaled]:
 
 def best(problem: Problem, way: str, prices: Prices, known: Reliability | None = None) -> Scaled:
     """The fastest plan of a way that uses all workers, and its goodput, if failures are `known`."""
-    whole = WAYS[way](problem.but(all_workers=True))
+    whole = limited_to(way, problem.but(all_workers=True))
     plans = [
         search(
             whole.but(methods=(name,)), Objective(), prices=prices, enough=ENOUGH,

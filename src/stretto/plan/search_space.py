@@ -9,8 +9,7 @@ from stretto.cost.cluster import Link
 from stretto.mesh import Mesh
 from stretto.methods import BASELINE, Planning, StageAt
 from stretto.optimizers import optimizer_of
-from stretto.plan.placements import IN_ORDER, placements
-from stretto.plan.places import Places
+from stretto.plan.places import IN_ORDER, Places, placements
 from stretto.plan.planned_methods import GradientFlow, PlannedMethod, gradients, planned
 from stretto.plan.problem import RECOMPUTE, SHARD_OPTIMIZER, SHARDS, LayerForm, Problem, usual_tensors
 
@@ -137,37 +136,6 @@ class Candidate(NamedTuple):
         return self.planned.written(*options, *(["recompute=True"] if self.recompute == "stage" else []))
 
 
-class Alternatives(NamedTuple):
-    """Candidates that differ in what is recomputed, and in whether the sequence is divided.
-
-    `plain` recomputes nothing, or whole stages if all do, and does not divide the sequence. It need not be one of them.
-    """
-
-    plain: Candidate
-    recompute: tuple[str, ...]
-    sequences: tuple[bool, ...]
-
-    @property
-    def number(self) -> int:
-        """How many candidates there are."""
-        return len(self.recompute) * len(self.sequences)
-
-    @property
-    def forms(self) -> tuple[LayerForm, ...]:
-        """How layers are run in any of them."""
-        return forms(self.plain.mesh.tensor, self.plain.mesh.space, self.recompute, self.sequences)
-
-    def each(self) -> Iterator[Candidate]:
-        """The candidates, one by one."""
-        for recompute, sequence in product(self.recompute, self.sequences):
-            yield self.plain._replace(recompute=recompute, sequence=sequence)
-
-
-def alone(c: Candidate) -> Alternatives:
-    """A candidate without alternatives."""
-    return Alternatives(c, (c.recompute,), (c.sequence,))
-
-
 @cache
 def forms(
     tensor: int, space: tuple[int, int], recompute: tuple[str, ...], sequences: tuple[bool, ...]
@@ -191,13 +159,6 @@ class MethodChoice(NamedTuple):
     def number(self) -> int:
         """How many candidates there are."""
         return len(self.shards) * len(self.recompute) * len(self.sequences)
-
-    def alternatives(self, axes: Candidate) -> Iterator[Alternatives]:
-        """The candidates on given axes."""
-        common = axes._replace(method=self.method, losses=self.losses, per_worker=self.per_worker)
-        for shard in self.shards:
-            plain = common if shard == common.shard else common._replace(shard=shard)
-            yield Alternatives(plain, self.recompute, self.sequences)
 
 
 class CandidateGroup(NamedTuple):
@@ -224,19 +185,33 @@ class CandidateGroup(NamedTuple):
             found |= dict.fromkeys(forms(mesh.tensor, mesh.space, recompute, sequences))
         return tuple(found)
 
-    def alternatives(self) -> Iterator[Alternatives]:
-        """The candidates, together with those that differ in recomputation and sequence alone."""
+    def alternatives(self) -> Iterator["CandidateGroup"]:
+        """The candidates, together with those that differ in recomputation and sequence alone.
+
+        The `axes` of such a group have all else: they recompute nothing, or whole stages if all do, and do not divide
+        the sequence. They need not be one of the candidates.
+        """
         for choice in self.choices:
-            yield from choice.alternatives(self.axes)
+            axes = self.axes._replace(method=choice.method, losses=choice.losses, per_worker=choice.per_worker)
+            for shard in choice.shards:
+                yield CandidateGroup(axes._replace(shard=shard), (choice._replace(shards=(shard,)),))
+
+    def each(self) -> Iterator[Candidate]:
+        """The candidates, one by one."""
+        for group in self.alternatives():
+            for recompute, sequence in product(group.choices[0].recompute, group.choices[0].sequences):
+                yield group.axes._replace(recompute=recompute, sequence=sequence)
 
     def among(self, chosen: Callable[[Candidate], bool]) -> "CandidateGroup":
         """The candidates that satisfy a condition, each without alternatives."""
-        kept = (c for alternatives in self.alternatives() for c in alternatives.each() if chosen(c))
-        return self._replace(
-            choices=[
-                MethodChoice(c.method, c.per_worker, c.losses, (c.shard,), (c.recompute,), (c.sequence,)) for c in kept
-            ]
-        )
+        return self._replace(choices=[alone(c).choices[0] for c in self.each() if chosen(c)])
+
+
+def alone(c: Candidate) -> CandidateGroup:
+    """A candidate without alternatives."""
+    return CandidateGroup(
+        c, (MethodChoice(c.method, c.per_worker, c.losses, (c.shard,), (c.recompute,), (c.sequence,)),)
+    )
 
 
 def candidates(problem: Problem) -> Iterator[Candidate]:
@@ -245,11 +220,11 @@ def candidates(problem: Problem) -> Iterator[Candidate]:
         yield from alternatives.each()
 
 
-def all_alternatives(problem: Problem) -> Iterator[Alternatives]:
+def all_alternatives(problem: Problem) -> Iterator[CandidateGroup]:
     """Every candidate of a problem, each once, together with those that differ in recomputation and sequence alone."""
     for axes in all_axes(problem):
         for count, choice in choices_on(problem, axes):
-            yield from choice.alternatives(axes._replace(microbatches=count))
+            yield from CandidateGroup(axes._replace(microbatches=count), (choice,)).alternatives()
 
 
 def all_groups(problem: Problem) -> Iterator[CandidateGroup]:

@@ -1,22 +1,31 @@
-"""Which plans are tried on real processes, and which of them is chosen by its measured times. No processes here.
+"""Which plans are tried on real processes, which is chosen by its measured times, and what is kept. No processes here.
 
 The rounds are divided into two sets, alternately. One chooses, the other one is reported: a plan that was chosen
 because its turns happened to be fast is not reported with them. So the second set decides nothing, not even which plans
 take further turns.
+
+A cluster's file cluster.toml has cluster.tried.json beside it: the last trials of each problem, which is a model with
+its data, loss and optimizer and the choices that a plan has, on one machine. A later plan of the same problem goes by
+them. Only what was measured together is compared, so that new trials replace the former ones.
 """
 
+import platform
 import statistics
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from itertools import product
+from typing import Any
 
 from stretto.errors import StrettoError, UsageError
 from stretto.mesh import Mesh
 from stretto.methods import BASELINE
+from stretto.options.kinds import check_values
 from stretto.plan.branch_and_bound import Plan, plan_of, search
 from stretto.plan.candidate_costs import Prices
+from stretto.plan.measurement_cache import MeasurementCache, key_of
 from stretto.plan.objective import Objective
-from stretto.plan.placements import IN_ORDER, placements
+from stretto.plan.places import IN_ORDER, placements
+from stretto.plan.plan_file import choices
 from stretto.plan.problem import Problem
 from stretto.plan.refine import MOST, actions, simulated
 from stretto.plan.search_space import Candidate, candidates
@@ -96,14 +105,14 @@ def trials_of(problem: Problem, objective: Objective, prices: Prices, number: in
         return c._replace(placement=IN_ORDER) != plain and (not allowed or c.workers > 1 or simple)
 
     others = search(problem, objective, keep=POOL, prices=prices, among=another).plans
-    exact = [predicted(plan, prices) for plan in promising(others, 2 * number)]
+    exact = [simulate_if_short(plan, prices) for plan in promising(others, 2 * number)]
     chosen = [Trial(plan) for plan in promising(sorted(exact, key=lambda plan: plan.value), number)]
     if single is None:
         return chosen
-    return [Trial(predicted(single, prices), allowed=allowed), *chosen]
+    return [Trial(simulate_if_short(single, prices), allowed=allowed), *chosen]
 
 
-def predicted(plan: Plan, prices: Prices) -> Plan:
+def simulate_if_short(plan: Plan, prices: Prices) -> Plan:
     """The plan with simulated seconds, unless its schedule is too long for that."""
     return plan if actions(plan) > MOST else simulated(plan, prices)
 
@@ -209,3 +218,90 @@ def within(factor: float, trials: Sequence[Trial]) -> list[Trial]:
     running = whole(trials)
     fastest = min((trial.value for trial in running if trial.allowed), default=float("inf"))
     return [trial for trial in running if trial.value <= factor * fastest]
+
+
+# -- what is kept of them ---------------------------------------------------------------------------------------------
+
+Tried = Mapping[str, Any]  # one plan that was tried, as `row` writes it
+# Fields of a problem that are no choices.
+PRICED = (
+    "costs", "tensor_costs", "form_costs", "cluster", "heads", "named_heads", "no_heads", "sides", "ratios",
+    "byte_ratios",
+)  # fmt: skip
+KINDS: Mapping[str, Any] = {
+    "tried": list[dict[str, Any]], "tried_on": str, "try_noise": float, "remarks": list[str],
+}  # fmt: skip
+TRIED: Mapping[str, Any] = {
+    **dict.fromkeys(("method", "sharding", "planned_method"), str),
+    **dict.fromkeys(("workers", "pipeline", "data_parallel", "tensor", "stages", "microbatches", "batch_size"), int),
+    **dict.fromkeys(("losses", "ahead", "per_worker"), int), "space": tuple[int, int], "bounds": list[int],
+    "placement": list[int], "recompute": bool | str, "sequence_parallel": bool, "allowed": bool,
+    **dict.fromkeys(("predicted_seconds", "measured_seconds", "reported_seconds"), float),
+}  # fmt: skip
+NEEDED = ("method", "workers", "bounds", "predicted_seconds", "measured_seconds", "reported_seconds", "allowed")
+
+
+def problem_key(problem: Problem, goal: str, trained: Mapping[str, Any], sources: Mapping[str, str]) -> str:
+    """Sixteen characters that differ if the problem does: its choices, the model's settings, functions, or the machine.
+
+    `sources` are digests of the user's functions and data. What is priced may change: another calibration is no other
+    problem.
+    """
+    choices = {each.name: getattr(problem, each.name) for each in fields(problem) if each.name not in PRICED}
+    return key_of({
+        "choices": choices, "goal": goal, "trained": dict(trained), "sources": dict(sources), "host": platform.node(),
+    })  # fmt: skip
+
+
+def row(plan: Plan) -> dict[str, Any]:
+    """A plan's method and axes, and its predicted seconds of a step, as plain data."""
+    c, facts = plan.candidate, choices(plan)
+    facts["data_parallel"] = facts.pop("data")
+    return {
+        **facts, "losses": c.losses, "placement": list(c.placement), "ahead": c.ahead, "per_worker": c.per_worker,
+        "planned_method": c.method, "predicted_seconds": plan.seconds,
+    }  # fmt: skip
+
+
+def candidate_of(tried: Tried) -> Candidate:
+    """The candidate of a plan that was tried."""
+    height, width = tried["space"]
+    former = {False: "none", True: "stage"}  # as versions before 0.3 wrote it
+    recompute = str(former.get(tried["recompute"], tried["recompute"]))
+    mesh = Mesh(data=tried["data_parallel"], tensor=tried["tensor"], space=(height, width))
+    return Candidate(
+        tried["pipeline"], mesh, tried["batch_size"], tried["planned_method"], tried["microbatches"],
+        recompute, tried["sharding"], tried["losses"], tuple(tried.get("placement", ())),
+        tried.get("ahead", 0), tried.get("sequence_parallel", False), tried.get("per_worker", 0),
+    )  # fmt: skip
+
+
+def check(record: Mapping[str, Any]) -> None:
+    """Raise ValueError, KeyError or UsageError for trials that are not as `row` and the command write them."""
+    check_values("trials", record, KINDS)
+    for tried in record["tried"]:
+        check_values("tried", tried, TRIED)
+        candidate_of(tried)
+        _ = [tried[name] for name in NEEDED]
+
+
+TRIALS = MeasurementCache(
+    ".tried.json", "problems", "trials that stretto plan --try wrote", "plans go by predictions", check
+)
+
+
+def best_tried(
+    tried: Sequence[Tried], problem: Problem, objective: Objective, prices: Prices
+) -> tuple[Plan, Tried] | None:
+    """The fastest of the plans that were tried and that the problem allows, with its trial; None if there is none.
+
+    A plan whose stages would be cut elsewhere today, after another calibration, is not the one that was tried.
+    """
+    allowed = set(candidates(problem))
+    found = [(candidate_of(each), each) for each in tried]
+    plans = [(plan_of(candidate, objective, prices), each) for candidate, each in found if candidate in allowed]
+    same = [(plan, each) for plan, each in plans if plan is not None and list(plan.bounds) == list(each["bounds"])]
+    if not same:
+        return None
+    best, trial = min(same, key=lambda pair: pair[0].value / pair[0].seconds * pair[1]["measured_seconds"])
+    return simulate_if_short(best, prices), trial

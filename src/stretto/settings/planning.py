@@ -82,10 +82,9 @@ class PlanSettings:
     sequence_parallel: str = "auto"
     """Whether processes that share weights (--tensor) also divide the sequence among them, outside of cut layers: yes,
     no, or auto, what is better. Only for networks that are planned for without data."""
-    program: str | None = None
-    """What trains a network without data, megatron-2022 unless said otherwise: megatron-2021, nemo-2024, torch or
-    apex-2019. They differ in which exchanges of --tensor and of replicas are hidden behind computing, and in what adds
-    up gradients of micro-batches."""
+    program: Annotated[str | None, Parameter(parse=False)] = None
+    """What trains a network without data (`stretto.plan.programs`): not asked for on the command line, but by
+    benchmarks/published."""
     stages: Annotated[tuple[int, ...] | None, PRODUCTS] = None
     """Numbers of stages to choose from; 8x3 is three on each of eight workers."""
     begins: Annotated[tuple[int, ...] | None, WHOLES] = None

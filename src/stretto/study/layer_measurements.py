@@ -17,22 +17,21 @@ from stretto.cost.cluster_file import to_dict
 from stretto.cost.layer_table import Affine, LayerCost, Measured, ModelCosts, measured_of
 from stretto.cost.stage_prediction import Machine, layer_seconds, update_seconds
 from stretto.errors import UsageError
-from stretto.files.destinations import check_file
-from stretto.measure import with_times
+from stretto.measure import layer_costs, with_times
 from stretto.measure.messages import agreed
 from stretto.nn.batch import inputs_of
 from stretto.nn.nested import map_tensors
 from stretto.options.kinds import check_values
-from stretto.plan import beside_cluster
+from stretto.plan.measurement_cache import MeasurementCache, Record, key_of
+from stretto.runtime.launch import LaunchSettings
 from stretto.settings.runs import TrainSettings
-from stretto.study.model_costs import Costed, built
+from stretto.study.model_costs import Costed, build
 from stretto.study.prepare import optimizer
 
 BLOCKS = 3  # in which layers are measured alone, and by all processes together; the middle one counts
 SECONDS = 3.0  # of a measurement of all layers, about
 REPEATS = (2, 5)
 FOREVER = 1e9  # seconds
-WORD = "layers"  # of the file, above its records
 LARGEST = 1 << 30  # bytes of weights that are copied for a measurement
 
 
@@ -60,15 +59,8 @@ def with_measured_layers(
     the same model, data and cluster it is not measured again, unless `anew`. Raises what one of the processes raises,
     and UsageError for a damaged file.
     """
-    known = {} if file is None else read(file)
-    key = key_of(model, cluster, batch)
-    if anew or key not in known:
-        if file is not None:
-            check_file(file)
-        known[key] = measured(model, cluster, batch, tell)
-        if file is not None:
-            beside_cluster.write(file, WORD, known)
-    found = known[key]
+    key = layers_key(model, cluster, batch)
+    found = LAYERS.find(file, key, lambda: measure_layers(model, cluster, batch, tell), lambda _: not anew)
     if len(found["layers"]) != len(model.costs.layers):
         number = len(model.costs.layers)
         raise UsageError(
@@ -78,37 +70,31 @@ def with_measured_layers(
         replace(row, measured=measured_of(times))
         for row, times in zip(model.costs.layers, found["layers"], strict=True)
     )
-    costs = replace(model.costs, layers=rows, start=found["start"], step=found["step"])
 
     def part(counted: ModelCosts) -> ModelCosts:
         pairs = zip(counted.layers, rows, strict=True)
-        layers = tuple(scaled(row, whole, cluster.device(0), model, batch) for row, whole in pairs)
+        layers = tuple(scale(row, whole, cluster.device(0), model, batch) for row, whole in pairs)
         return replace(counted, layers=layers, start=found["start"], step=found["step"])
 
-    shared = {parts: part(counted) for parts, counted in model.tensor_costs.items()}
-    formed = {form: part(counted) for form, counted in model.form_costs.items()}
-    return replace(model, costs=costs, tensor_costs=shared, form_costs=formed)
+    return replace(
+        model, costs=replace(model.costs, layers=rows, start=found["start"], step=found["step"]),
+        tensor_costs={parts: part(counted) for parts, counted in model.tensor_costs.items()},
+        form_costs={form: part(counted) for form, counted in model.form_costs.items()},
+    )  # fmt: skip
 
 
-def measured(model: Costed, cluster: Cluster, batch: int, tell: Callable[[int], object]) -> dict[str, Any]:
-    """What `layers` gives, of processes that are started for it."""
-    from stretto.runtime.launch import LaunchSettings
+def measure_layers(model: Costed, cluster: Cluster, batch: int, tell: Callable[[int], object]) -> Record:
+    """Start processes and measure `layers` on them."""
     from stretto.study.calibration_processes import measure_on_processes
 
     place = LaunchSettings(workers=min(cluster.num_workers, os.cpu_count() or 1))
     return measure_on_processes(layers, {"settings": model.resolved, "batch": batch}, place, tell)
 
 
-def key_of(model: Costed, cluster: Cluster, batch: int) -> str:
-    """What differs if the model, its functions or data, the batch, or the calibration does."""
+def layers_key(model: Costed, cluster: Cluster, batch: int) -> str:
+    """A key that differs if the model, its functions or data, the batch, or the calibration does."""
     assert model.resolved is not None, "the model can be trained"
-    return beside_cluster.key_of({"settings": model.resolved.to_json(), "batch": batch, "cluster": to_dict(cluster)})
-
-
-def read(file: Path) -> dict[str, Any]:
-    """What was measured, by `key_of`; nothing if there is no file. Raises UsageError if it is damaged."""
-    what, effect = "layers that stretto plan measured", "layers are measured again"
-    return beside_cluster.read(file, WORD, check, what=what, effect=effect)
+    return key_of({"settings": model.resolved.to_json(), "batch": batch, "cluster": to_dict(cluster)})
 
 
 def check(record: Mapping[str, Any]) -> None:
@@ -123,8 +109,13 @@ def check(record: Mapping[str, Any]) -> None:
     _ = record["start"], record["step"]
 
 
-def scaled(part: LayerCost, whole: LayerCost, device: Device, model: Costed, batch: int) -> LayerCost:
-    """A process's part of a layer with measured times: those of the whole, by what the device's rates say of both."""
+LAYERS = MeasurementCache(
+    ".layers.json", "layers", "layers that stretto plan measured", "layers are measured again", check
+)
+
+
+def scale(part: LayerCost, whole: LayerCost, device: Device, model: Costed, batch: int) -> LayerCost:
+    """Scale the measured times of a whole layer to a process's part of it, by what the device's rates say of both."""
     times = whole.measured
     assert times is not None, "all layers have been measured"
     machine = Machine(device, model.costs.dtype)
@@ -166,9 +157,7 @@ class Sample(NamedTuple):
 
 def layers(tell: Callable[[], object], *, settings: TrainSettings, batch: int) -> dict[str, Any]:
     """Measure the layers among all processes; the same result on all: the first one alone, then all together."""
-    from stretto.measure.layer_flops import layer_costs
-
-    resolved, loaded, model, cut = built(settings)
+    resolved, loaded, model, cut = build(settings)
     every = list(model.layers if cut is None else cut)
     examples, targets = [], []
     for size in sizes_of(batch):
@@ -219,7 +208,7 @@ def sizes_of(batch: int) -> list[int]:
 
 
 def repeated(value: Any, size: int) -> Any:
-    """The examples, as often as it takes to be so many."""
+    """Repeat a batch until it has `size` examples."""
     return map_tensors(lambda each: each.repeat(-(-size // len(each)), *[1] * (each.dim() - 1))[:size], value)
 
 

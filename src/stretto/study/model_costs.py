@@ -3,42 +3,104 @@
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
+from torch import Tensor, nn
+
+from stretto.cost.attained import AUTOCAST, dtype_of_products
 from stretto.cost.head_costs import HeadCosts
 from stretto.cost.layer_table import ModelCosts, with_recomputed
 from stretto.errors import UsageError, nearest
+from stretto.measure.layer_counting import LayerCounting
+from stretto.measure.layer_flops import layer_costs
+from stretto.models.model import Model
+from stretto.models.published import NETWORKS, is_planned_only, planned_network
+from stretto.models.table import MODELS
+from stretto.models.user_model import user_model
+from stretto.nn import deferred
+from stretto.nn.batch import as_tuple, inputs_of
+from stretto.nn.layer_recompute import marked
+from stretto.nn.preserve import device_of, undisturbed
+from stretto.optim.by_name import make_optimizer, usual_rate
+from stretto.optim.parameter_labels import labelled_by
+from stretto.optimizers import OPTIMIZERS
+from stretto.options.checks import one_of
 from stretto.options.import_object import is_function
-from stretto.study.tensor_format import AS_TORCH_HAS_THEM, TensorFormat
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-    from stretto.measure.layer_counting import LayerCounting
-    from stretto.models.model import Model
-    from stretto.settings.runs import TrainSettings
-    from stretto.splitting import Stages
-    from stretto.study.counted_heads import UncutModel
+from stretto.options.user_errors import error_place
+from stretto.settings.runs import TrainSettings, as_lists, known
+from stretto.splitting import Stages, pieces
+from stretto.splitting.structure import refuse_names
+from stretto.study.counted_heads import UncutModel, costs_of_head
+from stretto.study.prepare import build_model, dataset, resolve
 
 EXAMPLES = 2  # of the batch on which costs are counted
 NO_DATA = "there are no data, which say what it learns: add --data path/to/file.py:function"
+
+
+DTYPES = ("float32", "tfloat32", "bfloat16", "float16", f"bfloat16{AUTOCAST}", f"float16{AUTOCAST}")
+MEMORY_FORMATS = ("contiguous", "channels_last")
+
+
+@dataclass(frozen=True)
+class TensorFormat:
+    """The dtype, one of DTYPES, and the memory format, one of MEMORY_FORMATS.
+
+    tfloat32 are float32 tensors whose products run in TF32. With autocast weights are float32, and operators run in the
+    types that torch.autocast gives them. Raises UsageError for others.
+    """
+
+    dtype: str = "float32"
+    memory_format: str = "contiguous"
+
+    def __post_init__(self) -> None:
+        one_of("dtype", self.dtype, DTYPES)
+        one_of("memory_format", self.memory_format, MEMORY_FORMATS)
+
+    @property
+    def weights(self) -> torch.dtype:
+        """The type of weights and of floating-point inputs."""
+        found: torch.dtype = getattr(torch, self.dtype if self.dtype in ("bfloat16", "float16") else "float32")
+        return found
+
+    @property
+    def autocast(self) -> torch.dtype | None:
+        """The type of products under autocast; None without it."""
+        return getattr(torch, dtype_of_products(self.dtype)) if self.dtype.endswith(AUTOCAST) else None
+
+    def converted(self, layers: list[nn.Module], example: Tensor, name: str) -> tuple[list[nn.Module], Tensor]:
+        """The layers and an input batch in this format. Raises UsageError for channels last without images."""
+        example = example.to(self.weights) if example.is_floating_point() else example
+        layers = [layer.to(self.weights) for layer in layers]
+        if self.memory_format == "contiguous":
+            return layers, example
+        if example.dim() != 4:
+            raise UsageError(f"memory_format={self.memory_format!r}: network {name!r} takes no images; leave it out")
+        for layer in layers:
+            layer.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # as torch's tutorial has it
+        return layers, example.contiguous(memory_format=torch.channels_last)
 
 
 FormCosts = Mapping[tuple[int, bool, str], ModelCosts]  # by processes, whether they divide the sequence, recomputation
 
 
 @dataclass(frozen=True)
-class Forms:
+class CostRequest:
     """What is counted beside whole layers.
 
-    Parts to `sharing` numbers of processes; with `selective` recomputation; with the `sequence` divided.
+    `heads` by their names; parts to `sharing` numbers of processes that may share weights; layers whose marked modules
+    are recomputed (`selective`), and those on parts of the `sequence`. `format` concerns networks without data only;
+    others are as their modules are.
     """
 
-    sharing: tuple[int, ...] = ()
+    heads: Sequence[str] = ("auto",)
+    sharing: Sequence[int] = ()
     selective: bool = False
     sequence: bool = False
+    format: TensorFormat = TensorFormat()
 
 
+USUAL = CostRequest()
 NO_MARK = "no module of its layers is marked for it (recompute_selectively = True), as the core of attention is"
 NOT_TRAINED = "stretto train cannot divide sequences among the processes that share weights"
 
@@ -71,7 +133,7 @@ class Costed:
     tensors: tuple[int, ...] = ()
     tensor_costs: Mapping[int, ModelCosts] = field(default_factory=dict)
     unshared: Mapping[int, str] = field(default_factory=dict)
-    resolved: "TrainSettings | None" = None
+    resolved: TrainSettings | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     form_costs: FormCosts = field(default_factory=dict)
     unformed: Mapping[str, str] = field(default_factory=dict)
@@ -91,76 +153,54 @@ class Costed:
         return [bound if self.positions is None else self.positions[bound] for bound in cut]
 
 
-def costed(
-    name: str, model_options: Mapping[str, Any], data: str | None, data_options: Mapping[str, Any], optimizer: str,
-    *, loss: str = "auto", metric: tuple[str, ...] = (), format: TensorFormat = AS_TORCH_HAS_THEM,
-    heads: Sequence[str] = ("auto",), sharing: Sequence[int] = (), selective: bool = False, sequence: bool = False,
-) -> Costed:  # fmt: skip
+def costed(requested: TrainSettings, asked: CostRequest = USUAL) -> Costed:
     """Count the costs of a model on its data, of a network without data, or of the user's own (`file.py:function`).
 
-    `sharing` are numbers of processes that may share the weights of a model: the costs to each of them are counted,
-    too; with `selective` also those of layers whose marked modules are recomputed, with `sequence` those on parts of
-    the sequence. Without `data` a user's own network is counted on its example, without a loss. `metric` costs nothing.
-    `format` concerns networks without data only; others are as their modules are. `heads` are the names of those that
-    are counted. Raises UsageError for an unknown name.
+    Of the settings those of the model, its data, loss and optimizer count; metrics cost nothing. Without data a user's
+    own network is counted on its example, without a loss. Raises UsageError for an unknown name.
     """
-    from stretto.models.published import NETWORKS, is_planned_only
-    from stretto.models.table import MODELS
-    from stretto.settings.runs import TrainSettings
-
-    forms = Forms(tuple(sharing), selective=selective, sequence=sequence)
-    if is_planned_only(name, model_options):
-        refuse_data(name, data=data, data_options=data_options, loss=loss, metric=metric)
-        return of_paper(name, model_options, optimizer, format=format, heads=heads, forms=forms)
-    if (is_function(name) and data is not None) or name in MODELS:
-        options = {"model_options": dict(model_options), "data_options": dict(data_options)}
-        return trainable(
-            TrainSettings(model=name, data=data, loss=loss, metric=metric, optimizer=optimizer, **options),  # type: ignore[arg-type]
-            heads,
-            forms,
-        )
+    name = requested.model
+    if is_planned_only(name, requested.model_options):
+        return of_paper(requested, asked)
+    if (is_function(name) and requested.data is not None) or name in MODELS:
+        return trainable(requested, asked)
     if is_function(name):
-        return of_user(name, model_options, optimizer, heads)
+        return of_user(requested, asked.heads)
     raise UsageError(
         f"unknown model {name!r}: {nearest(name, {*MODELS, *NETWORKS})}; or write "
         "package.module:function or path/to/file.py:function"
     )
 
 
-def trainable(requested: "TrainSettings", heads: Sequence[str], forms: Forms) -> Costed:
+def trainable(requested: TrainSettings, asked: CostRequest) -> Costed:
     """Count the costs of a network that `stretto train` can train: its loss is known, too.
 
     Also to each process of several that share its weights, for each number of them that can, and of layers of which
     parts are recomputed.
     """
-    from stretto.measure.layer_counting import LayerCounting
-    from stretto.measure.layer_flops import layer_costs
     from stretto.measure.tensor_costs import tensor_costs
-    from stretto.nn.batch import inputs_of
     from stretto.plan.problem import merged
-    from stretto.settings.runs import as_lists, known
-    from stretto.study.counted_heads import UncutModel
 
-    settings, loaded, model, cut = built(requested)
+    settings, loaded, model, cut = build(requested)
     x, y = loaded.train.first(EXAMPLES)
     inputs = inputs_of(x)
     layers = model.layers if cut is None else cut
     counting = LayerCounting()
     costs = layer_costs(layers, inputs, loss=model.loss, target=y, counting=counting)
-    parts, unshared = shared_costs(layers, inputs, model.loss, y, forms.sharing, counting)
 
     def count(number: int, _: bool, how: str) -> ModelCosts:
         if number == 1:
             return layer_costs(layers, inputs, loss=model.loss, target=y, recompute=how, counting=counting)
         return tensor_costs(layers, inputs, number, loss=model.loss, target=y, recompute=how, counting=counting)
 
-    formed, unformed = counted_forms(layers, replace(forms, sequence=False), count, {1: costs, **parts})
+    parts, unshared = count_parts(asked.sharing, count)
+    formed, unformed = count_forms(layers, replace(asked, sequence=False), count, {1: costs, **parts})
     features = outputs(layers, *inputs)
     uncut = UncutModel(layers, features, inputs, y, model.loss, merged(costs.layers), counting)
     chosen = ("model", "model_options", "data", "data_options", "loss", "metric", "optimizer")
     wanted = as_lists({key: getattr(requested, key) for key in chosen})
     return Costed(
-        requested.model, costs, *heads_of(heads, uncut), sides([inputs, *features[:-1]]),
+        requested.model, costs, *heads_of(asked.heads, uncut), sides([inputs, *features[:-1]]),
         known(settings.batch_size), planned_optimizer(settings.optimizer),
         {key: value for key, value in wanted.items() if value not in ({}, [], "auto", None)},
         tuple(map(str, range(len(layers)) if cut is None else cut.bounds[:-1])),
@@ -169,12 +209,8 @@ def trainable(requested: "TrainSettings", heads: Sequence[str], forms: Forms) ->
     )  # fmt: skip
 
 
-def built(requested: "TrainSettings") -> "tuple[TrainSettings, Any, Model, Stages | None]":
+def build(requested: TrainSettings) -> tuple[TrainSettings, Any, Model, Stages | None]:
     """The settings resolved, the data, the model, and its pieces where it is no list of layers."""
-    from stretto.splitting import pieces
-    from stretto.splitting.structure import refuse_names
-    from stretto.study.prepare import build_model, dataset, resolve
-
     settings = resolve(replace(requested, stages=1))  # more would be looked for in a cut of their own
     loaded, model = dataset(settings), build_model(settings)
     example = loaded.train.first(EXAMPLES)[0]
@@ -184,28 +220,21 @@ def built(requested: "TrainSettings") -> "tuple[TrainSettings, Any, Model, Stage
     return settings, loaded, model, cut
 
 
-def shared_costs(
-    layers: "Sequence[nn.Module]",
-    inputs: "tuple[Tensor, ...]",
-    loss: Any,
-    target: Any,
-    sharing: Sequence[int],
-    counting: "LayerCounting",
+def count_parts(
+    sharing: Sequence[int], count: Callable[[int, bool, str], ModelCosts]
 ) -> tuple[dict[int, ModelCosts], dict[int, str]]:
     """The costs to each of several processes that share weights, and why other numbers of processes cannot."""
-    from stretto.measure.tensor_costs import tensor_costs
-
     found, reasons = {}, {}
     for parts in sharing:
         try:
-            found[parts] = tensor_costs(layers, inputs, parts, loss=loss, target=target, counting=counting)
+            found[parts] = count(parts, False, "none")
         except UsageError as error:  # too few heads for so many processes, say
             reasons[parts] = str(error)
     return found, reasons
 
 
-def counted_forms(
-    layers: "Sequence[nn.Module]", forms: Forms, count: Callable[[int, bool, str], ModelCosts],
+def count_forms(
+    layers: Sequence[nn.Module], asked: CostRequest, count: Callable[[int, bool, str], ModelCosts],
     whole: Mapping[int, ModelCosts],
 ) -> tuple[FormCosts, dict[str, str]]:  # fmt: skip
     """The costs of every form that was asked for and can be, and why others cannot.
@@ -213,8 +242,6 @@ def counted_forms(
     `count` counts one; `whole` are the costs to each of so many processes, without recomputation. Processes whose parts
     were not counted have no forms of their own.
     """
-    from stretto.nn.layer_recompute import marked
-
     found: dict[tuple[int, bool, str], ModelCosts] = {}
     reasons: dict[str, str] = {}
     has_marks = any(marked(layer) for layer in layers)
@@ -222,12 +249,12 @@ def counted_forms(
         reasons["selective"] = NO_MARK
     for number, unchanged in whole.items():
         of_sequence = {False: unchanged}
-        if forms.sequence and number > 1:
+        if asked.sequence and number > 1:
             try:
                 of_sequence[True] = found[number, True, "none"] = count(number, True, "none")
             except UsageError as error:  # no transformer blocks, say
                 reasons["sequence"] = str(error)
-        for sequence, costs in of_sequence.items() if forms.selective and has_marks else ():
+        for sequence, costs in of_sequence.items() if asked.selective and has_marks else ():
             again = count(number, sequence, "selective")
             rows = tuple(map(with_recomputed, again.layers, costs.layers))
             plain = dict(costs.read_rows)
@@ -241,13 +268,6 @@ def planned_optimizer(name: str) -> str:
 
     Raises UsageError for a function of the user's that makes none of a single parameter.
     """
-    import torch
-
-    from stretto.optim.by_name import make_optimizer, usual_rate
-    from stretto.optim.parameter_labels import labelled_by
-    from stretto.optimizers import OPTIMIZERS
-    from stretto.options.user_errors import error_place
-
     if name in OPTIMIZERS:
         return name
     rate = usual_rate(name)
@@ -265,32 +285,24 @@ def planned_optimizer(name: str) -> str:
     return "adam" if states > 1.5 * parameter.numel() else "sgd"
 
 
-def of_paper(
-    name: str,
-    options: Mapping[str, Any],
-    optimizer: str,
-    *,
-    format: TensorFormat,
-    heads: Sequence[str],
-    forms: Forms,
-) -> Costed:
+def of_paper(requested: TrainSettings, asked: CostRequest) -> Costed:
     """Count the costs of a network without data on the meta device, without memory for its parameters."""
-    import torch
-
-    from stretto.measure.layer_counting import LayerCounting
-    from stretto.measure.layer_flops import layer_costs
     from stretto.measure.tensor_costs import published_tensor_costs
-    from stretto.models.published import planned_network
     from stretto.plan.problem import merged
-    from stretto.study.counted_heads import UncutModel
 
-    network, places = planned_network(name, options).condensed()
-    autocast = format.autocast
-    counting = LayerCounting(on_meta=autocast is None)
+    name, format, heads = requested.model, asked.format, asked.heads
+    for key, usual in (("data", None), ("data_options", {}), ("metric", ()), ("loss", "auto")):
+        value = getattr(requested, key)
+        if value and value != usual:
+            raise UsageError(
+                f"{key}={value!r}: network {name!r} is planned for without data, and has its loss; leave it out"
+            )
+    network, places = planned_network(name, requested.model_options).condensed()
+    counting = LayerCounting(on_meta=format.autocast is None)
     with torch.device("meta"), counting.mode if counting.on_meta else nullcontext():
         x, y = network.example(EXAMPLES), network.target(EXAMPLES)
         layers, x = format.converted(network.layers(), x, name)
-    how_run: dict[str, Any] = {"autocast": autocast, "counting": counting}
+    how_run: dict[str, Any] = {"autocast": format.autocast, "counting": counting}
     costs = replace(layer_costs(layers, x, loss=network.loss, target=y, **how_run), dtype=format.dtype)
     features = outputs(layers, x) if heads or x.dim() == 4 else []
     features = [features[place] for place in places] if features else []
@@ -307,49 +319,23 @@ def of_paper(
             network, layers, (x, y), number, costs, sequence=sequence, recompute=how, **how_run
         )
 
-    parts, unshared = parts_of(count, forms.sharing if network.counts_parts else ())
-
-    formed, unformed = counted_forms(layers, forms, count, {1: costs, **parts})
+    parts, unshared = count_parts(asked.sharing if network.counts_parts else (), count)
+    formed, unformed = count_forms(layers, asked, count, {1: costs, **parts})
+    optimizer = network.optimizer if requested.optimizer == "auto" else requested.optimizer
     return Costed(
         name, costs.spread(places), *heads_of(heads, uncut) if heads else ({}, {}),
         sides([(x,), *features[:-1]] if features else []), network.batch_size,
-        network.optimizer if optimizer == "auto" else optimizer, None, tuple(map(str, range(len(places)))),
+        optimizer, None, tuple(map(str, range(len(places)))),
         tensors=tuple(map(len, features)), tensor_costs={key: each.spread(places) for key, each in parts.items()},
         unshared=unshared, options=network.options,
         form_costs={key: each.spread(places) for key, each in formed.items()}, unformed=unformed,
     )  # fmt: skip
 
 
-def refuse_data(name: str, *, loss: str, **given: object) -> None:
-    """Raise UsageError for settings of data, beside a network that has none."""
-    for key, value in (given | ({} if loss == "auto" else {"loss": loss})).items():
-        if value:
-            raise UsageError(
-                f"{key}={value!r}: network {name!r} is planned for without data, and has its loss; leave it out"
-            )
-
-
-def parts_of(
-    count: Callable[[int, bool, str], ModelCosts], sharing: Sequence[int]
-) -> tuple[dict[int, ModelCosts], dict[int, str]]:
-    """As `shared_costs`, of a network without data: the costs to each of several processes, and why others cannot."""
-    found, reasons = {}, {}
-    for parts in sharing:
-        try:
-            found[parts] = count(parts, False, "none")
-        except UsageError as error:  # too few heads for so many processes, say
-            reasons[parts] = str(error)
-    return found, reasons
-
-
-def of_user(name: str, model_options: Mapping[str, Any], optimizer: str, heads: Sequence[str]) -> Costed:
+def of_user(requested: TrainSettings, heads: Sequence[str]) -> Costed:
     """Count the costs of a user's own network, a layer for each piece `stretto.split` can cut; without its loss."""
-    from stretto.measure.layer_flops import layer_costs
-    from stretto.models.user_model import user_model
-    from stretto.nn.batch import inputs_of
-    from stretto.splitting import pieces
-
-    model, example = user_model(name, model_options)
+    name, optimizer = requested.model, requested.optimizer
+    model, example = user_model(name, requested.model_options)
     if example is None:
         raise UsageError(
             f"{name} gives no example of its input: add --data path/to/file.py:function, or return (module, example) "
@@ -366,26 +352,17 @@ def of_user(name: str, model_options: Mapping[str, Any], optimizer: str, heads: 
     )  # fmt: skip
 
 
-def outputs(layers: "Sequence[nn.Module]", *inputs: "Tensor") -> "list[tuple[Tensor, ...]]":
+def outputs(layers: Sequence[nn.Module], *inputs: Tensor) -> list[tuple[Tensor, ...]]:
     """The output of each layer, one after the other; the layers stay as they are."""
-    import torch
-
-    from stretto.nn import deferred
-    from stretto.nn.batch import as_tuple
-    from stretto.nn.preserve import device_of, undisturbed
-
     values: list[tuple[Tensor, ...]] = [inputs]
     with torch.no_grad(), undisturbed(layers, device_of(layers)), deferred.faked(layers):
         for layer in layers:
-            output = layer(*values[-1])
-            values.append(as_tuple(output))
+            values.append(as_tuple(layer(*values[-1])))
     return values[1:]
 
 
-def heads_of(names: Sequence[str], model: "UncutModel") -> tuple[Mapping[str, HeadCosts], Mapping[str, str]]:
+def heads_of(names: Sequence[str], model: UncutModel) -> tuple[Mapping[str, HeadCosts], Mapping[str, str]]:
     """The costs of heads behind each layer by name, and by name why some cannot be priced."""
-    from stretto.study.counted_heads import costs_of_head
-
     known, reasons = {}, {}
     for name in names:
         costs, reason = costs_of_head(name, model)
@@ -396,6 +373,6 @@ def heads_of(names: Sequence[str], model: "UncutModel") -> tuple[Mapping[str, He
     return known, reasons
 
 
-def sides(inputs: "list[tuple[Tensor, ...]]") -> tuple[int, ...]:
+def sides(inputs: list[tuple[Tensor, ...]]) -> tuple[int, ...]:
     """The height of the image that each layer takes, in pixels; 0 for a layer that takes no image."""
     return tuple(int(x.shape[-2]) if x.dim() == 4 else 0 for x, *_ in inputs)

@@ -8,6 +8,7 @@ from statistics import fmean, median
 from stretto.cost import Cluster
 from stretto.errors import UsageError
 from stretto.report.recorded_run import Excerpt, RecordedRun, excerpts
+from stretto.report.units import duration
 from stretto.study.predicted_runs import predict, recorded_run, recordings_of
 from stretto.study.prepare import prepare_trial
 from stretto.study.single_run import traced
@@ -15,7 +16,7 @@ from stretto.study.store import RUN
 from stretto.study.study import study_of_run
 from stretto.tracing import Recording
 from stretto.tracing.copies import MEASURED, SIMULATED, first_start, overlay, pauses
-from stretto.tracing.run_phases import STEADY, RunPhase, Stretch
+from stretto.tracing.run_phases import STEADY, RunPhase
 
 MOST_TURNS = 200
 WHOLE_RUN = "whole run"
@@ -73,24 +74,12 @@ def overlaid(
     if stretch is None:
         raise UsageError(f"the trace of the run in {folder} has no step of {run.method} in it: train longer")
     prediction = predict(prepared, recorded, cluster)
-    pair = excerpts(
-        recorded, stretch, shown(recorded, stretch), prediction.durations,
-        network=prediction.network, sizes=prediction.sizes,
-    )  # fmt: skip
-    return both(*pair), phases_of(*pair), compare(recorded, stretch, pair, prediction.source)
-
-
-def shown(recorded: RecordedRun, stretch: Stretch) -> range:
-    """The turns of an overlay: from the ramp on or, where that was dropped, from the steady state on."""
-    turns = stretch.turns
-    if not stretch.whole and len(stretch.steady) > 1:
-        turns = stretch.steady[:-1]
-    return turns[:MOST_TURNS]
-
-
-def both(measured: Excerpt, simulated: Excerpt) -> list[Recording]:
-    """The recordings of the overlay."""
-    return overlay(measured.events, simulated.events)
+    # from the ramp on or, where that was dropped, from the steady state on
+    is_ramp_dropped = not stretch.whole and len(stretch.steady) > 1
+    turns = (stretch.steady[:-1] if is_ramp_dropped else stretch.turns)[:MOST_TURNS]
+    pair = excerpts(recorded, stretch, turns, prediction.durations, network=prediction.network, sizes=prediction.sizes)
+    events = overlay(*(each.events for each in pair))
+    return events, phases_of(*pair), compare(recorded, turns, pair, prediction.source)
 
 
 def phases_of(measured: Excerpt, simulated: Excerpt) -> dict[str, list[RunPhase]]:
@@ -100,10 +89,9 @@ def phases_of(measured: Excerpt, simulated: Excerpt) -> dict[str, list[RunPhase]
     return {f"phases, {MEASURED}": list(measured.phases), f"phases, {SIMULATED}": later}
 
 
-def compare(recorded: RecordedRun, stretch: Stretch, pair: tuple[Excerpt, Excerpt], source: str) -> Overlaid:
+def compare(recorded: RecordedRun, turns: range, pair: tuple[Excerpt, Excerpt], source: str) -> Overlaid:
     """The seconds of a step and of each phase, of the turns in a pair of excerpts."""
     measured, simulated = pair
-    turns = shown(recorded, stretch)
     steady = [turn for turn in turns if {turn, turn + 1} <= recorded.steady and turn + 1 in turns]
     if recorded.is_steady and steady:
         first, count, phase = steady[0], len(steady), STEADY
@@ -111,11 +99,13 @@ def compare(recorded: RecordedRun, stretch: Stretch, pair: tuple[Excerpt, Excerp
     else:
         first, count, phase = turns.start, len(turns), WHOLE_RUN
         steps = [each.seconds / count for each in pair]
+    last = max(span.end for each in recorded.recordings for span in each.spans if span.lane == "compute")
     names = dict.fromkeys(part.name for each in pair for part in each.phases)
     return Overlaid(
         method=recorded.method, source=source, phase=phase, first=first + 1, steps=count, measured=steps[0],
         simulated=steps[1], emulated=recorded.emulated, ramp_steps=recorded.schedule.drain + 1,
-        shown=(turns.start + 1, turns.stop), pauses=pauses_within(recorded), steady_steps=len(steady),
+        shown=(turns.start + 1, turns.stop), steady_steps=len(steady),
+        pauses=sum(start < last for start, _ in pauses(recorded.recordings)),
         phases=tuple(
             PhaseSeconds(phase=name, measured=measured.in_phase(name) or None,
                          simulated=simulated.in_phase(name) or None)
@@ -124,13 +114,42 @@ def compare(recorded: RecordedRun, stretch: Stretch, pair: tuple[Excerpt, Excerp
     )  # fmt: skip
 
 
-def pauses_within(recorded: RecordedRun) -> int:
-    """How many pauses a run had before its last action."""
-    last = max(span.end for each in recorded.recordings for span in each.spans if span.lane == "compute")
-    return sum(start < last for start, _ in pauses(recorded.recordings))
-
-
 def typical(seconds: Sequence[float]) -> float:
     """The mean of steps without unusually long ones; a median would take one of several that take turns."""
     most = UNUSUAL * median(seconds)
     return fmean([step for step in seconds if step <= most])
+
+
+def describe(run: Overlaid) -> tuple[list[str], list[tuple[str, str, str]]]:
+    """The figures of an overlay, with the phase of the run that each is of: sentences, and the rows of a table."""
+    first, last = run.shown
+    of_steps = f"steps {run.first} to {run.first + run.steps - 1}"
+    lines = [f"{run.method}: steps {first} to {last}, predicted from {run.source}"]
+    if run.pauses:
+        lines.append(
+            f"cut out: {counted(run.pauses, 'pause')}, as for an evaluation; workers wait for each other there"
+        )
+    if run.phase == "steady":
+        lines.append(f"in the steady state, {of_steps}:")
+    else:
+        short = f"only {counted(run.steady_steps, 'step')} in" if run.steady_steps else "no step in"
+        lines.append(
+            f"{short} the steady state, after a ramp of {run.ramp_steps}. Of the whole run, ramp and drain included:"
+        )
+    error = "" if run.emulated else f", off by {run.simulated / run.measured - 1:+.1%}"
+    one = ", one device doing the work of all workers" if run.emulated else ""
+    own = " on workers of their own" if run.emulated else ""
+    lines.append(f"measured   {duration(run.measured)} a step{one}")
+    lines.append(f"simulated  {duration(run.simulated)} a step{own}{error}")
+    rows = [("phase", "measured", "simulated")]
+    for part in run.phases:
+        measured, simulated = (
+            "none" if value is None else duration(value) for value in (part.measured, part.simulated)
+        )
+        rows.append((part.phase, measured, simulated))
+    return lines, rows
+
+
+def counted(number: int, noun: str) -> str:
+    """A number of things, in words."""
+    return f"{number} {noun}{'s' * (number != 1)}"

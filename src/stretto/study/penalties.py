@@ -1,32 +1,35 @@
-"""Penalties and the critical batch size from a finished study: the steps to a train loss, compared with plain training.
+"""How many steps methods take to a loss, over those of plain training: given, measured by a study, or found by ours.
 
-At each batch size a method counts with the options (the learning rate) that need the fewest steps, mean over seeds.
-Steps are interpolated between two evaluations, as the report's arrivals are. A penalty is the geometric mean of the
-ratios of steps to those of plain training with the same seed and batch size; its error is their standard error over
-seeds.
+From a finished study: the steps to a train loss, compared with plain training. At each batch size a method counts with
+the options (the learning rate) that need the fewest steps, mean over seeds. Steps are interpolated between two
+evaluations, as the report's arrivals are. A penalty is the geometric mean of the ratios of steps to those of plain
+training with the same seed and batch size; its error is their standard error over seeds.
 """
 
 import inspect
 import math
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from statistics import fmean, stdev
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stretto.analysis.batch_tradeoff import fit
 from stretto.errors import UsageError
 from stretto.mesh import Mesh
+from stretto.methods.advice import Finding, findings, rows_for
 from stretto.methods.synchronous_pipelines import BASELINE
-from stretto.methods.table import builder, method
+from stretto.methods.table import ADVISED, builder, method
+from stretto.optim.by_name import name_of_setting
+from stretto.options.checks import positive
 from stretto.options.import_object import refuse_functions
 from stretto.options.named import parse
-from stretto.plan.objective import Penalty, mean_delay, num_losses
-from stretto.plan.planned_methods import PlannedMethod, catalogue
-from stretto.plan.search_space import Candidate
-
-if TYPE_CHECKING:
-    from stretto.report import Record
+from stretto.plan import Candidate, Objective, Penalty, Problem
+from stretto.plan.objective import mean_delay, num_losses
+from stretto.plan.planned_methods import PlannedMethod, catalogue, names_of, planned
+from stretto.report import TRAIN_LOSS, Record
+from stretto.report.panel import choose, crossing
+from stretto.settings.command_line import Trusted
+from stretto.settings.planning import PlanSettings
 
 Steps = Mapping[tuple[int, int], float]  # {(batch size, seed): steps to the loss}
 REPEAT = "run stretto compare"
@@ -53,28 +56,8 @@ class MeasuredPenalties:
     least_steps: float | None
 
 
-def read_penalties(folder: Path, loss: float | None = None, trusted: Collection[str] = ()) -> MeasuredPenalties:
-    """Measure penalties on the study in a folder. Raises UsageError if it is unfinished or has nothing to compare.
-
-    Functions that its settings name have to be among the `trusted` ones.
-    """
-    from stretto.study import read_study
-
-    study = read_study(folder, trusted)
-    if study.pending:
-        raise UsageError(
-            f"{folder}: {len(study.pending)} of {len(study.tasks)} runs are not finished; the stretto compare that "
-            "began them makes the others"
-        )
-    stages = study.settings.stages
-    assert stages is not None, "settings of a study on the disk are resolved"
-    return measure_penalties(
-        study.records(), stages, workers=study.settings.workers, loss=loss, where=str(folder), trusted=trusted
-    )
-
-
 def measure_penalties(
-    records: "Sequence[Record]", stages: int, *, workers: int | None = None, loss: float | None = None,
+    records: Sequence[Record], stages: int, *, workers: int | None = None, loss: float | None = None,
     where: str = "the study", trusted: Collection[str] = (),
 ) -> MeasuredPenalties:  # fmt: skip
     """Measure penalties on finished runs with this number of stages; without a `loss` at one of the report's cut-offs.
@@ -91,16 +74,19 @@ def measure_penalties(
     unplanned: list[str] = []
     never: dict[str, str] = {}
     for name in names:
-        planned = planned_as(name, stages, workers)
+        candidate = planned_as(name, stages, workers)
         if method(name).synchronous:
             continue  # it is plain training
-        if planned is None:
+        if candidate is None:
             unplanned.append(name)
-        elif result := penalty(steps[name], steps[baseline], planned):
-            penalties[planned.method] = (*penalties.get(planned.method, ()), result)
+        elif result := mean_penalty(steps[name], steps[baseline], candidate):
+            penalties[candidate.method] = (*penalties.get(candidate.method, ()), result)
         else:
-            never[name] = planned.method
-    means = {batch: mean(batch, steps[baseline]) for batch in sizes(steps[baseline])}
+            never[name] = candidate.method
+    by_batch: dict[int, list[float]] = {}
+    for (batch, _), number in sorted(steps[baseline].items()):
+        by_batch.setdefault(batch, []).append(number)
+    means = {batch: fmean(numbers) for batch, numbers in by_batch.items()}
     curve = fit([(number, batch * number) for batch, number in means.items()])
     return MeasuredPenalties(
         loss=goal, baseline=baseline, seeds=len({seed for _, seed in steps[baseline]}), stages=stages,
@@ -121,14 +107,11 @@ def baseline_of(names: Sequence[str], where: str) -> str:
     return min(plain, key=lambda name: name != BASELINE)
 
 
-def hardest_cutoff(records: "Sequence[Record]", baseline: str, where: str) -> float:
+def hardest_cutoff(records: Sequence[Record], baseline: str, where: str) -> float:
     """The train loss, among the report's cut-offs that plain training reaches, that most methods reach.
 
     Of several, the lowest.
     """
-    from stretto.report import TRAIN_LOSS
-    from stretto.report.panel import choose
-
     names = {record.method for record in records}
     best: tuple[int, float] | None = None
     for cutoff in reversed(choose(records, TRAIN_LOSS)):
@@ -141,7 +124,7 @@ def hardest_cutoff(records: "Sequence[Record]", baseline: str, where: str) -> fl
     return best[1]
 
 
-def refuse_useless(goal: float, plain: Steps, records: "Sequence[Record]", where: str) -> None:
+def refuse_useless(goal: float, plain: Steps, records: Sequence[Record], where: str) -> None:
     """Raise UsageError for a loss that plain training never reaches, or has reached at its first evaluation."""
     losses = [point.train_loss for record in records for point in record.points]
     if not plain:
@@ -157,36 +140,28 @@ def refuse_useless(goal: float, plain: Steps, records: "Sequence[Record]", where
         )
 
 
-def steps_to(loss: float, records: "Sequence[Record]") -> dict[tuple[int, int], float]:
+def steps_to(loss: float, records: Sequence[Record]) -> dict[tuple[int, int], float]:
     """{(batch size, seed): steps to a loss} of one method, at the options with the fewest where all seeds reach it."""
     groups: dict[str, list[Record]] = {}
     for record in records:
         groups.setdefault(record.configuration, []).append(record)
-    best: dict[int, list[tuple[int, float]]] = {}
+    best: dict[int, dict[int, float]] = {}
     for group in groups.values():
         arrivals = [(record.seed, arrival(record, loss)) for record in group]
-        steps = [(seed, step) for seed, step in arrivals if step is not None]
+        steps = {seed: step for seed, step in arrivals if step is not None}
         batch = group[0].options["batch_size"]
-        if len(steps) == len(arrivals) and (batch not in best or average(steps) < average(best[batch])):
+        if len(steps) == len(arrivals) and (batch not in best or fmean(steps.values()) < fmean(best[batch].values())):
             best[batch] = steps
-    return {(batch, seed): step for batch, steps in best.items() for seed, step in steps}
+    return {(batch, seed): step for batch, steps in best.items() for seed, step in steps.items()}
 
 
-def average(steps: Sequence[tuple[int, float]]) -> float:
-    """The mean over seeds of the steps in (seed, steps)."""
-    return fmean(step for _, step in steps)
-
-
-def arrival(record: "Record", loss: float) -> float | None:
+def arrival(record: Record, loss: float) -> float | None:
     """The step at which a run's train loss crosses `loss`, as the report has it; None if it never does."""
-    from stretto.report import TRAIN_LOSS
-    from stretto.report.panel import crossing
-
     crossed = crossing(record, TRAIN_LOSS, loss)
     return None if crossed is None else crossed.step
 
 
-def penalty(steps: Steps, plain: Steps, planned: Candidate) -> Penalty | None:
+def mean_penalty(steps: Steps, plain: Steps, candidate: Candidate) -> Penalty | None:
     """The mean ratio of steps to plain training, and its error; None if no two runs can be compared."""
     logs: dict[int, list[float]] = {}
     for (batch, seed), number in steps.items():
@@ -197,7 +172,7 @@ def penalty(steps: Steps, plain: Steps, planned: Candidate) -> Penalty | None:
     by_seed = [fmean(ratios) for ratios in logs.values()]
     factor = math.exp(fmean(by_seed))
     error = factor * stdev(by_seed) / math.sqrt(len(by_seed)) if len(by_seed) > 1 else None
-    return Penalty(factor, "measured", error, num_losses(planned), mean_delay(planned))
+    return Penalty(factor, "measured", error, num_losses(candidate), mean_delay(candidate))
 
 
 def planned_as(name: str, stages: int, workers: int | None) -> Candidate | None:
@@ -230,11 +205,202 @@ def options_of(name: str) -> dict[str, Any]:
     return {key: each.default for key, each in inspect.signature(builder(base)).parameters.items()} | written
 
 
-def sizes(steps: Steps) -> list[int]:
-    """The batch sizes in rising order."""
-    return sorted({batch for batch, _ in steps})
+def found_penalties(
+    names: Iterable[str], optimizer: str, among: Sequence[Finding] | None = None
+) -> dict[str, tuple[Penalty, ...]]:
+    """{method in plans: the penalties that the studies found of it}, of the findings that the advice rests on.
+
+    `optimizer` is a name of the table, or "plain-sgd", and its kin is found for each word, as `rows_for` does.
+    """
+    known = findings() if among is None else among
+    rows = [row for word in ADVISED for row in rows_for(word, optimizer, known)]
+    found = {name: tuple(penalty_of(row, known) for row in rows if is_of(name, row)) for name in names}
+    return {name: penalties for name, penalties in found.items() if penalties}
 
 
-def mean(batch: int, steps: Steps) -> float:
-    """The mean number of steps over the seeds at a batch size."""
-    return fmean(number for (size, _), number in steps.items() if size == batch)
+def best_of_delay(optimizer: str, among: Sequence[Finding] | None = None) -> tuple[tuple[float, float], ...]:
+    """(Mean delay in updates, the least penalty that the studies found of a method with it), under an optimizer."""
+    known = findings() if among is None else among
+    least: dict[float, float] = {}
+    for row in rows_for("async", optimizer, known):
+        least[row.delay] = min(penalty_of(row, known).factor, least.get(row.delay, math.inf))
+    return tuple(sorted(least.items()))
+
+
+def penalty_of(row: Finding, among: Iterable[Finding]) -> Penalty:
+    """A finding as a penalty of plans.
+
+    Where a seed never came to the loss it is a lower bound, and at least what any method took there that always came.
+    Fewer steps than plain training's count as many: the studies are of the first hundreds of steps, where local losses
+    gain most.
+    """
+    measured = row.low if row.ratio is None else row.ratio
+    arrived = [each.ratio for each in among if each.ratio is not None and is_beside(row, each)]
+    counted = max(1.0, measured, *arrived) if row.ratio is None else max(1.0, measured)
+    same = counted == measured
+    return Penalty(
+        counted, "ours", row.error if same else None, row.losses, row.delay,
+        bound="at least" if row.ratio is None else "", found=None if same else measured,
+    )  # fmt: skip
+
+
+def is_beside(one: Finding, other: Finding) -> bool:
+    """Whether two findings are of one network, optimizer and number of stages."""
+    deep = one.any_depth or other.any_depth or one.stages == other.stages
+    return deep and (one.network, one.optimizer) == (other.network, other.optimizer)
+
+
+def is_of(name: str, finding: Finding) -> bool:
+    """Whether a finding is of the method that has this name in plans, with the same heads."""
+    tried = planned(name)
+    return is_planned_as(tried, finding.method) and method(finding.method).head == tried.method.head
+
+
+def study_of(settings: PlanSettings) -> MeasuredPenalties | None:
+    """What a study measured, if one is given.
+
+    Raises UsageError for options that do not go together, and for a study that is unfinished or has nothing to compare.
+    Functions that its settings name have to be among those that the plan's settings name.
+    """
+    folder, loss = settings.measured, settings.target_loss
+    if folder is not None and settings.objective != "loss":
+        raise UsageError(f"measured={folder} counts for the time to a loss: add --objective loss, or leave it out")
+    if loss is not None and folder is None:
+        raise UsageError(f"loss={loss:g} is looked up in a study: add --measured FOLDER, or leave it out")
+    if folder is None:
+        return None
+    from stretto.study.study import read_study
+
+    trusted = Trusted(model=settings.model, data=settings.data, loss=settings.loss, metric=settings.metric,
+                      optimizer=settings.optimizer, method=settings.methods).functions  # fmt: skip
+    study = read_study(folder, trusted)
+    if study.pending:
+        raise UsageError(
+            f"{folder}: {len(study.pending)} of {len(study.tasks)} runs are not finished; the stretto compare that "
+            "began them makes the others"
+        )
+    stages, workers = study.settings.stages, study.settings.workers
+    assert stages is not None, "settings of a study on the disk are resolved"
+    return measure_penalties(study.records(), stages, workers=workers, loss=loss, where=str(folder), trusted=trusted)
+
+
+def objective_of(settings: PlanSettings, study: MeasuredPenalties | None) -> Objective:
+    """What the plan is to be best in; what is given comes before what a study measured."""
+    for name, value in (settings.penalties or {}).items():
+        positive(f"penalties.{name}", value)
+    return Objective(
+        goal=settings.objective,  # type: ignore[arg-type]
+        critical_batch=settings.critical_batch or (study.critical_batch if study else None),
+        least_steps=settings.least_steps or (study.least_steps if study else None) or 1.0,
+        penalties={name: Penalty(float(value), "given") for name, value in (settings.penalties or {}).items()},
+        measured=study.penalties if study else {},
+    )
+
+
+def with_findings(
+    settings: PlanSettings, objective: Objective, problem: Problem, study: MeasuredPenalties | None
+) -> Objective:
+    """The objective with what this package's own studies found, where there is no study of the user's.
+
+    A plan knows no momentum: an optimizer of the table has its usual one, as `stretto train` gives it.
+    """
+    if objective.goal != "loss" or study is not None:
+        return objective
+    kind = name_of_setting(problem.optimizer if settings.optimizer == "auto" else settings.optimizer)
+    found = found_penalties(problem.names, kind)
+    return replace(objective, measured=found, best_of_delay=best_of_delay(kind))
+
+
+def methods_of(settings: PlanSettings, objective: Objective, study: MeasuredPenalties | None) -> tuple[str, ...]:
+    """The methods to try; those that never came to the loss in a study are not, unless their penalty is given."""
+    wanted, given = settings.methods, objective.penalties
+    if wanted == ("synchronous",) and settings.objective == "loss":
+        wanted = ("all",) if study is None else ("synchronous", *study.penalties, *given)
+    if study is None:
+        return wanted
+    never = {*study.never.values()} - {*study.penalties, *given}
+    left = tuple(name for name in names_of(wanted) if name not in never)
+    if not left:
+        raise UsageError(
+            f"none of {', '.join(wanted)} came to a train loss of {study.loss:g} in the study: name others in "
+            "--methods, choose a larger --target-loss, or give --penalties"
+        )
+    return left
+
+
+def penalty_rows(problem: Problem, objective: Objective, study: MeasuredPenalties | None) -> dict[str, Any]:
+    """The penalty of each method and where it is from, as plain data, with what the study says beside them."""
+    rows: list[dict[str, Any]] = []
+    for name in problem.names:
+        if name in objective.penalties:
+            rows.append({"method": name, "factor": objective.penalties[name].factor, "is": "given"})
+        elif name in objective.measured:
+            rows += [
+                {"method": name, "factor": penalty.factor, "error": None, **penalty.remarks, "is": penalty.source,
+                 "losses": penalty.losses, "delay": penalty.delay}
+                for penalty in objective.measured[name]
+            ]  # fmt: skip
+        elif not planned(name).drains:
+            rows.append({"method": name, "factor": None, "is": "assumed"})
+    facts: dict[str, Any] = {
+        "critical_batch": objective.critical_batch,
+        "least_steps": objective.least_steps,
+        "methods": rows,
+    }
+    if study is not None:
+        facts["study"] = {
+            "loss": study.loss, "baseline": study.baseline, "seeds": study.seeds, "stages": study.stages,
+            "never": list(study.never), "not_planned": list(study.unplanned),
+        }  # fmt: skip
+    return facts
+
+
+def describe(goal: Mapping[str, Any], penalties: Mapping[str, Any]) -> list[str | list[tuple[str, ...]]]:
+    """What the plan's steps to the loss are made of, and what was known of other methods."""
+    plan = {key.removeprefix("penalty_"): value for key, value in goal.items()} | {"factor": goal["penalty"]}
+    more = "more than " if "bound" in plan else ""
+    source = f"{plan['is']}, {describe_found(plan)}" if "found" in plan else plan["is"]
+    lines: list[str | list[tuple[str, ...]]] = [
+        f"{more}{goal['steps']:.4g} steps to the loss: {penalties['least_steps']:.4g} x "
+        f"(1 + {goal['critical_batch']:.4g} / batch size) x {describe_factor(plan)} ({source})"
+    ]
+    study = penalties.get("study")
+    if study:
+        lines.append(
+            f"measured: steps to train loss {study['loss']:g} on {study['stages']} stages, against "
+            f"{study['baseline']}, {study['seeds']} seed{'s' * (study['seeds'] > 1)}"
+        )
+    rows = penalties["methods"]
+    several = {row["method"] for row in rows if sum(other["method"] == row["method"] for other in rows) > 1}
+    lines += [[line_of(row, among=row["method"] in several) for row in rows]] if rows else []
+    if study and study["never"]:
+        lines.append(f"left out, as they never came to that loss: {', '.join(study['never'])}")
+    if study and study["not_planned"]:
+        lines.append(f"measured, but with options that are not planned: {', '.join(study['not_planned'])}")
+    return lines
+
+
+def line_of(row: Mapping[str, Any], *, among: bool) -> tuple[str, str, str]:
+    """A line about a method's penalty: the method, the factor, its source.
+
+    `among` several of one method it says for how many losses and which delay.
+    """
+    losses = f"{row['losses']} loss{'es' * (row['losses'] > 1)}" if among else ""
+    name = f"  {row['method']} ({losses}, delay {row['delay']:.3g})" if among else f"  {row['method']}"
+    if "found" not in row:
+        return name, describe_factor(row), row["is"]
+    more = " or more" if "bound" in row else ""
+    return name, f"{describe_found(row)}, counted as {row['factor']:.3g}{more}", row["is"]
+
+
+def describe_factor(row: Mapping[str, Any]) -> str:
+    """A factor with three digits, and its error; what it is above; a dash where it is assumed."""
+    if row["factor"] is None:
+        return "–"
+    error = f" ± {row['error']:.2g}" if row.get("error") else ""
+    return f"{'> ' * ('bound' in row)}{row['factor']:.3g}{error}"
+
+
+def describe_found(row: Mapping[str, Any]) -> str:
+    """What a study found where another factor counts."""
+    return f"{'> ' * ('bound' in row)}{row['found']:.3g} found"

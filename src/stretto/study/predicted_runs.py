@@ -6,11 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from stretto.cost import Cluster, ModelCosts, stage_times
+from stretto.cost.head_costs import borrow, uses_in
 from stretto.cost.layer_table import LayerCost
 from stretto.cost.predicted_gradients import with_predictions, without
-from stretto.cost.shared_weights import borrow, uses_in
-from stretto.cost.step_prediction import Pricer, silent, turn_seconds
-from stretto.cost.worker_places import Workers
+from stretto.cost.step_prediction import Pricer, Workers, silent, turn_seconds
 from stretto.errors import UsageError
 from stretto.measure import layer_costs
 from stretto.nn.batch import inputs_of

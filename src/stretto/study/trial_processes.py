@@ -8,19 +8,27 @@ import os
 import signal
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
+import torch
+
 from stretto.errors import StrettoError
 from stretto.options.user_errors import error_place, exits_told
-from stretto.plan.trials import TrialFailedError
+from stretto.plan.plan_file import training_settings
+from stretto.plan.trials import Trial, TrialFailedError, whole
 from stretto.processes import fork_server
 from stretto.runtime.launch import MEET, OF_LAUNCHER
+from stretto.runtime.process_memory import peak_memory
 from stretto.runtime.rendezvous.nodes import LocalRendezvous
 from stretto.runtime.rendezvous.signed_store import VARIABLE, Secret
+from stretto.runtime.world import take_place
 from stretto.settings.runs import TrainSettings, known
+from stretto.study.first_batches import refuse_other_sizes
+from stretto.study.prepare import dataset, prepare, resolve
+from stretto.study.training_run import training_batches
 
 TIMEOUT = 3600.0  # seconds that a worker waits for another: longer than all turns of all plans
 GRACE, ENDING = 5.0, 5.0  # seconds for the others once one has failed; for processes to end by themselves
@@ -105,7 +113,7 @@ class TrialGroup:
                     answer, cause = pipe.recv()
                 except (EOFError, ConnectionResetError):
                     process.join(ENDING)
-                    answer, cause = None, cause_of_death(process)
+                    answer, cause = None, exit_reason(process)
                 if answer is None:
                     causes.insert(0 if (process.exitcode or 0) < 0 else len(causes), cause)
                 else:
@@ -129,6 +137,23 @@ class TrialGroup:
         self._rendezvous.shutdown()
 
 
+@contextlib.contextmanager
+def ready(trials: Sequence[Trial], trained: Mapping[str, Any]) -> Iterator[Mapping[Trial, TrialGroup]]:
+    """The processes of each trial that has not failed, with full pipelines; marks the trials whose processes fail.
+
+    `trained` are the settings of their model.
+    """
+    with contextlib.ExitStack() as stack:
+        groups = {t: stack.enter_context(TrialGroup(training_settings(t.plan, trained))) for t in whole(trials)}
+        for step in (TrialGroup.await_ready, TrialGroup.fill):
+            for trial in whole(trials):
+                try:
+                    step(groups[trial])
+                except TrialFailedError as error:
+                    trial.failure = f"{error}"
+        yield groups
+
+
 def settings_of(training: Mapping[str, Any]) -> TrainSettings:
     """The settings of `stretto train` in a plan's file, lists as tuples."""
     values: dict[str, Any] = {
@@ -137,8 +162,8 @@ def settings_of(training: Mapping[str, Any]) -> TrainSettings:
     return TrainSettings(**values)
 
 
-def cause_of_death(process: BaseProcess) -> str:
-    """Why a process has ended that had nothing to say; empty for one that leaves that to another of its group."""
+def exit_reason(process: BaseProcess) -> str:
+    """Why a process died without reporting; empty if it exited normally: another of its group says why."""
     code = process.exitcode or 0
     if code >= 0:
         return ""
@@ -147,7 +172,7 @@ def cause_of_death(process: BaseProcess) -> str:
 
 
 def work(pipe: Connection, environment: Mapping[str, str], training: Mapping[str, Any], task: Task) -> None:
-    """What a process of a group does: its task, and tell why that fails."""
+    """Run the task of one process, and send why it fails."""
     fork_server.begin()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ.clear()
@@ -164,13 +189,8 @@ def work(pipe: Connection, environment: Mapping[str, str], training: Mapping[str
             pipe.send((None, f"{type(error).__name__}: {error}{error_place(error)}"))
 
 
-def placed(training: Mapping[str, Any]) -> TrainSettings:
-    """The settings of a process, resolved, once it has taken its place among the others."""
-    import torch
-
-    from stretto.runtime.world import take_place
-    from stretto.study.prepare import resolve
-
+def take_place_and_resolve(training: Mapping[str, Any]) -> TrainSettings:
+    """Take this process's place among the others; its settings, resolved."""
     requested = settings_of(training)
     take_place(requested.placement)
     torch.set_num_threads(requested.threads)  # as train does in its processes
@@ -182,11 +202,7 @@ def train_when_asked(pipe: Connection, training: Mapping[str, Any]) -> None:
 
     The first answer is the number of steps that fill the pipeline.
     """
-    from stretto.study.first_batches import refuse_other_sizes
-    from stretto.study.prepare import prepare
-    from stretto.study.training_run import training_batches
-
-    prepared = prepare(placed(training), TIMEOUT)
+    prepared = prepare(take_place_and_resolve(training), TIMEOUT)
     refuse_other_sizes(prepared)
     batches = training_batches(prepared)
 
@@ -217,11 +233,7 @@ def count_bytes(pipe: Connection, training: Mapping[str, Any]) -> None:
 
     The process is good for nothing else: torch's profiler watches it from the beginning.
     """
-    from stretto.runtime.process_memory import peak_memory
-    from stretto.study.prepare import dataset, prepare
-    from stretto.study.training_run import training_batches
-
-    settings = placed(training)
+    settings = take_place_and_resolve(training)
     dataset(settings)
     with peak_memory() as peak:
         prepared = prepare(settings, TIMEOUT)

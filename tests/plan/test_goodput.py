@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from stretto.cost.goodput import best_interval, goodput
+from stretto.plan.reliability import best_interval, goodput
 
 CASES = {  # mtbf of the job, interval, checkpoint, restart
     "failures are rare": (10_000.0, 400.0, 10.0, 60.0),

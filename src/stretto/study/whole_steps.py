@@ -1,4 +1,9 @@
-"""Whole steps measured on this machine, of one plan for each way to divide the work; see `stretto.plan.whole_steps`."""
+"""Predictions corrected by whole steps that were measured on this machine, one way to divide the work at a time.
+
+What is measured of layers and collectives one by one misses what happens between them: processes that wait for the
+later one, caches that others have filled. So of each way one plan, its probe, is trained for some seconds, and the
+predictions of all plans that divide the work in that way are multiplied by the ratio of its seconds.
+"""
 
 import os
 import statistics
@@ -8,19 +13,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from stretto.files.destinations import check_file
+from stretto.methods import BASELINE
 from stretto.options.kinds import check_kind, check_values, naming
-from stretto.plan import Plan, Problem, beside_cluster
-from stretto.plan.plan_file import training
-from stretto.plan.trials import Trial, TrialFailedError, play, whole
-from stretto.plan.tried_file import row
-from stretto.plan.whole_steps import memory_groups, probes
-from stretto.study.plan_trials import ready
-from stretto.study.trial_processes import TrialGroup, count_bytes
+from stretto.plan import Candidate, Objective, Plan, Problem, candidates
+from stretto.plan.branch_and_bound import plan_of
+from stretto.plan.candidate_costs import Prices
+from stretto.plan.measurement_cache import MeasurementCache, Record, key_of
+from stretto.plan.plan_file import training_settings
+from stretto.plan.problem import SHARDS
+from stretto.plan.trials import Trial, TrialFailedError, play, row, simulate_if_short, whole
+from stretto.plan.ways import LOCAL, ONE_WORKER, PIPELINE, WAYS, WITHOUT_DRAIN, ways_of
+from stretto.study.trial_processes import TrialGroup, count_bytes, ready
 
+PROBED = {PIPELINE: "1f1b", WITHOUT_DRAIN: "pb", LOCAL: "greedy"}  # a probe's method; of other ways plain training
+MICROBATCHES = 2  # of a probe, for each of its workers
 ROUNDS = 6  # turns of each plan, by turns with the others; in the first the processes warm up
 TOLD = ROUNDS + 1  # what `tell` is called with at the end, when bytes have been counted, too
-WORD = "steps"  # of the file, above its records
 KINDS: Mapping[str, Any] = {
     "plan": dict[str, Any], "seconds": float | None, "bytes": float | None, "failure": str | None,
 }  # fmt: skip
@@ -37,18 +45,19 @@ def with_measured_steps(
     """
     workers = min(problem.cluster.num_workers, os.cpu_count() or 1)
     plans = probes(problem, workers)
-    known = {} if file is None else read(file)
-    name = beside_cluster.key_of({"layers": key, "workers": workers})
-    found = {} if anew else known.get(name, {})
-    missing = {way: plan for way, plan in plans.items() if not fits(found.get(way), plan)}
-    if missing:
-        if file is not None:
-            check_file(file)
+
+    def measure() -> Record:
         # Together, as a machine's speed drifts: times of other moments would be compared with those of these.
         memory = min(problem.cluster.device(worker).memory for worker in range(workers))
-        found = known[name] = measured(plans, trained, memory, tell)
-        if file is not None:
-            beside_cluster.write(file, WORD, known)
+        return measure_steps(plans, trained, memory, tell)
+
+    def is_usable(known: Record) -> bool:
+        return not anew and all(
+            way in known and "bytes" in known[way] and known[way]["plan"] == identity(plan)
+            for way, plan in plans.items()
+        )
+
+    found = STEPS.find(file, key_of({"layers": key, "workers": workers}), measure, is_usable)
     ratios = {way: found[way]["seconds"] / plan.seconds for way, plan in plans.items() if not found[way]["failure"]}
     doubts = tuple(f"no step could be measured on this machine, {way}: {found[way]['failure']}"
                    for way in plans if way not in ratios)  # fmt: skip
@@ -57,9 +66,45 @@ def with_measured_steps(
     return problem.but(ratios=ratios, byte_ratios=byte_ratios, cluster=cluster)
 
 
-def fits(record: Mapping[str, Any] | None, plan: Plan) -> bool:
-    """Whether a record is of this plan."""
-    return record is not None and "bytes" in record and record["plan"] == identity(plan)
+def probes(problem: Problem, workers: int) -> dict[str, Plan]:
+    """The plan to measure for each way on so many workers; without those that the problem cannot have.
+
+    They do not depend on the limits of a problem, nor on earlier ratios: other limits need no other measurements.
+    """
+    batch = max(problem.batch_sizes)
+    tensors = (1,) if problem.whole_layers else (1, *problem.tensor_costs)
+    methods = (method for method in PROBED.values() if method != PROBED[LOCAL] or not problem.why_no_local(method))
+    every = problem.but(
+        workers=workers, batch_sizes=(batch,), methods=(BASELINE, *methods), recompute=("none",), shards=SHARDS,
+        pipelines=None, data_parallels=None, tensors=tensors, spaces=((1, 1), (workers, 1)),
+        microbatches=None, stages=None, all_workers=False, ratios={}, byte_ratios={},
+    )  # fmt: skip
+    prices, fitting = Prices(every), list(candidates(every))
+    chosen = {way: nearest(fitting, way, workers) for way in WAYS}
+    plans = {way: None if c is None else plan_of(c, Objective(), prices) for way, c in chosen.items()}
+    return {way: simulate_if_short(plan, prices) for way, plan in plans.items() if plan is not None}
+
+
+def nearest(fitting: list[Candidate], way: str, workers: int) -> Candidate | None:
+    """The candidate that divides the work in this way only, with about MICROBATCHES for each worker."""
+    size, method = 1 if way == ONE_WORKER else workers, PROBED.get(way, BASELINE)
+    wanted = MICROBATCHES * size if way == PIPELINE else 1
+    same = (c for c in fitting if ways_of(c) == (way,) and c.workers == size and c.method == method)
+    return min(same, key=lambda c: (abs(c.microbatches - wanted), c.stages), default=None)
+
+
+def memory_groups(plans: Mapping[str, Plan], memory: float) -> list[dict[str, Plan]]:
+    """The plans in groups that fit beside each other into the memory of a worker, in bytes."""
+    groups: list[dict[str, Plan]] = [{}]
+    free = memory
+    for way, plan in plans.items():
+        needed = max(plan.bytes)
+        if needed > free and groups[-1]:
+            groups.append({})
+            free = memory
+        groups[-1][way] = plan
+        free -= needed
+    return groups
 
 
 def identity(plan: Plan) -> dict[str, Any]:
@@ -67,14 +112,14 @@ def identity(plan: Plan) -> dict[str, Any]:
     return {name: value for name, value in row(plan).items() if name != "predicted_seconds"}
 
 
-def measured(
+def measure_steps(
     plans: Mapping[str, Plan], trained: Mapping[str, Any], memory: float, tell: Callable[[int], object]
-) -> dict[str, dict[str, Any]]:
+) -> Record:
     """The seconds of a step of each plan, and bytes of its fullest worker; None if it cannot be trained, and why.
 
     `tell` is called with the number of rounds that have ended; to count the bytes is the last one.
     """
-    found: dict[str, dict[str, Any]] = {}
+    found: Record = {}
     together = memory_groups(plans, memory)
     for number, group in enumerate(together):
         trials = {way: Trial(plan) for way, plan in group.items()}
@@ -103,7 +148,7 @@ def most_bytes(trials: Iterable[Trial], trained: Mapping[str, Any]) -> dict[Tria
     found = {}
     with ExitStack() as stack:
         groups = {
-            trial: stack.enter_context(TrialGroup(training(trial.plan, trained), count_bytes))
+            trial: stack.enter_context(TrialGroup(training_settings(trial.plan, trained), count_bytes))
             for trial in whole([*trials])
         }
         for trial, group in groups.items():
@@ -114,20 +159,14 @@ def most_bytes(trials: Iterable[Trial], trained: Mapping[str, Any]) -> dict[Tria
     return found
 
 
-def read(file: Path) -> dict[str, Any]:
-    """What was measured, by a digest of the layers and the workers; nothing if there is no file.
-
-    Raises UsageError if it is damaged.
-    """
-    what, effect = "steps that stretto plan measured", "they are measured again"
-    return beside_cluster.read(file, WORD, check, what=what, effect=effect)
-
-
 def check(record: Mapping[str, Any]) -> None:
-    """Raise UsageError or KeyError for what `measured` does not give."""
+    """Raise UsageError or KeyError for what `measure_steps` does not give."""
     for way, each in record.items():
         with naming(way):
             check_values("measured", each, KINDS)
             if not each["failure"]:
                 check_kind("seconds", each["seconds"], float)
             _ = each["plan"]["method"]
+
+
+STEPS = MeasurementCache(".steps.json", "steps", "steps that stretto plan measured", "they are measured again", check)
