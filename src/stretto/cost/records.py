@@ -6,7 +6,7 @@ Every error names the dotted key, the value and a remedy.
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from types import NoneType, UnionType
-from typing import Any, TypeVar, Union, get_args, get_origin
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from stretto.errors import UsageError, nearest
 from stretto.options.checks import hints_of
@@ -74,7 +74,7 @@ class TableReader:
     def listed(self, kind: type, members: Sequence[Any], place: str, value: Any) -> Any:
         """A tuple, or a named one, from a list."""
         if kind is not tuple:
-            pairs = zip(hints_of(kind).values(), value, strict=True)
+            pairs = zip(get_type_hints(kind).values(), value, strict=True)
             return kind(*(self.value(hint, place, each) for hint, each in pairs))
         texts = members[0] is str and isinstance(value, list | tuple) and not all(isinstance(x, str) for x in value)
         if texts or not isinstance(value, list | tuple):
