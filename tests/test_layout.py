@@ -2,10 +2,13 @@
 
 import ast
 import functools
+import graphlib
 import importlib
+import io
 import re
 import subprocess
 import sys
+import tokenize
 from pathlib import Path
 from types import ModuleType
 
@@ -26,6 +29,7 @@ GROUPS = {
     "doors": "doctor cli lightning transformers",
 }
 ORDER = [folder for folders in GROUPS.values() for folder in folders.split()]
+MOST_CODE_LINES = 56_700  # of src, 1 % above what it has
 WITHOUT_TORCH = (
     "options",
     "mesh",
@@ -65,6 +69,55 @@ def test_an_import_from_below_is_named(tmp_path):
     assert list(imports_from_below(file, tmp_path)) == [
         "schedule/late.py:2: schedule imports stretto.cli.program, but cli stands below it"
     ]
+
+
+def test_no_files_import_each_other_in_a_circle():
+    """Inside functions and for type checkers, too. Packages are left out: they only pass names on."""
+    try:
+        graphlib.TopologicalSorter(imports_of_files()).prepare()
+    except graphlib.CycleError as error:
+        pytest.fail(f"a circle: {' -> '.join(error.args[1])}")
+
+
+def imports_of_files():
+    """The modules that each module imports."""
+    files = {
+        ".".join(("stretto", *path.relative_to(ROOT).with_suffix("").parts)): path
+        for path in ROOT.rglob("*.py")
+        if path.stem != "__init__"
+    }
+    graph = {name: set() for name in files}
+    for name, path in files.items():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                found = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                found = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+            else:
+                continue
+            graph[name] |= files.keys() & {*found} - {name}
+    return graph
+
+
+@pytest.mark.slow
+def test_the_house_keeps_to_its_budget_of_code():
+    """Whoever passes it says in the commit what a feature replaces, or raises it with the reason in docs/design.md."""
+    assert sum(len(code_lines(path)) for path in ROOT.rglob("*.py")) <= MOST_CODE_LINES
+
+
+def code_lines(path):
+    """The numbers of a file's lines that are neither blank, nor comments, nor docstrings."""
+    text = path.read_text()
+    aside = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+    lines = set()
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type not in aside:
+            lines.update(range(token.start[0], token.end[0] + 1))
+    for node in ast.walk(ast.parse(text)):
+        documented = isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        if documented and ast.get_docstring(node) is not None:
+            lines.difference_update(range(node.body[0].lineno, node.body[0].end_lineno + 1))
+    return lines
 
 
 def imports_from_below(path, root=ROOT):

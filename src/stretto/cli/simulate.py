@@ -16,8 +16,7 @@ from stretto.cli.output import aligned, inside, print_json, write, write_trace
 from stretto.cli.show import MethodLayout, lay_out
 from stretto.errors import UsageError
 from stretto.options.import_object import is_function
-from stretto.settings.command_line import FLAG, NUMBER, NUMBERS, OPTIONS, TEXTS, WHOLE, Option
-from stretto.settings.runs import parse_metric
+from stretto.settings.command_line import FLAG, NUMBER, NUMBERS, OPTIONS, TEXTS, WHOLE, Option, parse_metric
 
 if TYPE_CHECKING:
     from stretto.report.prediction import RunPrediction

@@ -15,6 +15,19 @@ The layers of the heads of Laskin, Metz et al. 2020 could not be retrieved; the 
     solo        [N, T, d]         a read-only copy of the model's norm and unembedding    -> [N, T, V]
 
 "auto" chooses among the first four by the numbers of dimensions of the stage's and the model's output.
+
+A head may have more than the task's loss (InfoPro's reconstruction): then its process reads x, too. A readout that
+others only read (`solo`) is a tie without gradients: stage s reads the version of S - s minibatches ago, a distance
+in stages and not in workers, so placement changes no number. `man` reads the next stage, two minibatches ago. A kind
+of head says whose weights it reads (`WeightReading`); each version arrives once, in order. Read weights have numbers
+below 0 in messages, tied ones the others.
+
+Shared last layers (`segprop`). One owner holds a shared layer and steps it; all others compute with a version that
+travels down, one update older for each stage in between. Copies with an all-reduce would need a chain through all
+stages in every step, the lock that local learning removes, and S optimizer states. Gradients travel up beside the
+activations, so the owner waits for nothing. They are added, not averaged (the paper trains one segment at a time). It
+is a tie whose owner stands above its users (`Delays.reading(trains=True)`), so interpreters, checkpoints and proofs
+have no case for it.
 """
 
 from stretto.heads.head import LocalLoss, Site

@@ -2,6 +2,11 @@
 
 Importing this module also registers the strategy by the names "stretto", "stretto_spawn" and "stretto_fork". It needs
 `pip install "stretto[lightning]"`; `import stretto` does not import it.
+
+`training_step` runs twice, up to `self(...)` where stage 0 is, and whole where the output is, instead of being
+suspended in a thread: grad mode, autocast and generators belong to a thread. What it logs is recorded there and
+replayed on every process. Lightning keeps the optimizer of `configure_optimizers`, which steps nothing; copies of it
+step the stages, with the options of its groups as they were when their update's minibatch entered.
 """
 
 from importlib.util import find_spec

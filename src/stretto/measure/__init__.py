@@ -1,4 +1,17 @@
-"""What training costs on this machine, measured: FLOPs, layer times, rates, messages, all-reduces."""
+"""What training costs on this machine, measured: FLOPs, layer times, rates, messages, all-reduces.
+
+Rates belong to sorts of torch's operators. A layer's amounts are lines in the batch, from two runs on fake tensors;
+storages are counted once along the chain. Layers that are alike run once. Networks without data are counted on meta
+tensors (`layer_counting.py`), whose rows equal those of fakes, number by number. The FLOP counter does not know
+attention on the CPU, so its own formula is registered.
+
+Kernels (`kernels.py`): for a device that says what it attains, operators are counted one by one, as max(FLOPs, bytes)
+of a layer's sum is less than the sum of its operators' maxima. Dtypes and memory formats are those that tensors have
+while layers are counted. Autocast is torch's dispatcher with CUDA's lists under another key (`gpu_autocast.py`).
+
+Collectives are measured between rounds of work (`collective_times.py`), less the work alone: between work each
+process waits for the later one, which a busy core wakes late.
+"""
 
 from typing import TYPE_CHECKING
 

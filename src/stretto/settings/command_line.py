@@ -7,6 +7,8 @@ from typing import Annotated, Any
 
 from cyclopts import CoercionError, Parameter, Token
 
+from stretto.errors import UsageError
+from stretto.options.import_object import is_function
 from stretto.options.named import split_list
 
 Option = str | int | float | bool  # a value of --model-options.NAME and the like
@@ -107,7 +109,21 @@ class Trusted:
     @property
     def functions(self) -> tuple[str, ...]:
         """All that are named."""
-        from stretto.settings.runs import parse_metric
-
         named = [text for text in (self.model, self.data, self.loss, self.optimizer) if text is not None]
         return (*named, *self.method, *(parse_metric(text)[1] for text in self.metric))
+
+
+def parse_metric(text: str) -> tuple[str, str, bool]:
+    """The name of a metric, its function, and whether higher is better: "f1=own.py:f1:higher".
+
+    Raises UsageError for any other form.
+    """
+    name, equals, function = text.partition("=")
+    direction = function.rpartition(":")[2]
+    function = function.rpartition(":")[0] if direction in ("higher", "lower") else function
+    twice = function.count(":") > 1 and function.rpartition(":")[0].rpartition(":")[0].endswith(".py")
+    if not equals or not name.isidentifier() or not is_function(function) or twice:
+        raise UsageError(
+            f"metric {text!r}: write NAME=path/to/file.py:function, and :higher behind it if more is better"
+        )
+    return name, function, direction == "higher"

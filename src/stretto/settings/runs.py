@@ -20,7 +20,7 @@ from stretto.options.checks import is_whole, of_fields, shown
 from stretto.options.float16 import refuse_float16
 from stretto.options.import_object import is_function, refuse_functions
 from stretto.options.kinds import check_values
-from stretto.settings.command_line import NUMBER, NUMBERS, OPTIONS, TEXTS, WHOLE, WHOLES, Option
+from stretto.settings.command_line import NUMBER, NUMBERS, OPTIONS, TEXTS, WHOLE, WHOLES, Option, parse_metric
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,22 +200,6 @@ def refuse_named(place: str, functions: Mapping[str, str]) -> NoReturn:
         f"{place} has {listed}, and would have that called: nothing that a file says is executed. If you trust it, say "
         f"so in the command: {options}"
     )
-
-
-def parse_metric(text: str) -> tuple[str, str, bool]:
-    """The name of a metric, its function, and whether higher is better: "f1=own.py:f1:higher".
-
-    Raises UsageError for any other form.
-    """
-    name, equals, function = text.partition("=")
-    direction = function.rpartition(":")[2]
-    function = function.rpartition(":")[0] if direction in ("higher", "lower") else function
-    twice = function.count(":") > 1 and function.rpartition(":")[0].rpartition(":")[0].endswith(".py")
-    if not equals or not name.isidentifier() or not is_function(function) or twice:
-        raise UsageError(
-            f"metric {text!r}: write NAME=path/to/file.py:function, and :higher behind it if more is better"
-        )
-    return name, function, direction == "higher"
 
 
 def with_direction(text: str, higher: bool) -> str:

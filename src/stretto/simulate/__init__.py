@@ -1,4 +1,10 @@
-"""The interpreter without tensors: the times of actions and messages, and the memory that values take."""
+"""The interpreter without tensors: the times of actions and messages, and the memory that values take.
+
+A latency delays a value on its way to another worker and keeps nobody busy. A link is LogGP's: its ends' shares of a
+message are part of the actions around it, `travel` is what is left, and `gap` is how soon the next one may follow.
+Late messages are drawn by a seed for each minibatch, so plans are compared on the same draws; such a simulation has
+no period, and the mean over turns and draws takes its place.
+"""
 
 from stretto.simulate.memory import Ledger, ledgers
 from stretto.simulate.network import Link, Network, Transport

@@ -1,4 +1,12 @@
-"""Runs and studies of runs: settings in, plain files and a report out."""
+"""Runs and studies of runs: settings in, plain files and a report out.
+
+The live page is written by a process of its own: with `--jobs 1` the study trains in the command's process. The train
+loss of a report is evaluated on 512 training examples in evaluation mode, the same for all methods.
+
+Trackers: a tracker gets one run from the first process. What other processes know is sent to it by a channel of its
+own every so many steps, and read `lag` steps later: a collective there would make an asynchronous pipeline wait for
+its slowest worker.
+"""
 
 from typing import TYPE_CHECKING
 

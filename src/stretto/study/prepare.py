@@ -46,6 +46,7 @@ from stretto.options.import_object import (
 from stretto.replicas import find as find_sync
 from stretto.report.record import Point, Record
 from stretto.settings import runs
+from stretto.settings.command_line import parse_metric
 from stretto.splitting import Stages, divide, pieces
 from stretto.stage.trainer_arguments import enable_training
 from stretto.trainer.backend import in_one_process
@@ -156,7 +157,7 @@ def loss_of(settings: runs.Settings, loaded: data.Dataset | UserData) -> Loss:
 def metrics_of(settings: runs.Settings) -> list[Metric]:
     """The user's metrics. Raises UsageError for a function that there is not, and for a name that is taken."""
     made: list[Metric] = []
-    parsed = list(map(runs.parse_metric, settings.metric))
+    parsed = list(map(parse_metric, settings.metric))
     names = {name for name, *_ in parsed}
     for name, text, higher in parsed:
         if name in {metric.name for metric in made}:

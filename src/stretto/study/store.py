@@ -28,7 +28,8 @@ from stretto.options.import_object import is_given, is_model_folder
 from stretto.options.kinds import check_values, read_json, read_text
 from stretto.report.record import Measurement, Observation, Point, Record
 from stretto.report.units import bytes_held
-from stretto.settings.runs import CompareSettings, TrainSettings, parse_metric
+from stretto.settings.command_line import parse_metric
+from stretto.settings.runs import CompareSettings, TrainSettings
 from stretto.tracing import Recording
 
 FREE_BYTES = 64 * 2**20  # on the disk before a study starts, at least

@@ -27,7 +27,8 @@ from stretto.processes.stop_request import StopRequest
 from stretto.report.record import Record, Stored
 from stretto.runtime.process_memory import forget_most_held
 from stretto.runtime.world import is_one_machine
-from stretto.settings.runs import TrainSettings, known, parse_metric
+from stretto.settings.command_line import parse_metric
+from stretto.settings.runs import TrainSettings, known
 from stretto.splitting import Stages
 from stretto.study.checkpoints import Checkpoints, Progress
 from stretto.study.evaluation import (

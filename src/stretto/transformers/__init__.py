@@ -1,4 +1,10 @@
-"""Inside transformers: `StrettoTrainer`, its Trainer with a pipeline, or any other method, underneath."""
+"""Inside transformers: `StrettoTrainer`, its Trainer with a pipeline, or any other method, underneath.
+
+Each process looks like a single one, of its own index: seen as several, it would be wrapped for data parallelism,
+given other batches than its neighbours, and have its counts added up. A model's loss is found by trying the known
+ones on a batch: models compute it in their forwards, in ten ways. The optimizer that transformers makes for the whole
+model is copied for each stage.
+"""
 
 from importlib.metadata import version
 
