@@ -7,7 +7,7 @@ attention on the CPU, so its own formula is registered.
 
 Kernels (`kernels.py`): for a device that says what it attains, operators are counted one by one, as max(FLOPs, bytes)
 of a layer's sum is less than the sum of its operators' maxima. Dtypes and memory formats are those that tensors have
-while layers are counted. Autocast is torch's dispatcher with CUDA's lists under another key (`gpu_autocast.py`).
+while layers are counted. Autocast is that of GPUs, on the CPU (`gpu_autocast.py`).
 
 Collectives are measured between rounds of work (`collective_times.py`), less the work alone: between work each
 process waits for the later one, which a busy core wakes late.
