@@ -27,7 +27,15 @@ from recorded.runs import SIZES, STAGES, Command, Run
 from stretto.optim import LAMB, LARS, SOAP, Lion, cosine, muon, warmup
 
 Digests = dict[str, str]
-CLOCKS = ("seconds", "seconds_per_step", "search_seconds", "out", "report", "plan")  # times and paths
+CLOCKS = (
+    "seconds",
+    "seconds_per_step",
+    "search_seconds",
+    "peak_memory",
+    "out",
+    "report",
+    "plan",
+)  # measured, and paths
 
 
 def groups(parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:

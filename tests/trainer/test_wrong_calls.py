@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import stretto
-from stretto import checkpoint, cost, heads, methods, optim, schedule, trackers
+from stretto import checkpoint, cost, heads, losses, methods, optim, schedule, trackers
 
 X, Y = torch.ones(8, 4), torch.arange(8) % 3
 
@@ -60,6 +60,15 @@ WRONG = {
         torch.optim.Adam([X.clone().requires_grad_()], lr=0.1), delay=1e30
     ),
     r"muon: exclude=5: give a list": lambda: optim.muon([X.clone().requires_grad_()], lr=0.1, exclude=5),
+    r"clip=9223372036854775808: choose a positive number": lambda: ran(stretto.compare, clip=2**63, methods=["gpipe"]),
+    r"lr=9.*: choose a positive number": lambda: ran(stretto.compare, lr=2**63, methods=["gpipe"]),
+    r"optimizer .* takes no arguments": lambda: ran(optimizer=type("Empty", (), {})),
+    r"NamedOptimizer: function=.* failed with TypeError": lambda: optim.NamedOptimizer(nn.Linear(4, 4)).named(["a"])(
+        [X]
+    ),
+    r"labels_of: the model has lazy parameters": lambda: optim.labels_of(nn.LazyLinear(3)),
+    r"CrossEntropy: label_smoothing=2: give a number": lambda: losses.CrossEntropy(label_smoothing=2),
+    r"states=Tensor \[\] .*: give a list": lambda: checkpoint.write("new", torch.ones(()), None),
     r"methods=None: give a list of methods": lambda: ran(stretto.compare, methods=None),
     r"jobs='2': choose a whole number": lambda: ran(stretto.compare, jobs="2"),
     r"write_weights: names='a': give a function": lambda: trainer().write_weights("weights", names="a"),

@@ -16,7 +16,7 @@ from stretto.checkpoint.digest import REPLICA, TREE, Contents, Digest, check, co
 from stretto.checkpoint.manifest import Manifest, parse, render
 from stretto.checkpoint.tree import empty_tensors, flatten, unflatten
 from stretto.errors import UsageError
-from stretto.options.checks import flag, is_whole, mapping, of_kind, shown, whole
+from stretto.options.checks import flag, is_whole, mapping, of_kind, refuse, shown, whole
 from stretto.options.checks import path as check_path
 
 MANIFEST = "manifest.json"
@@ -35,7 +35,8 @@ def write(
 
     `others` are the states of the same stages in replicas 1, 2, ... Raises as `begin` and `write_stage` do.
     """
-    of_kind("states", states, Iterable, "a list of the stages' states")
+    if not isinstance(states, Iterable) or isinstance(states, Mapping | Tensor):
+        refuse("states", states, "a list of the stages' states")
     of_kind("manifest", manifest, Manifest, "a stretto.checkpoint.Manifest")
     partial = begin(path)
     try:

@@ -4,6 +4,7 @@ Micro-batches of a minibatch may have unequal numbers of those.
 """
 
 import functools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from numbers import Real
@@ -15,7 +16,7 @@ from torch.nn import functional
 
 from stretto.errors import UsageError
 from stretto.nn.batch import IGNORED
-from stretto.options.checks import of_fields
+from stretto.options.checks import number, of_fields
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -96,6 +97,7 @@ class CrossEntropy:
 
     def __post_init__(self) -> None:
         of_fields("CrossEntropy: ", self)
+        number("CrossEntropy: label_smoothing", self.label_smoothing, 0, math.nextafter(1, 2))
 
     def __call__(self, output: Tensor, target: Tensor) -> Tensor:
         return self._reduced(*self._flat(output, target), "mean")

@@ -73,8 +73,10 @@ def parameters_of(function: Any) -> dict[str, Any]:
     """The arguments of an optimizer's class or function beyond the first, with their defaults."""
     if not callable(function):
         raise UsageError(f"optimizer {shown(function)} is no function: give one that takes parameters, and lr=")
-    _, *rest = inspect.signature(function).parameters.values()
-    return {parameter.name: parameter.default for parameter in rest}
+    parameters = list(inspect.signature(function).parameters.values())
+    if not parameters:
+        raise UsageError(f"optimizer {shown(function)} takes no arguments: give one that takes parameters, and lr=")
+    return {parameter.name: parameter.default for parameter in parameters[1:]}
 
 
 def make_optimizer(name: str, lr: float | None, momentum: float | None, weight_decay: float) -> MakeOptimizer:

@@ -21,6 +21,8 @@ from stretto.options.user_errors import called
 
 Named = list[tuple[str, nn.Parameter]]
 
+NAMED = "a function of a list of (name, parameter) pairs that returns an optimizer"
+
 
 @dataclass(frozen=True, eq=False)
 class NamedOptimizer:
@@ -33,7 +35,7 @@ class NamedOptimizer:
     function: Callable[[Named], torch.optim.Optimizer]
 
     def __post_init__(self) -> None:
-        function("NamedOptimizer: function", self.function, "a function of a list of (name, parameter) pairs", 1)
+        function("NamedOptimizer: function", self.function, NAMED, 1)
 
     def __call__(self, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
         """Raise UsageError: only a parameter server steps parameters without names."""
@@ -49,7 +51,9 @@ class NamedOptimizer:
         def made(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
             if len(names) != len(parameters):
                 raise UsageError(f"NamedOptimizer.named: {len(names)} names for {len(parameters)} parameters")
-            return self.function(list(zip(names, parameters, strict=True)))
+            pairs = list(zip(names, parameters, strict=True))
+            optimizer: torch.optim.Optimizer = called("NamedOptimizer: function", self.function, pairs, wanted=NAMED)
+            return optimizer
 
         return made
 

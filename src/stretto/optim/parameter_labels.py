@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from stretto.errors import UsageError
 from stretto.nn.deferred import RemoteStage
@@ -50,6 +51,10 @@ def labels_of(model: nn.Module) -> list[Label]:
     "position" in its own. With another model, change labels: `dataclasses.replace(label, role="output")`.
     """
     of_kind("model", model, nn.Module, "an nn.Module")
+    if any(map(is_lazy, model.parameters())):
+        raise UsageError(
+            "labels_of: the model has lazy parameters, which have no shapes yet: call it once on a batch first"
+        )
     labels = stage_labels([model], prefix="")
     return [labels[name] for name, _ in model.named_parameters()]
 

@@ -329,8 +329,8 @@ def check(settings: Settings) -> None:
             raise UsageError(f"unknown {name} {value!r}: {nearest(value, choices)}")
     if settings.momentum is not None and not 0 <= settings.momentum < 1:
         raise UsageError(f"momentum={settings.momentum}: choose a value from 0 up to, but not including, 1")
-    if settings.clip is not None and not settings.clip > 0:
-        raise UsageError(f"clip={settings.clip}: choose a positive number")
+    if settings.clip is not None and not 0 < settings.clip < MOST and settings.clip != math.inf:
+        raise UsageError(f"clip={settings.clip}: choose a positive number, below {MOST:g} or inf")
     if not 0 <= settings.weight_decay < MOST:
         raise UsageError(f"weight_decay={settings.weight_decay}: choose 0 or more, below {MOST:g}")
     check_large_batches(settings)
@@ -466,10 +466,10 @@ def check_jobs(settings: CompareSettings, jobs: int | None) -> None:
 
 
 def positive_rates(rates: Sequence[float]) -> None:
-    """Raise UsageError for learning rates that are not above 0, or infinite."""
+    """Raise UsageError for learning rates that are not above 0, or too large."""
     for rate in rates:
-        if not 0 < rate < float("inf"):
-            raise UsageError(f"lr={rate}: choose a positive number")
+        if not 0 < rate < MOST:
+            raise UsageError(f"lr={rate}: choose a positive number, below {MOST:g}")
 
 
 S = TypeVar("S", bound=Settings)
