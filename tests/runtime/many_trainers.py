@@ -119,7 +119,7 @@ def closed_alone():
     trainer = made("1f1b", timeout=1)
     trained(trainer)
     if trainer.rank == 1:
-        while not trainer._backend.member.failures.known():
+        while not trainer.backend.member.failures.known():
             time.sleep(0.05)
         return None
     said = []
