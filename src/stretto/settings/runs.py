@@ -466,10 +466,10 @@ def check_jobs(settings: CompareSettings, jobs: int | None) -> None:
 
 
 def positive_rates(rates: Sequence[float]) -> None:
-    """Raise UsageError for learning rates that are not above 0, or too large."""
+    """Raise UsageError for learning rates that are not above 0, infinite, or too large a whole number."""
     for rate in rates:
-        if not 0 < rate < MOST:
-            raise UsageError(f"lr={rate}: choose a positive number, below {MOST:g}")
+        if not 0 < rate < math.inf or (is_whole(rate) and rate > MOST):
+            raise UsageError(f"lr={rate}: choose a positive number")
 
 
 S = TypeVar("S", bound=Settings)
