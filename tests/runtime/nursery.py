@@ -162,8 +162,13 @@ def forked(_, command, kept):
             first = number + 1
         os.closerange(first, os.sysconf("SC_OPEN_MAX"))
         warnings._processoptions([each for each in os.environ.get("PYTHONWARNINGS", "").split(",") if each])
-        with contextlib.suppress(SystemExit):
+        try:
             exec(command[-1], {})
+        except SystemExit:
+            pass
+        except BaseException:  # noqa: BLE001 (it ends here: what is below it on the stack is its parent's)
+            sys.excepthook(*sys.exc_info())
+            os._exit(1)
         os._exit(0)
     return child
 
