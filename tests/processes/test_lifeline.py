@@ -96,3 +96,39 @@ def test_a_fork_ends_with_its_server(run):
     os.kill(children[1], signal.SIGKILL)
     assert gone(children[1:])
     assert process.poll() is None
+
+
+INTERRUPTED = """
+from multiprocessing import forkserver
+from stretto.processes import fork_server
+
+from child import work
+
+fork_server.NEEDED = ("stretto.processes.fork_server_preload",)
+
+def interrupted(*_):
+    raise KeyboardInterrupt
+
+if __name__ == "__main__":
+    sent, forkserver.reduction.sendfds = forkserver.reduction.sendfds, interrupted
+    try:
+        fork_server.start(work)
+    except KeyboardInterrupt:
+        print("interrupted")
+    forkserver.reduction.sendfds = sent
+    process, pipe = fork_server.start(work)
+    print(pipe.recv())
+    process.join()
+"""
+
+
+def test_an_interrupt_as_a_fork_is_asked_for_is_told_by_no_server(tmp_path):
+    """A thread of torch's hears the signal though the main thread blocks it, so it may come between any two lines."""
+    (tmp_path / "interrupted.py").write_text(INTERRUPTED)
+    (tmp_path / "child.py").write_text("def work(pipe):\n    pipe.send('done')\n")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    command = [sys.executable, "interrupted.py"]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "interrupted\ndone\n", "")

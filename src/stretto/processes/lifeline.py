@@ -72,7 +72,13 @@ def after_fork() -> None:
 
 
 def report_unless_ended(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Print an error of a fork that has not begun yet, unless its starter is about to end, which causes such errors."""
+    """Print an error of the server, or of a fork that has not begun yet, unless what causes it is no error.
+
+    A starter that is interrupted as it asks for a fork ends the server by an EOFError; if it goes on, it makes another.
+    Forks fail where their starter is about to end.
+    """
+    if os.getpid() == _server[0] and issubclass(kind, EOFError):
+        return
     until = time.monotonic() + ENDING
     while os.getpid() != _server[0] and time.monotonic() < until:
         if os.getppid() != _server[0]:
