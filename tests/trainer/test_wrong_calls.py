@@ -15,8 +15,8 @@ def sgd(params):
     return torch.optim.SGD(params, lr=0.1)
 
 
-def trainer():
-    return stretto.Trainer([nn.Linear(4, 4), nn.Linear(4, 3)], cross_entropy, sgd, "greedy", example=X, device="cpu")
+def trainer(method="greedy", loss=cross_entropy, **options):
+    return stretto.Trainer([nn.Linear(4, 4), nn.Linear(4, 3)], loss, sgd, method, example=X, device="cpu", **options)
 
 
 def fitted(**options):
@@ -53,6 +53,8 @@ WRONG = {
     r"tensor=1000000000000000000000000000000: choose": lambda: ran(stretto.compare, tensor=10**30, methods=["gpipe"]),
     r"space=1000000000000000000000000000000: choose": lambda: ran(space=(10**30, 1)),
     r"a model with lazy parameters, .*: call it once on a batch": ran_lazy,
+    r"loss: weight is lazy .*: call the loss once": lambda: trainer("1f1b", nn.LazyLinear(3)),
+    r"heads\[0\]: weight is lazy .*: call the head once": lambda: trainer(heads=[nn.LazyLinear(3), None]),
     "RotatedAdam: delay=1e\\+30: give a number from 0 up to": lambda: optim.RotatedAdam(
         torch.optim.Adam([X.clone().requires_grad_()], lr=0.1), 5, delay=1e30
     ),

@@ -142,12 +142,17 @@ def refuse_meta(module: nn.Module, what: str) -> None:
 def refuse_lazy(stages: Iterable[nn.Module]) -> None:
     """Raise UsageError for a lazy parameter or buffer: it has no shape yet."""
     for index, stage in enumerate(stages):
-        for name, tensor in (*stage.named_parameters(), *stage.named_buffers()):
-            if is_lazy(tensor):
-                raise UsageError(
-                    f"stage {index}: {name} is lazy and has no shape yet: run the model on a batch before, or give "
-                    "the Trainer one, example=x"
-                )
+        if name := lazy_name(stage):
+            raise UsageError(
+                f"stage {index}: {name} is lazy and has no shape yet: run the model on a batch before, or give "
+                "the Trainer one, example=x"
+            )
+
+
+def lazy_name(module: nn.Module) -> str | None:
+    """The name of the first lazy parameter or buffer; None without one."""
+    tensors = (*module.named_parameters(), *module.named_buffers())
+    return next((name for name, tensor in tensors if is_lazy(tensor)), None)
 
 
 def refuse_dtensors(stage: nn.Module, index: int) -> None:

@@ -42,6 +42,7 @@ from stretto.stage.trainer_arguments import (
     check_sharing,
     check_stage,
     check_stepped,
+    lazy_name,
     refuse_lazy,
     refuse_meta,
     wholly_in_evaluation,
@@ -251,8 +252,13 @@ class Construction:
             for head, stage in zip(heads, self.stages, strict=True)
         ]
         refuse_lazy(stage for stage in self.stages if not isinstance(stage, RemoteStage))
-        for head_here in heads_here:
+        for index, head_here in enumerate(heads_here):
             if head_here is not None:
+                if name := lazy_name(head_here):
+                    raise UsageError(
+                        f"heads[{index}]: {name} is lazy and has no shape yet: call the head once on stage {index}'s "
+                        "output before"
+                    )
                 self._backend.sharing.prepare_head(head_here)
         return heads_here
 
@@ -263,6 +269,8 @@ class Construction:
         if not isinstance(loss, nn.Module) or not any(each.requires_grad for each in loss.parameters()):
             return
         refuse_meta(loss, "loss")
+        if name := lazy_name(loss):
+            raise UsageError(f"loss: {name} is lazy and has no shape yet: call the loss once on an output before")
         remedy = "use a synchronous method, or a loss without parameters"
         if self.rules.reach.heads != (last,):
             raise UsageError(
