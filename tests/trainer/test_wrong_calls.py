@@ -53,6 +53,8 @@ WRONG = {
     r"tensor=1000000000000000000000000000000: choose": lambda: ran(stretto.compare, tensor=10**30, methods=["gpipe"]),
     r"space=1000000000000000000000000000000: choose": lambda: ran(space=(10**30, 1)),
     r"a model with lazy parameters, .*: call it once on a batch": ran_lazy,
+    r"warmup=None: a number of minibatches": lambda: stretto.method("pb", warmup=None, finish=2),
+    r"CrossEntropy: ignore_index=10+: give a whole": lambda: losses.CrossEntropy(ignore_index=10**30),
     r"loss: weight is lazy .*: call the loss once": lambda: trainer("1f1b", nn.LazyLinear(3)),
     r"heads\[0\]: weight is lazy .*: call the head once": lambda: trainer(heads=[nn.LazyLinear(3), None]),
     "RotatedAdam: delay=1e\\+30: give a number from 0 up to": lambda: optim.RotatedAdam(

@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from stretto.errors import UsageError
 from stretto.nn.batch import IGNORED
-from stretto.options.checks import number, of_fields
+from stretto.options.checks import MOST, number, of_fields, whole
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -97,6 +97,7 @@ class CrossEntropy:
 
     def __post_init__(self) -> None:
         of_fields("CrossEntropy: ", self)
+        whole("CrossEntropy: ignore_index", self.ignore_index, -MOST, MOST - 1)
         number("CrossEntropy: label_smoothing", self.label_smoothing, 0, math.nextafter(1, 2))
 
     def __call__(self, output: Tensor, target: Tensor) -> Tensor:

@@ -25,8 +25,8 @@ class Phases:
     finish: int | None = None
 
     def __post_init__(self) -> None:
-        for name, value in (("warmup", self.warmup), ("finish", self.finish)):
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
+        for name, value in (("warmup", self.warmup), ("finish", 0 if self.finish is None else self.finish)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
                 raise UsageError(f"{name}={value!r}: a number of minibatches, 0 or more")
         if self.finish is not None and self.finish < self.warmup:
             raise UsageError(
