@@ -5,8 +5,7 @@ from dataclasses import dataclass
 
 from stretto.cost import Cluster, LayerCost, ModelCosts, stage_times
 from stretto.cost.head_costs import HeadCosts, borrow, laid_out, uses_in
-from stretto.cost.predicted_gradients import with_predictions, without
-from stretto.cost.step_prediction import Pricer, Work, Workers, silent, turn_seconds
+from stretto.cost.step_prediction import Pricer, Work, Workers, predictions, silent, turn_seconds
 from stretto.cost.worker_memory import peak_bytes
 from stretto.methods import Method
 from stretto.methods import method as find_method
@@ -50,13 +49,11 @@ def forecast(
         cluster,
         share,
         workers=places,
-        heads=without(behind.rows, rules.reach.predicted),
+        heads=behind.rows,
         optimizer=optimizer,
         silent=silent(rules, schedule.num_stages),
         cures=chosen.step_cures(schedule),
-    )
-    stages = with_predictions(
-        stages, behind.rows, chosen, cluster, share, workers=places, dtype=costs.dtype, optimizer=optimizer
+        predictions=predictions(chosen, rules),
     )
     pricer = Pricer(chosen, schedule, rules, Workers.alone(cluster, schedule.num_workers), stages, behind.weights)
     return Forecast(

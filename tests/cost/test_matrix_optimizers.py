@@ -12,10 +12,10 @@ import stretto
 from stretto.cost import Rate, find_cluster, layer_costs
 from stretto.cost.cure_costs import basis_refresh, basis_step, matrix_bytes, newton_schulz, rotation_works
 from stretto.cost.layer_table import ModelCosts
-from stretto.cost.stage_prediction import Machine, cure_seconds, matrix_seconds, stage_times, update_seconds
+from stretto.cost.stage_prediction import Machine, cure_seconds, matrix_seconds, update_seconds
 from stretto.methods.cure import StepCure
 from stretto.optim import SOAP, RotatedAdam, labels_of, muon
-from stretto.optimizers import OPTIMIZERS, REFRESH_EVERY, BasisWork, MatrixWork, Stepping
+from stretto.optimizers import OPTIMIZERS, REFRESH_EVERY, BasisWork, MatrixWork, Stepping, optimizer_of
 from stretto.plan.problem import Problem
 from stretto.plan.search_space import tensors_of
 
@@ -106,9 +106,9 @@ def test_a_shared_matrix_is_turned_once():
     out.weight = embed.weight
     costs = layer_costs([embed, nn.Linear(12, 6), out], torch.randn(2, 6))
     assert [layer.matrix_shapes for layer in costs.layers] == [((12, 6),), ((6, 12),), ()]
-    (stage,) = stage_times(costs, [0, 3], find_cluster("8-a100"), 2, optimizer="soap")
+    (stage,) = costs.stages([0, 3])
     numbers = 2 * (72 + 78) + 2 * 2 * (12**2 + 6**2)
-    assert stage.state == 4 * numbers
+    assert stage.state_bytes(optimizer_of("soap")) == 4 * numbers
 
 
 def test_rows_add_up_and_go_through_json():

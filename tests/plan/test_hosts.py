@@ -7,13 +7,12 @@ import numpy as np
 import pytest
 
 from stretto.cost import find_cluster, stage_times
-from stretto.cost.layer_sums import LayerParts, LayerTimes, lag, stage_of
+from stretto.cost.layer_sums import LayerParts, LayerTimes, forward_lags, host_lags, stage_of
 from stretto.mesh import Mesh
 from stretto.plan import Objective, Problem, candidates, search
 from stretto.plan.bound import Bounds
 from stretto.plan.branch_and_bound import plan_of
 from stretto.plan.candidate_costs import Prices
-from stretto.plan.host_lags import host_lags
 from stretto.plan.programs import program_named
 from stretto.plan.refine import refined, terms
 from stretto.settings.runs import TrainSettings
@@ -41,7 +40,7 @@ def drawn(seed, layers):
 @pytest.mark.parametrize("seed", range(6))
 def test_a_device_is_done_when_its_kernels_are_one_by_one(seed):
     layers = drawn(seed, 4)
-    predicted = sum(device for device, _ in layers) + lag(layers)
+    predicted = sum(device for device, _ in layers) + forward_lags(*np.array(layers).T)[0, -1]
     assert predicted == pytest.approx(one_by_one(layers), abs=2.1 / KERNELS)
     assert predicted >= sum(host for _, host in layers) - 1e-12
 
@@ -49,11 +48,11 @@ def test_a_device_is_done_when_its_kernels_are_one_by_one(seed):
 @pytest.mark.parametrize("seed", range(3))
 def test_a_backward_that_follows_its_forward_finds_its_host_ahead(seed):
     parts = parts_of(seed, 4)
-    whole = stage_of(parts, is_whole=True)
+    whole, part = (stage_of(parts, is_whole=each, start=0, step=0) for each in (True, False))
     forward = [(part.device.forward, part.host.forward) for part in parts]
     backward = [(part.device.backward, part.host.backward) for part in reversed(parts)]
     assert whole.forward + whole.backward == pytest.approx(one_by_one(forward + backward), abs=2.1 / KERNELS)
-    assert whole.backward <= stage_of(parts).backward
+    assert whole.backward <= part.backward
 
 
 def parts_of(seed, layers):
@@ -69,26 +68,35 @@ def parts_of(seed, layers):
     return parts
 
 
+def lag(layers):
+    """How long a device waits for its host in an action of these layers, in the order in which they run: (d, h)."""
+    longest = ahead = 0.0
+    for device, host in layers:
+        ahead += host - device
+        longest = max(longest, ahead)
+    return longest
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_tables_have_the_lags_of_every_stage(seed):
-    """Stage 0 computes no gradient of its input: its backward is its W."""
+    """W is a whole backward above the lowest layer with weights."""
     parts, layers = parts_of(seed, 6), 6
     lags = host_lags(*(LayerTimes(*np.array(side).T) for side in zip(*parts, strict=True)))
     assert lags is not None
+
+    def seconds(kind, among):
+        return [(getattr(part.device, kind), getattr(part.host, kind)) for part in among]
+
     for i in range(layers):
         for j in range(i + 1, layers + 1):
-            waiting, device = (stage_of(parts[i:j], waits=waits) for waits in (True, False))
+            own = parts[i:j]
+            trained = [part for k, part in enumerate(own) if any(each.device.weight_gradient for each in own[: k + 1])]
+            weights = [*reversed(seconds("backward", trained[1:])), *seconds("weight_gradient", trained[:1])]
             found = [float(table[i, j]) for table in lags]
-            trains = waiting.weight_gradient - device.weight_gradient
-            if not device.weight_gradient:
-                trains = 0.0
-            assert found[0] == pytest.approx(waiting.forward - device.forward, abs=1e-12)
-            assert found[1] == pytest.approx(waiting.backward - device.backward if i else trains, abs=1e-12)
-            assert found[2] == pytest.approx(waiting.input_gradient - device.input_gradient if i else 0, abs=1e-12)
-            assert found[3] == pytest.approx(trains, abs=1e-12)
-            assert found[4] == pytest.approx(sum(part.host.forward for part in parts[i:j]), abs=1e-12)
-            assert waiting.update == device.update == pytest.approx(max(sum(p.device.update for p in parts[i:j]),
-                                                                       found[5]))  # fmt: skip
+            told = [lag(seconds("forward", own)), *(lag(reversed(seconds(kind, own)))
+                    for kind in ("backward", "input_gradient")), lag(weights)]  # fmt: skip
+            assert found[:4] == pytest.approx(told, abs=1e-12)
+            assert found[4:] == pytest.approx([sum(part.host.forward for part in own), sum(p.host.update for p in own)])
 
 
 @pytest.fixture(scope="module")

@@ -94,6 +94,18 @@ def test_a_plan_of_a_pipeline_takes_what_its_forecast_says(name):
     assert plan.seconds == told.seconds > 0
 
 
+@pytest.mark.parametrize("name", ["greedy", "chunked", "1f1b", "interleaved"])
+def test_weight_gradients_as_products_change_only_what_is_split(name):
+    """A stage that sends no gradient still runs whole backwards above its lowest weights, not their W alone."""
+    costs = linear_costs()
+    asked = Problem(costs=costs, cluster=calibrated(3), workers=3, batch_sizes=(BATCH,), methods=(name,),
+                    heads=(costs.layers[0],) * 7, all_workers=True, optimizer="adam")  # fmt: skip
+    both = [search(asked.but(weight_products=each), among=lambda c: c.pipeline == 3) for each in (False, True)]
+    plain, products = (refined(found.plans, found.prices)[0] for found in both)
+    assert plain.bounds == products.bounds
+    assert (plain.formula, plain.seconds) == (products.formula, products.seconds)
+
+
 @pytest.mark.parametrize("seed", seeds((1, 2, 4, 6, 10), 40))
 def test_terms_add_up_and_none_is_less_than_nothing(seed):
     found = search(problem(draw(seed)), keep=3)

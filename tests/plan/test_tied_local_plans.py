@@ -15,12 +15,12 @@ from laws.networks import Attention, token_loss
 from pairwise import slow_where
 from stretto.cost import Cluster, Device, Group, Link
 from stretto.cost.head_costs import HeadCosts, borrow, laid_out, uses_in
-from stretto.cost.stage_prediction import stage_times
 from stretto.cost.worker_memory import peak_bytes
 from stretto.errors import UsageError
 from stretto.measure.layer_counting import LayerCounting
 from stretto.measure.layer_flops import layer_costs
 from stretto.methods import method
+from stretto.optimizers import optimizer_of
 from stretto.plan import Problem, search
 from stretto.plan.problem import merged
 from stretto.plan.refine import refined
@@ -87,13 +87,15 @@ def test_a_cut_has_the_bytes_the_messages_and_the_flops_of_a_trainer(uncut, name
     flops = flops_of_step(trainer, x)
     last = [*ends[:-1], ends[-1] + 1]
     shared = borrow(costs, uses_in(costs, ends, rules))
-    times = stage_times(shared, last, cluster(), BATCH, heads=behind.rows, optimizer="adam")
-    for s, (stage, optimizer) in enumerate(zip(times, trainer.optimizers, strict=True)):
+    rows = zip(shared.stages(last), behind.rows, strict=True)
+    whole = [stage if head is None else stage.then(head) for stage, head in rows]
+    for s, (stage, optimizer) in enumerate(zip(whole, trainer.optimizers, strict=True)):
         modules = [part for part in (trainer.stages[s], trainer.heads[s]) if part is not None]
-        assert stage.parameters == size({p for part in modules for p in part.parameters()})
+        assert stage.parameter_bytes == size({p for part in modules for p in part.parameters()})
         stepped = [] if optimizer is None else list(optimizer.state)  # InfoPro may leave some out
-        assert stage.gradients == size(stepped)
-        assert stage.state == size(v for p in stepped for v in optimizer.state[p].values() if v.dim())
+        assert stage.gradient_bytes == size(stepped)
+        state = (value for p in stepped for value in optimizer.state[p].values() if value.dim())
+        assert stage.state_bytes(optimizer_of("adam")) == size(state)
     apart = flops_of_step(*training(language_model(tied=False), ends, title))
     read = costs.layers[-2].flops("B").each - shared.layers[-2].flops("B").each
     assert apart - flops == read * BATCH

@@ -15,10 +15,10 @@ from runtime import measured_memory as network
 from runtime.processes import launch
 from stretto.cost import Cluster, Device, Group, Link
 from stretto.cost.head_costs import borrow, laid_out, uses_in
-from stretto.cost.stage_prediction import stage_times
 from stretto.cost.worker_memory import peak_bytes
 from stretto.measure import layer_costs
 from stretto.methods import method
+from stretto.optimizers import optimizer_of
 from stretto.plan import Problem, search
 from stretto.plan.refine import refined
 
@@ -59,11 +59,11 @@ def test_a_borrower_steps_nothing_of_the_weight(costs, name):
     assert rules.ties == trainer.rules.ties
     trainer.step(x, x)
     trainer.flush()
-    times = stage_times(shared, ENDS, cluster(), network.BATCH, optimizer="adam")
-    for stage, module, optimizer in zip(times, stages, trainer.optimizers, strict=True):
-        assert stage.parameters == network.size_of([module])
-        assert stage.gradients == sum(4 * p.numel() for p in optimizer.state)
-        assert stage.state == sum(4 * v.numel() for each in optimizer.state.values() for v in each.values() if v.dim())
+    for stage, module, optimizer in zip(shared.stages(ENDS), stages, trainer.optimizers, strict=True):
+        assert stage.parameter_bytes == network.size_of([module])
+        assert stage.gradient_bytes == sum(4 * p.numel() for p in optimizer.state)
+        state = (value for each in optimizer.state.values() for value in each.values())
+        assert stage.state_bytes(optimizer_of("adam")) == sum(4 * value.numel() for value in state if value.dim())
 
 
 MEMORY = [

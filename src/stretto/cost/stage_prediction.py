@@ -1,13 +1,13 @@
-"""Predict the seconds of a stage's actions on a cluster, and the bytes that it keeps. No torch here.
+"""Predict the seconds of a stage's actions on a cluster. No torch here.
 
 A layer's measured time is used if there is one, else the device's rate for each sort of operator, else what the device
 attains kernel by kernel (`attained.py`), else the roofline.
 """
 
 import math
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from stretto.cost.attained import BYTES, TENSOR_CORES, DevicePeaks, KernelSeconds, dtype_of_products, kernel_seconds
 from stretto.cost.cluster import Cluster, Device, WorkerKind
@@ -19,22 +19,16 @@ from stretto.cost.cure_costs import (
     PRODUCTS,
     basis_refresh,
     basis_step,
-    feedback_tensors,
-    matrix_bytes,
     newton_schulz,
     rotation_works,
     wide_dtype,
 )
-from stretto.cost.layer_sums import LayerParts, LayerTimes, stage_of, with_head, with_starts
+from stretto.cost.layer_sums import LayerParts, LayerTimes, learn_seconds, stage_of, with_head
 from stretto.cost.layer_table import Affine, Kind, LayerCost, Measured, ModelCosts, Work, Works
 from stretto.errors import UsageError
-from stretto.methods.cure import StepCure
+from stretto.methods.cure import GradientPrediction, StepCure
 from stretto.optimizers import REFRESH_EVERY, Optimizer, Stepping, optimizer_of, stepping_of
 from stretto.options.checks import of_kind, positive
-
-if TYPE_CHECKING:
-    from stretto.schedule import Action
-    from stretto.simulate import Durations
 
 
 class Machine(NamedTuple):
@@ -230,25 +224,17 @@ def times_by_part(
 
 @dataclass(frozen=True, kw_only=True)
 class StageTimes:
-    """Seconds of a stage's actions on a micro-batch, and bytes.
+    """Seconds of a stage's actions on a micro-batch, and bytes of what it sends and copies.
 
-    `send` are the seconds of sending the output to the next stage, `send_back` of sending the gradient of the input to
-    the stage before; 0 without such a stage, or if it is on the same worker. `all_reduce` are those of the replicas'
-    all-reduce of gradients. `input` and `output` are the bytes of messages, `held` the bytes kept of each micro-batch
-    between its forward and its backward; `parameters`, `gradients` and the optimizer's `state` are always kept.
-    `learn` are the seconds of learning to predict a gradient.
+    `all_reduce` are those of the replicas' all-reduce of gradients, `learn` those of learning to predict a gradient.
+    `input` and `output` are the bytes of messages, `gradients` those of its weights' gradients.
     """
 
     compute: LayerTimes[float]
-    all_reduce: float
-    send: float
-    send_back: float
     input: float
     output: float
-    held: float
-    parameters: float
     gradients: float
-    state: float
+    all_reduce: float = 0.0
     learn: float = 0.0
 
     def seconds(self, kind: str) -> float:
@@ -265,69 +251,57 @@ def stage_times(
     examples: float,
     *,
     workers: Sequence[Sequence[int]] | None = None,
-    dtype: str | None = None,
     optimizer: str | Stepping = "sgd",
     heads: Sequence[LayerCost | None] | None = None,
     silent: Collection[int] = (0,),
     cures: Sequence[StepCure] | None = None,
-    waits: bool = True,
+    predictions: Mapping[int, GradientPrediction] | None = None,
 ) -> tuple[StageTimes, ...]:
-    """The seconds and bytes of each stage, for micro-batches of `examples`.
+    """The seconds of each stage, and the bytes of its messages, for micro-batches of `examples`.
 
     Stage s holds the layers from bounds[s] up to bounds[s + 1]. `workers` lists for each stage the workers that hold
-    its replicas, among which the examples are divided; worker s by default. The slowest replica counts. `dtype` is by
-    default that of the parameters. `heads` has for each stage the row of the head behind it, loss included; None for
-    stages without one, and for the last. `silent` stages compute and send no gradient of their inputs. `cures` are what
-    a method changes in the stages' steps (`Method.step_cures`). Without `waits` a device waits for its host in updates
-    alone. Raises UsageError for bounds or workers that do not fit, and for an unknown optimizer or dtype.
+    its replicas, among which the examples are divided; worker s by default. The slowest replica counts. `heads` has for
+    each stage the row of the head behind it, loss included, or of what predicts its gradient, where `predictions` says
+    how that learns; None for stages without one, and for the last. `silent` stages compute and send no gradient of
+    their inputs. `cures` are what a method changes in the stages' steps (`Method.step_cures`).
+
+    Raises UsageError for bounds or workers that do not fit, and for an unknown optimizer or dtype.
     """
     of_kind("costs", costs, ModelCosts, "what stretto.cost.layer_costs(...) returned")
     of_kind("cluster", cluster, Cluster, "what stretto.cost.find_cluster(name) returned")
     positive("examples", examples)
-    stepping = stepping_of(optimizer)
-    dtype = dtype or costs.dtype
-    stages = costs.stages(bounds)
+    stepping, stages = stepping_of(optimizer), costs.stages(bounds)
     places = workers_of_stages(workers, len(stages))
     share = examples / len(places[0])
-    layer_speeds = LayerSpeeds(
-        *(speeds_of(costs, cluster, places, share, dtype, optimizer, on_chip=near) for near in (False, True))
-    )
-    stage_heads = heads or [None] * len(stages)
-    head_costs = ModelCosts(tuple(head for head in stage_heads if head is not None), costs.dtype)
-    head_speeds = speeds_of(head_costs, cluster, places, share, dtype, optimizer)
-    machines = machines_of(cluster, places, dtype)
+    machines = machines_of(cluster, places, costs.dtype)
+    layers = LayerSpeeds(*(speeds_of(costs, machines, share, stepping, on_chip=near) for near in (False, True)))
     predicted = []
     for s, (stage, replicas) in enumerate(zip(stages, places, strict=True)):
+        span, head, learn = (bounds[s], bounds[s + 1]), None if heads is None else heads[s], 0.0
         held = stage.parameter_bytes + stage.held.at(share)
-        span = bounds[s], bounds[s + 1]
-        compute = slowest_replica(costs, span, cluster, replicas, held, layer_speeds, waits=waits)
+        compute = slowest_replica(costs, span, cluster, replicas, held, layers)
         if s in silent:
             compute = compute._replace(backward=compute.weight_gradient, input_gradient=0.0)
-        rows, head = costs.layers[bounds[s] : bounds[s + 1]], stage_heads[s]
+        rows, gradients = costs.layers[slice(*span)], stage.gradient_bytes
         if head is not None:
-            index = sum(lower is not None for lower in stage_heads[:s])
-            columns = zip(*(head_speeds[worker][index].alone for worker in replicas), strict=True)
-            compute = with_head(compute, LayerTimes(*map(max, columns)))
-            stage, rows = replace(stage.then(head), output=stage.output), (*rows, head)
-        cure = PLAIN if cures is None else cures[s]
-        if cure != PLAIN:
-            compute = with_cure(compute, rows, cure, [machines[worker] for worker in replicas], stepping)
-        kept = feedback_tensors(cure, stepping) * stage.gradient_bytes
-        kept += sum(matrix_bytes(cure, row, stepping) for row in rows)
-        above = places[s + 1] if s + 1 < len(stages) else None
-        below = places[s - 1] if s else None
+            speeds = speeds_of(ModelCosts((head,), costs.dtype), machines, share, stepping)
+            of_head = LayerTimes(*map(max, zip(*(speeds[worker][0].alone for worker in replicas), strict=True)))
+            if predictions and s in predictions:
+                compute = compute._replace(backward=compute.backward + of_head.forward)
+                learn = learn_seconds(of_head, keeps_graph=predictions[s].keeps_graph)
+            else:
+                compute, rows = with_head(compute, of_head), (*rows, head)
+                gradients += head.gradient_bytes
+        if cures is not None and cures[s] != PLAIN:
+            compute = with_cure(compute, rows, cures[s], [machines[worker] for worker in replicas], stepping)
         predicted.append(
             StageTimes(
                 compute=compute,
-                all_reduce=all_reduce_seconds(cluster, replicas, stage.gradient_bytes),
-                send=0.0 if above is None else message_seconds(cluster, replicas, above, stage.output.at(share)),
-                send_back=0.0 if below is None else message_seconds(cluster, replicas, below, stage.input.at(share)),
                 input=stage.input.at(share),
                 output=stage.output.at(share),
-                held=stage.held.at(share),
-                parameters=stage.parameter_bytes,
-                gradients=stage.gradient_bytes,
-                state=stage.state_bytes(optimizer_of(stepping.name)) + kept,
+                gradients=gradients,
+                all_reduce=all_reduce_seconds(cluster, replicas, gradients),
+                learn=learn,
             )
         )
     return tuple(predicted)
@@ -364,7 +338,7 @@ class LayerSpeeds(NamedTuple):
 
 def slowest_replica(
     costs: ModelCosts, ends: tuple[int, int], cluster: Cluster, replicas: Sequence[int], kept: float,
-    layer_speeds: LayerSpeeds, *, waits: bool,
+    layer_speeds: LayerSpeeds,
 ) -> LayerTimes[float]:  # fmt: skip
     """The seconds of a stage that keeps so many bytes, on the slowest of the workers that hold its replicas."""
     times = []
@@ -372,25 +346,24 @@ def slowest_replica(
         device = cluster.device(worker)
         speeds = layer_speeds.on_chip if device.keeps_on_chip(kept) else layer_speeds.anywhere
         layers = speeds[worker][ends[0] : ends[1]]
-        stage = stage_of(layers, is_whole=len(layers) == len(costs.layers), waits=waits)
-        times.append(with_starts(stage, costs.start / device.speed, costs.step / device.speed))
+        is_whole = len(layers) == len(costs.layers)
+        times.append(
+            stage_of(layers, is_whole=is_whole, start=costs.start / device.speed, step=costs.step / device.speed)
+        )
     return LayerTimes(*(max(column) for column in zip(*times, strict=True)))
 
 
 def speeds_of(
-    costs: ModelCosts, cluster: Cluster, places: Sequence[Sequence[int]], share: float, dtype: str,
-    optimizer: str | Stepping,
-    *, on_chip: bool = False,
-) -> dict[int, list[LayerParts]]:  # fmt: skip
+    costs: ModelCosts, machines: Mapping[int, Machine], share: float, stepping: Stepping, *, on_chip: bool = False
+) -> dict[int, list[LayerParts]]:
     """The seconds of all layers on each worker, for `share` examples; equal workers share one list."""
-    if on_chip and all(device.on_chip_memory is None for device in cluster.devices.values()):
+    if on_chip and all(machine.device.on_chip_memory is None for machine in machines.values()):
         return {}
-    machines = machines_of(cluster, places, dtype)
     known: dict[int, list[LayerParts]] = {}
     for machine in machines.values():
         if id(machine) not in known:
             chosen = machine._replace(device=machine.device.on_chip) if on_chip else machine
-            known[id(machine)] = times_by_part(costs, chosen, share, optimizer=optimizer)
+            known[id(machine)] = times_by_part(costs, chosen, share, optimizer=stepping)
     return {worker: known[id(machine)] for worker, machine in machines.items()}
 
 
@@ -402,12 +375,6 @@ def machines_of(cluster: Cluster, places: Sequence[Sequence[int]], dtype: str) -
         known.setdefault((cluster.kinds[worker], crowded), Machine(cluster.device(worker), dtype, crowded))
     kinds = zip(busy, cluster.crowded(busy), strict=True)
     return {worker: known[cluster.kinds[worker], crowded] for worker, crowded in kinds}
-
-
-def message_seconds(cluster: Cluster, senders: Sequence[int], receivers: Sequence[int], num_bytes: float) -> float:
-    """Seconds of the slowest message from a sender to its receiver while both compute; 0 if all stay on one worker."""
-    links = [cluster.link(a, b) for a, b in zip(senders, receivers, strict=True) if a != b]
-    return max((link.busy_seconds(num_bytes) for link in links), default=0.0)
 
 
 def all_reduce_seconds(cluster: Cluster, workers: Sequence[int], num_bytes: float, *, algorithm: str = "ring") -> float:
@@ -429,14 +396,3 @@ def all_reduce_seconds(cluster: Cluster, workers: Sequence[int], num_bytes: floa
         latency=link.latency, seconds_per_byte=link.seconds_per_byte, reduction_seconds_per_byte=gamma
     )
     return speeds.seconds(formulas.formula(algorithm, len(workers), num_bytes))
-
-
-def durations_of(times: Sequence[StageTimes], *, accumulate: bool = True) -> "Durations":
-    """The durations of actions for `simulate`; with `accumulate` every backward adds to existing gradients."""
-    additions = {"B": 1.0, "W": 1.0} if accumulate else {}
-
-    def duration(action: "Action") -> float:
-        stage = times[action.stage]
-        return stage.seconds(action.kind) + additions.get(action.kind, 0.0) * stage.compute.accumulate
-
-    return duration

@@ -19,6 +19,7 @@ from stretto.cost.cluster import Cluster, Device, Link
 from stretto.cost.stage_prediction import StageTimes
 from stretto.cost.worker_memory import SMALL
 from stretto.methods import Method
+from stretto.methods.cure import GradientPrediction
 from stretto.schedule import Action, Edge, Rules, Schedule
 from stretto.simulate import Link as SimulatedLink
 from stretto.simulate import Network, Transport, simulate, simulate_periodic
@@ -121,6 +122,11 @@ class Workers:
 def silent(rules: Rules, stages: int) -> set[int]:
     """The stages that send no gradient down: stage 0, and those whose lower neighbour receives none."""
     return {s for s in range(stages) if s == 0 or not rules.reach.arriving(s - 1)}
+
+
+def predictions(method: Method, rules: Rules) -> dict[int, GradientPrediction]:
+    """How the stages learn that predict the gradient of their output."""
+    return {} if method.prediction is None else dict.fromkeys(rules.reach.predicted, method.prediction)
 
 
 def turn_seconds(pricer: "Pricer") -> float:

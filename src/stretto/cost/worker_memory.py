@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 
 from stretto.cost.cure_costs import feedback_tensors, matrix_bytes, scratch_bytes, soap_scratch
 from stretto.cost.layer_table import Affine, LayerCost, ModelCosts, Peaks
-from stretto.cost.predicted_gradients import without
 from stretto.methods import Method
 from stretto.methods.cure import StepCure, WeightCopies
 from stretto.optimizers import Optimizer, Stepping, optimizer_of
@@ -166,7 +165,7 @@ def peak_bytes(
     `weights` are bytes of those that one stage sends another, by (owner, user): shared ones, and those that heads read.
     """
     predicted = rules.reach.predicted
-    stage_heads = without(heads, predicted) or [None] * schedule.num_stages
+    stage_heads = [None if s in predicted or not heads else heads[s] for s in range(schedule.num_stages)]
     copies = method.weight_copies(schedule)
     stages = [
         with_shared_once(

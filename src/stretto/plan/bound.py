@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from stretto.cost.cluster import Link
+from stretto.cost.layer_sums import Numbers, Table, range_sums, running_sums
 from stretto.mesh import Mesh
 from stretto.plan.candidate_costs import Prices
 from stretto.plan.layer_prices import ACCUMULATE, UPDATE
@@ -18,9 +19,8 @@ from stretto.plan.memory_bound import SLACK, MemoryBounds
 from stretto.plan.method_shape import MethodShape, filling
 from stretto.plan.objective import Rates
 from stretto.plan.partition import least_bottleneck
-from stretto.plan.places import Bill, DeviceKind, Numbers, Places, message, receiving, sending
+from stretto.plan.places import Bill, DeviceKind, Places, message, receiving, sending
 from stretto.plan.problem import LayerForm
-from stretto.plan.range_tables import Table, range_sums, running_sums
 from stretto.plan.search_space import Candidate
 
 ENDS = ("input", "output")  # what may be a message
@@ -384,7 +384,7 @@ class Bounds:
                 )
                 forward = forward + range_sums(inside[0])
                 seconds = {"whole": backward, "split": inputs + weights, "weights": weights}[
-                    "whole" if s == 0 else passes
+                    "weights" if s == 0 else passes
                 ]
                 seconds = (1 + again) * forward + seconds + range_sums(inside[1]) + added * accumulate
                 known[key] = np.where(self.prices.valid, seconds, np.inf)

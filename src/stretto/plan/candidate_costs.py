@@ -16,11 +16,11 @@ Energy of a step: every device's power while it waits, times the step, plus what
                  with replicas, sending and receiving; not the bubble and not the transit of messages
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import cached_property, lru_cache
 from itertools import pairwise
 from math import inf
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,8 +29,7 @@ from stretto.cost.attained import Attained
 from stretto.cost.collective import GRADIENTS, RESHARDING, SHARDING, TENSOR_SUM
 from stretto.cost.cure_costs import PLAIN, feedback_tensors
 from stretto.cost.head_costs import SharedUse, borrow
-from stretto.cost.layer_sums import with_head
-from stretto.cost.predicted_gradients import learn_seconds
+from stretto.cost.layer_sums import HostLags, Numbers, Table, Times, learn_seconds, range_sums, with_head
 from stretto.cost.worker_memory import graph_of
 from stretto.mesh import Mesh
 from stretto.plan.closed_forms import (
@@ -44,10 +43,8 @@ from stretto.plan.closed_forms import (
     wait_form,
     wait_terms,
 )
-from stretto.plan.host_lags import HostLags
-from stretto.plan.layer_prices import LayerPrices, Replicas, Sizes, Times
+from stretto.plan.layer_prices import LayerPrices, Replicas, Sizes
 from stretto.plan.places import (
-    Numbers,
     Places,
     all_reduce,
     gathering,
@@ -59,7 +56,6 @@ from stretto.plan.places import (
 )
 from stretto.plan.planned_methods import planned, reach_of
 from stretto.plan.problem import SHARD_OPTIMIZER, Problem
-from stretto.plan.range_tables import Table, range_sums
 from stretto.plan.search_space import Candidate, flow_of
 from stretto.plan.ways import correction
 
@@ -148,38 +144,42 @@ class Prices(LayerPrices):
 
     def stage(self, c: Candidate, s: int) -> StageTable:
         """The costs of stage s for all [i, j)."""
-        stage = self.stage_alone(c, s)
+        return self.owned_or_borrowed(c, s, Prices.stage_alone)
+
+    def trained(self, c: Candidate, s: int) -> "Trained":
+        """The layers of stage s for all [i, j), with what its method trains beside them."""
+        return self.owned_or_borrowed(c, s, Prices.trained_alone)
+
+    def owned_or_borrowed(self, c: Candidate, s: int, alone: "Callable[[Prices, Candidate, int], Tables]") -> "Tables":
+        """Tables of stage s, those of borrowed weights where its layers [i, j) borrow shared ones of another stage."""
+        tables = alone(self, c, s)
         for uses, where in self.borrowings(c.method, c.stages, c.losses, s):
-            borrowing = self.borrowing(uses).stage_alone(c, s)
-            stage = StageTable(*(np.where(where, *pair) for pair in zip(borrowing, stage, strict=True)))
-        return stage
+            borrowing = alone(self.borrowing(uses), c, s)
+            tables = type(tables)(*(np.where(where, *pair) for pair in zip(borrowing, tables, strict=True)))
+        return tables
 
     def stage_alone(self, c: Candidate, s: int) -> StageTable:
         """The costs of stage s for all [i, j), as if it owned all shared weights that it has."""
         worker, places, versions = c.worker_of(s), self.places_of(c), c.planned.versions(c.stage_at(s))
         workers, stages_per_worker = places.workers, c.planning.stages_per_worker
         sizes = self.sizes(c.form, c.examples)
-        times, static, gradients, held, learn = self.trained(c, s, sizes)
+        work = self.trained_alone(c, s)
+        static, gradients, learn = work.static, work.gradients, work.learn
         intra = self.intra_stage(
             c.mesh, c.pipeline, c.placement, worker, c.form, c.examples, self.hides_exchanges and not c.planning.split
         )
         intra_forward, intra_backward = (range_sums(values) for values in intra)
-        backward = times.input_gradient + times.weight_gradient if c.planning.split and s else times.backward
+        backward = work.input_gradient + work.weight_gradient if c.planning.split and s else work.backward
         if c.microbatches > 1:
-            backward = backward + self.accumulating(c, times.accumulate)
+            backward = backward + work.accumulate
         zeros = np.zeros_like(intra_forward)
-        again = times.forward + intra_forward if c.recomputes(s) else zeros
+        again = work.forward + intra_forward if c.recomputes(s) else zeros
         of_input, of_output = self.gathered_messages(c, s, sizes)
         intra_forward, intra_backward = intra_forward + of_input[:, None], intra_backward + of_output
         copy = workers.copy_seconds(worker, 1.0) * gradients if versions > 1 else 0.0
-        cure = c.planned.step_cure(c.stage_at(s))
-        if cure != PLAIN:
-            seconds, kept = self.steps.cure(cure, places.machines[worker], c.form)
-            static = static + feedback_tensors(cure, self.steps.stepping) * gradients + kept
-            times = times._replace(update=times.update + seconds)
         losses = self.loss_seconds(c.mesh, c.pipeline, c.placement, c.worker_of(c.stages - 1))[worker]
         computing = StageTable(
-            forward=times.forward + intra_forward,
+            forward=work.forward + intra_forward,
             backward=backward + intra_backward + again,
             learn=zeros + learn,
             intra_forward=intra_forward,
@@ -189,15 +189,15 @@ class Prices(LayerPrices):
             recompute=again,
             message_overhead=zeros,
             action_overhead=zeros,
-            deferrable=times.weight_gradient,
+            deferrable=work.weight_gradient,
             transit=zeros + message(c.link(s, places), self.message_share(c.form) * sizes.output),
             all_reduce=self.bucketed(c, worker, self.summed_gradients(c, worker, gradients, sizes.tensors)),
-            update=self.stepping(c, worker, times.update) + copy,
+            update=work.update + copy,
             loss_overhead=zeros + losses / stages_per_worker,
             turn_overhead=zeros + workers.per_action(worker) + workers.per_step(worker) / stages_per_worker,
             static_bytes=static + gradients * (1 + self.has_buckets(c)),
-            microbatch_bytes=zeros + sizes.input[:, None] if c.recomputes(s) else held,
-            recompute_bytes=held if c.recomputes(s) else sizes.recomputed,
+            microbatch_bytes=zeros + sizes.input[:, None] if c.recomputes(s) else work.held,
+            recompute_bytes=work.held if c.recomputes(s) else sizes.recomputed,
             host_forward=zeros,
             host_backward=zeros,
             host_deferrable=zeros,
@@ -210,14 +210,20 @@ class Prices(LayerPrices):
             stage = stage._replace(all_reduce=c.microbatches * stage.all_reduce)
         return self.with_runtime(c, s, stage)
 
-    def trained(self, c: Candidate, s: int, sizes: Sizes) -> "Trained":
-        """The layers of stage s with what its method trains beside them: heads, predictors, copies of weights."""
-        times, versions = self.slowest(c, c.worker_of(s)), c.planned.versions(c.stage_at(s))
+    def trained_alone(self, c: Candidate, s: int) -> "Trained":
+        """The layers of stage s with heads, predictors, copies of weights and cures, as if it owned shared weights."""
+        worker, sizes, stage_at = c.worker_of(s), self.sizes(c.form, c.examples), c.stage_at(s)
+        times, versions, copies = (
+            self.slowest(c, worker),
+            c.planned.versions(stage_at),
+            c.planned.weight_copies(stage_at),
+        )
         static, gradients, held = sizes.parameters * versions + sizes.state, sizes.gradients, sizes.held
-        copies = c.planned.weight_copies(c.stage_at(s))
         static = static + self.beside_borrowed(c, s) + (copies.forward + copies.backward + copies.always) * gradients
-        if s and not c.receives_gradient(s - 1):
-            times = times._replace(backward=times.weight_gradient)
+        if not self.sends_gradient(c, s):
+            times = times._replace(backward=times.weight_gradient, input_gradient=np.zeros_like(times.input_gradient))
+        if self.as_large_models:
+            times = times._replace(weight_gradient=times.backward - times.input_gradient)
         if s in c.gradients.heads:
             head = self.head(c, s)
             times = with_head(times, head.times)
@@ -228,7 +234,19 @@ class Prices(LayerPrices):
         if s in c.gradients.predicted:
             forward, learn, bytes_of_predictor = self.predictor(c, s)
             times, static = times._replace(backward=times.backward + forward), static + bytes_of_predictor
-        return Trained(times, static, gradients, held, learn)
+        update, cure = times.update, c.planned.step_cure(stage_at)
+        if cure != PLAIN:
+            seconds, kept = self.steps.cure(cure, self.places_of(c).machines[worker], c.form)
+            static = static + feedback_tensors(cure, self.steps.stepping) * gradients + kept
+            update = update + seconds
+        times = times._replace(
+            update=self.stepping(c, worker, update), accumulate=self.accumulating(c, times.accumulate)
+        )
+        return Trained(*times, static, gradients, held, learn)
+
+    def sends_gradient(self, c: Candidate, s: int) -> bool:
+        """Whether stage s computes the gradient of its input, and sends it to the stage below."""
+        return s > 0 and c.receives_gradient(s - 1)
 
     def has_buckets(self, c: Candidate) -> bool:
         """Whether a copy of all gradients is kept to sum them, in networks that are only planned."""
@@ -383,15 +401,16 @@ class Prices(LayerPrices):
         lags = self.lags_of(c, c.worker_of(s))
         if lags is None:
             return stage
-        sends_gradient = not s or c.receives_gradient(s - 1)
         splits, nothing = bool(c.planning.split and s), np.zeros_like(lags.forward)
         weights = lags.weight_gradient
-        if splits and self.problem.weight_products:  # W is what B has beside I
+        if splits and self.as_large_models:  # W is what B has beside I
             weights = np.maximum(0.0, lags.backward - lags.input_gradient)
         whole = lags.input_gradient + weights if splits else lags.backward
         again = lags.forward if c.recomputes(s) else nothing
         forward = np.maximum(0.0, lags.forward - stage.intra_forward - stage.forward_gather)
-        backward = (whole if sends_gradient else weights) + again - stage.intra_backward - stage.backward_gather
+        backward = (
+            (whole if self.sends_gradient(c, s) else weights) + again - stage.intra_backward - stage.backward_gather
+        )
         if c.stages == 1:
             backward = backward - (stage.forward + forward - lags.issuing)
         backward = np.maximum(0.0, backward)
@@ -506,6 +525,10 @@ class Prices(LayerPrices):
         stands[ends[s], ends[s + 1]] = True
         return stands
 
+    def trained_at(self, c: Candidate, bounds: Sequence[int]) -> "list[Trained]":
+        """What every stage's layers take for one partition: numbers instead of tables."""
+        return [Trained(*(table[span] for table in self.trained(c, s))) for s, span in enumerate(pairwise(bounds))]
+
     def stages_at(self, c: Candidate, bounds: Sequence[int]) -> list[StageTable]:
         """Every stage's costs for one partition: numbers instead of tables."""
         stages = [StageTable(*(table[i, j] for table in self.stage(c, s))) for s, (i, j) in enumerate(pairwise(bounds))]
@@ -546,16 +569,25 @@ class Prices(LayerPrices):
 
 
 class Trained(NamedTuple):
-    """The seconds of a stage's layers for all [i, j), and the bytes that they keep, with what is trained beside them.
+    """What a stage's layers [i, j) take with all that is trained beside them, as tables; without communication.
 
-    `learn` are the seconds in which it learns to predict gradients, `held` the bytes of a micro-batch.
+    Seconds as in `LayerTimes`, of the device alone but for an update, which waits for its host; `learn` are those of
+    learning to predict gradients. Bytes of a worker: `static` ones always, `held` ones of a micro-batch.
     """
 
-    times: Times
+    forward: Table
+    backward: Table
+    input_gradient: Table
+    weight_gradient: Table
+    update: Table
+    accumulate: Table
     static: Table
     gradients: Table
     held: Table
     learn: Table
+
+
+Tables = TypeVar("Tables", StageTable, Trained)
 
 
 class Head(NamedTuple):

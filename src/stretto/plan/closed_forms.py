@@ -49,8 +49,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from stretto.cost.layer_sums import Table
 from stretto.plan.partition import WaitForm
-from stretto.plan.range_tables import Table
 from stretto.plan.search_space import Candidate
 
 TERMS = (

@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from stretto.cost.layer_sums import Table
 from stretto.plan.closed_forms import Row, adds_fill, busiest, wait_form
 from stretto.plan.objective import Rates
 from stretto.plan.partition import WaitTables, partition, partition_waiting
-from stretto.plan.range_tables import Table
 from stretto.plan.search_space import Candidate
 from stretto.plan.worker_partition import Proven, proven, worker_partition
 from stretto.plan.worker_stages import WorkerStages

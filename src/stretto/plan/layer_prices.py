@@ -14,17 +14,26 @@ from numpy.typing import NDArray
 from stretto.cost.attained import AUTOCAST, BYTES
 from stretto.cost.cluster import Cluster, Link
 from stretto.cost.cure_costs import matrix_bytes
-from stretto.cost.layer_sums import LayerTimes
+from stretto.cost.layer_sums import (
+    HostLags,
+    LayerTimes,
+    Numbers,
+    Table,
+    Times,
+    host_lags,
+    range_max,
+    range_sums,
+    stage_sums,
+    with_starts,
+)
 from stretto.cost.layer_table import LayerCost, ModelCosts, keeping_inputs
 from stretto.cost.mixed_precision import step_factor, sum_seconds
 from stretto.cost.stage_prediction import Machine, cure_seconds, matrix_seconds, times_by_part
 from stretto.mesh import Mesh
 from stretto.methods.cure import StepCure
 from stretto.optimizers import Stepping, optimizer_of
-from stretto.plan.host_lags import HostLags, host_lags
 from stretto.plan.places import (
     DeviceKind,
-    Numbers,
     Places,
     all_reduce,
     exchange_seconds,
@@ -34,10 +43,8 @@ from stretto.plan.places import (
 )
 from stretto.plan.problem import LayerForm, Problem, merged
 from stretto.plan.programs import hidden_exchanges, share_kept_busy
-from stretto.plan.range_tables import Table, range_max, range_sums
 from stretto.plan.split_layer_costs import halo_seconds, layer_parts, num_all_reduces_of
 
-Times = LayerTimes[Table]  # of the layers [i, j) as one stage, at [i, j]; per micro-batch, `update` per turn
 AMOUNTS = (
     "activation",
     "shared",
@@ -234,24 +241,8 @@ class LayerPrices:
 
     def times_of(self, rows: Table, speed: float) -> Times:
         """The times of the layers [i, j) as one stage, from those of single layers."""
-        layers, costs = LayerTimes(*rows.T), self.problem.costs
-        weight_gradient = weight_gradients_of(layers.weight_gradient, layers.backward)
-        backward, input_gradient = range_sums(layers.backward), range_sums(layers.input_gradient)
-        backward[0], input_gradient[0] = weight_gradient[0], 0.0  # stage 0 computes no gradient of its input
-        if self.problem.weight_products:
-            weight_gradient = backward - input_gradient
-
-        def plus(table: Table, seconds: float) -> Table:
-            return np.where(table > 0, table + seconds, table)
-
-        return Times(
-            forward=range_sums(layers.forward),
-            backward=plus(backward, costs.start / speed),
-            input_gradient=plus(input_gradient, costs.start / speed),
-            weight_gradient=plus(weight_gradient, costs.start / speed),
-            update=plus(range_sums(layers.update), costs.step / speed),
-            accumulate=range_sums(layers.accumulate),
-        )
+        costs = self.problem.costs
+        return with_starts(stage_sums(LayerTimes(*rows.T)), costs.start / speed, costs.step / speed)
 
     def _lines(self, form: LayerForm) -> dict[str, tuple[Numbers, Numbers]]:
         # The fixed bytes of each layer, and those for each example, by name.
@@ -420,20 +411,6 @@ def all_keeping_inputs(layers: Sequence[LayerCost]) -> list[LayerCost]:
             known[key] = keeping_inputs(layer)
         kept.append(replace(known[key], name=layer.name))
     return kept
-
-
-def weight_gradients_of(weights: Numbers, backward: Numbers) -> Table:
-    """W of [i, j): the weight gradient of its lowest layer that has one, and whole backwards of the layers above."""
-    layers = len(weights)
-    lowest = np.full(layers + 1, layers)
-    for layer in reversed(range(layers)):
-        lowest[layer] = layer if weights[layer] else lowest[layer + 1]
-    sums = np.concatenate([[0.0], np.cumsum(backward)])
-    begin = np.append(weights, 0.0)[lowest]
-    above = sums[None, :] - sums[np.minimum(lowest + 1, layers)][:, None]
-    columns = np.arange(layers + 1)
-    table: Table = np.where(lowest[:, None] < columns[None, :], begin[:, None] + above, 0.0)
-    return table
 
 
 Distinct = Callable[[LayerForm], tuple[list[LayerCost], NDArray[np.intp]]]

@@ -7,14 +7,13 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
+from stretto.cost.layer_sums import Numbers, running_sums
 from stretto.mesh import Mesh
 from stretto.methods import StageAt
 from stretto.plan.candidate_costs import Prices
 from stretto.plan.counted_layers import least_by_count, least_sums
-from stretto.plan.places import Numbers
 from stretto.plan.planned_methods import planned
 from stretto.plan.problem import SHARD_OPTIMIZER, LayerForm
-from stretto.plan.range_tables import running_sums
 from stretto.plan.search_space import Candidate, CandidateGroup, MethodChoice, alone
 
 Size = TypeVar("Size", float, Numbers)

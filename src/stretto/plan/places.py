@@ -14,15 +14,13 @@ from itertools import islice, permutations
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from stretto.cost.cluster import Cluster, Link, WorkerKind
 from stretto.cost.collective import GRADIENTS, TENSOR_GATHER, TENSOR_SUM, all_reduce_seconds, gather_seconds
+from stretto.cost.layer_sums import Numbers
 from stretto.cost.layer_table import Work, Works
 from stretto.cost.step_prediction import Workers
 from stretto.mesh import Mesh, Placement
-
-Numbers = NDArray[np.float64]
 
 
 class DeviceKind(NamedTuple):

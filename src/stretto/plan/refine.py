@@ -8,15 +8,13 @@ from typing import NamedTuple
 from stretto.cost.head_costs import StageHeads, laid_out, uses_in
 from stretto.cost.layer_sums import LayerTimes
 from stretto.cost.layer_table import ModelCosts
-from stretto.cost.predicted_gradients import with_predictions, without
-from stretto.cost.stage_prediction import StageTimes, stage_times
-from stretto.cost.step_prediction import Pricer, silent, turn_seconds
+from stretto.cost.stage_prediction import StageTimes
+from stretto.cost.step_prediction import Pricer, turn_seconds
 from stretto.cost.worker_memory import peak_bytes
 from stretto.methods import Method, method
 from stretto.plan.branch_and_bound import Plan, bytes_of_workers
-from stretto.plan.candidate_costs import Prices
+from stretto.plan.candidate_costs import Prices, Trained
 from stretto.plan.closed_forms import TERMS, StageTable
-from stretto.plan.search_space import Candidate
 from stretto.plan.ways import byte_correction
 from stretto.schedule import Rules, Schedule
 
@@ -121,68 +119,38 @@ def peaks(plan: Plan, prices: Prices, laid: LaidOut) -> tuple[float, ...]:
 
 
 def pricer_of(plan: Plan, prices: Prices, laid: LaidOut) -> Pricer:
-    """The Pricer of a plan, with the communication of replicas and of the processes that share a stage."""
+    """The Pricer of a plan: its simulated actions take what its price tables say of them."""
     c = plan.candidate
-    workers = prices.places_of(c).workers
-    ranks = [workers.ranks[laid.schedule.worker_of[s]] for s in range(c.stages)]
-    times = stage_times(
-        laid.costs, laid.ends, prices.cluster, c.examples * len(workers.ranks[0]),
-        workers=ranks, dtype=prices.dtype,
-        optimizer=prices.steps.stepping, heads=without(laid.heads.rows, laid.rules.reach.predicted),
-        silent=silent(laid.rules, c.stages), cures=laid.chosen.step_cures(laid.schedule), waits=False,
-    )  # fmt: skip
-    times = with_predictions(
-        times, laid.heads.rows, laid.chosen, prices.cluster, c.examples * len(workers.ranks[0]), workers=ranks,
-        dtype=prices.dtype, optimizer=prices.steps.stepping,
-    )  # fmt: skip
-    machines = prices.places_of(c).machines
-    slowest = [max(kind.slowest for kind in machines[c.worker_of(s)]) for s in range(c.stages)]
-    times = tuple(
-        replace(stage, compute=LayerTimes(*(slow * seconds for seconds in stage.compute)), learn=slow * stage.learn)
-        for slow, stage in zip(slowest, times, strict=True)
-    )
-    tables = prices.stages_at(c, plan.bounds)
-    share = prices.message_share(c.form)
+    sizes, share = prices.sizes(c.form, c.examples), prices.message_share(c.form)
+    works, tables = prices.trained_at(c, plan.bounds), prices.stages_at(c, plan.bounds)
     stages = [
-        replace(
-            with_parts(seconds, table, c),
-            input=share * seconds.input, output=share * seconds.output,
+        StageTimes(
+            compute=with_communication(work, stage, is_sharded=c.shard != "none"),
+            learn=float(work.learn),
+            input=share * float(sizes.input[i]),
+            output=share * float(sizes.output[j]),
+            gradients=float(work.gradients),
         )
-        for seconds, table in zip(times, tables, strict=True)
-    ]  # fmt: skip
-    if prices.as_large_models:
-        sums = [
-            float(prices.accumulating(c, prices.slowest(c, c.worker_of(s)).accumulate[span]))
-            for s, span in enumerate(pairwise(plan.bounds))
-        ]
-        stages = [
-            replace(each, compute=with_weight_products(each.compute, added))
-            for each, added in zip(stages, sums, strict=True)
-        ]
+        for (i, j), work, stage in zip(pairwise(plan.bounds), works, tables, strict=True)
+    ]
+    workers = prices.places_of(c).workers
     return Pricer(laid.chosen, laid.schedule, laid.rules, workers, stages, laid.heads.weights)
 
 
-def with_weight_products(times: LayerTimes[float], accumulate: float) -> LayerTimes[float]:
-    """Times of which a W is what a backward has beside an I, and so long are sums of gradients."""
-    weights = max(0.0, times.backward - times.input_gradient)
-    return times._replace(weight_gradient=weights, accumulate=accumulate)
-
-
-def with_parts(times: StageTimes, stage: StageTable, c: Candidate) -> StageTimes:
-    """The times of a stage with its replicas' all-reduce, the communication among processes that share it, and what it
-    waits for its host.
+def with_communication(work: Trained, stage: StageTable, *, is_sharded: bool) -> LayerTimes[float]:
+    """Seconds of a stage's actions with the communication of its replicas and of the processes that share it, and with
+    what it waits for its host.
     """
-    communication, bare = float(stage.intra_backward + stage.backward_gather), times.compute
-    update = bare.update if c.shard == "none" else float(stage.update)
-    waits, waits_in_weights = float(stage.host_backward), float(stage.host_deferrable)
-    compute = bare._replace(
-        forward=bare.forward + float(stage.intra_forward + stage.forward_gather + stage.host_forward),
-        backward=bare.backward + communication + waits,
-        input_gradient=bare.input_gradient + communication + waits - waits_in_weights,
-        weight_gradient=bare.weight_gradient + waits_in_weights,
-        update=update + float(stage.all_reduce),
+    communication = stage.intra_backward + stage.backward_gather
+    times = LayerTimes(
+        forward=work.forward + stage.intra_forward + stage.forward_gather + stage.host_forward,
+        backward=work.backward + communication + stage.host_backward,
+        input_gradient=work.input_gradient + communication + stage.host_backward - stage.host_deferrable,
+        weight_gradient=work.weight_gradient + stage.host_deferrable,
+        update=(stage.update if is_sharded else work.update) + stage.all_reduce,
+        accumulate=work.accumulate,
     )
-    return replace(times, compute=compute)
+    return LayerTimes(*map(float, times))
 
 
 def terms(plan: Plan, prices: Prices) -> Mapping[str, float]:

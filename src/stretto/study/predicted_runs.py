@@ -8,8 +8,7 @@ from pathlib import Path
 from stretto.cost import Cluster, ModelCosts, stage_times
 from stretto.cost.head_costs import borrow, uses_in
 from stretto.cost.layer_table import LayerCost
-from stretto.cost.predicted_gradients import with_predictions, without
-from stretto.cost.step_prediction import Pricer, Workers, silent, turn_seconds
+from stretto.cost.step_prediction import Pricer, Workers, predictions, silent, turn_seconds
 from stretto.errors import UsageError
 from stretto.measure import layer_costs
 from stretto.nn.batch import inputs_of
@@ -118,13 +117,10 @@ def pricer_on(prepared: Prepared, costs: ModelCosts, heads: Sequence[LayerCost |
     share = known(settings.batch_size) / schedule.per_turn
     places = [placement.replicas_of(schedule.worker_of[stage]) for stage in range(schedule.num_stages)]
     times = stage_times(
-        costs, bounds_of(costs), cluster, share, workers=places,
-        heads=without(heads, trainer.rules.reach.predicted), optimizer=settings.optimizer,
+        costs, bounds_of(costs), cluster, share, workers=places, heads=heads, optimizer=settings.optimizer,
         silent=silent(trainer.rules, schedule.num_stages), cures=trainer.method.step_cures(schedule),
+        predictions=predictions(trainer.method, trainer.rules),
     )  # fmt: skip
-    times = with_predictions(
-        times, heads, trainer.method, cluster, share, workers=places, dtype=costs.dtype, optimizer=settings.optimizer
-    )
     workers = Workers(cluster, tuple(tuple(placement.replicas_of(worker)) for worker in range(schedule.num_workers)))
     return Pricer(trainer.method, schedule, trainer.rules, workers, times, trainer.weight_bytes)
 
