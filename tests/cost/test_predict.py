@@ -21,7 +21,7 @@ from stretto.cost import (
     stage_times,
 )
 from stretto.cost.layer_table import Affine
-from stretto.cost.stage_prediction import Machine, all_reduce_seconds, times_by_part
+from stretto.cost.stage_prediction import Machine, gradient_seconds, times_by_part
 from stretto.methods import method
 from stretto.optimizers import optimizer_of
 from stretto.parallel.price import LinearLayer, ProcessGrid, best_rows, price
@@ -146,7 +146,7 @@ def test_a_ring_costs_the_same_for_any_number_of_processes():
     assert sent[1024] == pytest.approx(sent[10_000], rel=1e-3)
     assert formula("ring", 1024, N).messages == 2 * 1023
     many = cluster(workers=1, nodes=2048)
-    seconds = [all_reduce_seconds(many, range(P), N) - 2 * (P - 1) * 1e-3 for P in (1024, 2048)]
+    seconds = [gradient_seconds(many, range(P), N, tensors=1) - 2 * (P - 1) * 1e-3 for P in (1024, 2048)]
     assert seconds[1] == pytest.approx(seconds[0], rel=1e-3)
 
 

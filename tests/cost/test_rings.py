@@ -6,7 +6,7 @@ from stretto import UsageError
 from stretto.cost import find_cluster
 from stretto.cost.cluster_file import parse, to_toml
 from stretto.cost.collective import Steps, all_reduce_seconds, gather_seconds, joined_rings
-from stretto.cost.stage_prediction import all_reduce_seconds as stage_all_reduce
+from stretto.cost.stage_prediction import gradient_seconds
 
 CLUSTER = find_cluster("70-nodes-of-8-a100")
 NEAR, FAR = CLUSTER.links["nvlink"], CLUSTER.links["infiniband"]
@@ -33,7 +33,7 @@ def test_the_fastest_protocol_of_a_ring_step_by_step(nodes, per_node, num_bytes)
     both = all_reduce_seconds(link.rings, None, len(ranks), num_bytes)
     assert both == pytest.approx(min(walked(nodes, per_node, num_bytes, p, 2) for p in NEAR.rings))
     assert all_reduce_seconds(link.rings, link.tree, len(ranks), num_bytes) <= both
-    assert stage_all_reduce(CLUSTER, ranks, num_bytes) == all_reduce_seconds(
+    assert gradient_seconds(CLUSTER, ranks, num_bytes, tensors=1) == all_reduce_seconds(
         link.rings, link.tree, len(ranks), num_bytes
     )
 

@@ -7,6 +7,7 @@ import pytest
 
 from stretto.cost import find_cluster
 from stretto.cost.collective import TENSOR_GATHER, TENSOR_SCATTER, TENSOR_SUM
+from stretto.cost.communication import all_reduce, gathering
 from stretto.cost.layer_sums import LayerTimes
 from stretto.errors import UsageError
 from stretto.mesh import Mesh
@@ -14,7 +15,6 @@ from stretto.plan import Candidate, Objective, Problem, candidates, search
 from stretto.plan.bound import Bounds
 from stretto.plan.branch_and_bound import plan_of
 from stretto.plan.candidate_costs import Prices
-from stretto.plan.places import all_reduce, gathering
 from stretto.plan.problem import LayerForm
 from stretto.plan.programs import hidden_exchanges, share_kept_busy
 from stretto.plan.refine import refined

@@ -525,10 +525,6 @@ class Cluster:
     def _joined_links(self) -> dict[tuple[int, int, int, int], Link]:
         return {}
 
-    def slowest_link(self, workers: Iterable[int], num_bytes: float = 1e6) -> Link | None:
-        """The link between these workers on which a message takes longest; None for a single worker."""
-        return max(self.links_among(workers), key=lambda link: link.seconds(num_bytes), default=None)
-
     def crowded(self, workers: Iterable[int]) -> tuple[bool, ...]:
         """For each of these workers, whether another of them is on its node."""
         nodes = [self.place(worker).node for worker in workers]

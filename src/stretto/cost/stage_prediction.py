@@ -9,9 +9,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
+
 from stretto.cost.attained import BYTES, TENSOR_CORES, DevicePeaks, KernelSeconds, dtype_of_products, kernel_seconds
 from stretto.cost.cluster import Cluster, Device, WorkerKind
-from stretto.cost.collective import all_reduce_seconds as library_all_reduce
+from stretto.cost.communication import gradient_sum
 from stretto.cost.cure_costs import (
     BFLOAT16,
     FEEDBACK_PASSES,
@@ -282,7 +284,7 @@ def stage_times(
         compute = slowest_replica(costs, span, cluster, replicas, held, layers)
         if s in silent:
             compute = compute._replace(backward=compute.weight_gradient, input_gradient=0.0)
-        rows, gradients = costs.layers[slice(*span)], stage.gradient_bytes
+        rows, gradients, tensors = costs.layers[slice(*span)], stage.gradient_bytes, stage.parameter_tensors
         if head is not None:
             speeds = speeds_of(ModelCosts((head,), costs.dtype), machines, share, stepping)
             of_head = LayerTimes(*map(max, zip(*(speeds[worker][0].alone for worker in replicas), strict=True)))
@@ -291,7 +293,7 @@ def stage_times(
                 learn = learn_seconds(of_head, keeps_graph=predictions[s].keeps_graph)
             else:
                 compute, rows = with_head(compute, of_head), (*rows, head)
-                gradients += head.gradient_bytes
+                gradients, tensors = gradients + head.gradient_bytes, tensors + head.parameter_tensors
         if cures is not None and cures[s] != PLAIN:
             compute = with_cure(compute, rows, cures[s], [machines[worker] for worker in replicas], stepping)
         predicted.append(
@@ -300,7 +302,7 @@ def stage_times(
                 input=stage.input.at(share),
                 output=stage.output.at(share),
                 gradients=gradients,
-                all_reduce=all_reduce_seconds(cluster, replicas, gradients),
+                all_reduce=gradient_seconds(cluster, replicas, gradients, tensors),
                 learn=learn,
             )
         )
@@ -377,22 +379,8 @@ def machines_of(cluster: Cluster, places: Sequence[Sequence[int]], dtype: str) -
     return {worker: known[cluster.kinds[worker], crowded] for worker, crowded in kinds}
 
 
-def all_reduce_seconds(cluster: Cluster, workers: Sequence[int], num_bytes: float, *, algorithm: str = "ring") -> float:
-    """Seconds of an all-reduce among workers, by its closed form on the slowest of the links between them.
-
-    Where links have rings of a library, it is the library's.
-    """
-    from stretto.collectives import formulas
-
+def gradient_seconds(cluster: Cluster, workers: Sequence[int], num_bytes: float, tensors: int) -> float:
+    """Seconds in which replicas on these workers sum their gradients, those of so many tensors, on the slowest link."""
     links = cluster.collective_links(workers)
-    if links and all(link.rings for link in links):
-        return max(library_all_reduce(link.rings, link.tree, len(workers), num_bytes) for link in links)
-
-    link = cluster.slowest_link(workers, num_bytes / len(workers))
-    if link is None:
-        return 0.0
     gamma = max(cluster.device(worker).reduction_seconds_per_byte for worker in workers)
-    speeds = formulas.Link(
-        latency=link.latency, seconds_per_byte=link.seconds_per_byte, reduction_seconds_per_byte=gamma
-    )
-    return speeds.seconds(formulas.formula(algorithm, len(workers), num_bytes))
+    return float(gradient_sum(links, len(workers), np.array(num_bytes), np.array(tensors), gamma))

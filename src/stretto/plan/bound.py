@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from stretto.cost.cluster import Link
+from stretto.cost.communication import message, receiving, sending
 from stretto.cost.layer_sums import Numbers, Table, range_sums, running_sums
 from stretto.mesh import Mesh
 from stretto.plan.candidate_costs import Prices
@@ -19,7 +20,7 @@ from stretto.plan.memory_bound import SLACK, MemoryBounds
 from stretto.plan.method_shape import MethodShape, filling
 from stretto.plan.objective import Rates
 from stretto.plan.partition import least_bottleneck
-from stretto.plan.places import Bill, DeviceKind, Places, message, receiving, sending
+from stretto.plan.places import Bill, DeviceKind, Places
 from stretto.plan.problem import LayerForm
 from stretto.plan.search_space import Candidate
 

@@ -27,6 +27,15 @@ from numpy.typing import NDArray
 
 from stretto.cost.attained import Attained
 from stretto.cost.collective import GRADIENTS, RESHARDING, SHARDING, TENSOR_SUM
+from stretto.cost.communication import (
+    all_reduce,
+    gathering,
+    gradient_sum,
+    measured_seconds,
+    message,
+    receiving,
+    sending,
+)  # fmt: skip
 from stretto.cost.cure_costs import PLAIN, feedback_tensors
 from stretto.cost.head_costs import SharedUse, borrow
 from stretto.cost.layer_sums import HostLags, Numbers, Table, Times, learn_seconds, range_sums, with_head
@@ -44,16 +53,7 @@ from stretto.plan.closed_forms import (
     wait_terms,
 )
 from stretto.plan.layer_prices import LayerPrices, Replicas, Sizes
-from stretto.plan.places import (
-    Places,
-    all_reduce,
-    gathering,
-    gradient_sum,
-    measured_seconds,
-    message,
-    receiving,
-    sending,
-)
+from stretto.plan.places import Places
 from stretto.plan.planned_methods import planned, reach_of
 from stretto.plan.problem import SHARD_OPTIMIZER, Problem
 from stretto.plan.search_space import Candidate, flow_of

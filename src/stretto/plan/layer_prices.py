@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from stretto.cost.attained import AUTOCAST, BYTES
 from stretto.cost.cluster import Cluster, Link
+from stretto.cost.communication import all_reduce, exchange_seconds, gathering, gradient_sum, scattering
 from stretto.cost.cure_costs import matrix_bytes
 from stretto.cost.layer_sums import (
     HostLags,
@@ -32,15 +33,7 @@ from stretto.cost.stage_prediction import Machine, cure_seconds, matrix_seconds,
 from stretto.mesh import Mesh
 from stretto.methods.cure import StepCure
 from stretto.optimizers import Stepping, optimizer_of
-from stretto.plan.places import (
-    DeviceKind,
-    Places,
-    all_reduce,
-    exchange_seconds,
-    gathering,
-    gradient_sum,
-    scattering,
-)
+from stretto.plan.places import DeviceKind, Places
 from stretto.plan.problem import LayerForm, Problem, merged
 from stretto.plan.programs import hidden_exchanges, share_kept_busy
 from stretto.plan.split_layer_costs import halo_seconds, layer_parts, num_all_reduces_of
