@@ -41,6 +41,7 @@ from stretto.cost.head_costs import SharedUse, borrow
 from stretto.cost.layer_sums import HostLags, Numbers, Table, Times, learn_seconds, range_sums, with_head
 from stretto.cost.worker_memory import graph_of
 from stretto.mesh import Mesh
+from stretto.methods.cure import StepCure, WeightCopies
 from stretto.plan.closed_forms import (
     TERMS,
     Row,
@@ -53,7 +54,7 @@ from stretto.plan.closed_forms import (
     wait_terms,
 )
 from stretto.plan.layer_prices import LayerPrices, Replicas, Sizes
-from stretto.plan.places import Places
+from stretto.plan.places import DeviceKind, Places
 from stretto.plan.planned_methods import planned, reach_of
 from stretto.plan.problem import SHARD_OPTIMIZER, Problem
 from stretto.plan.search_space import Candidate, flow_of
@@ -178,7 +179,7 @@ class Prices(LayerPrices):
         intra_forward, intra_backward = intra_forward + of_input[:, None], intra_backward + of_output
         copy = workers.copy_seconds(worker, 1.0) * gradients if versions > 1 else 0.0
         losses = self.loss_seconds(c.mesh, c.pipeline, c.placement, c.worker_of(c.stages - 1))[worker]
-        computing = StageTable(
+        stage = StageTable(
             forward=work.forward + intra_forward,
             backward=backward + intra_backward + again,
             learn=zeros + learn,
@@ -202,13 +203,9 @@ class Prices(LayerPrices):
             host_backward=zeros,
             host_deferrable=zeros,
         )
-        stage = computing if c.shard == "none" else self.with_sharding(c, s, computing)
-        if c.sequence:
-            stage = stage._replace(all_reduce=stage.all_reduce + self.summed_once(c, worker))
-        stage = self.with_host(c, s, stage)
-        if self.problem.program.in_every_backward:
-            stage = stage._replace(all_reduce=c.microbatches * stage.all_reduce)
-        return self.with_runtime(c, s, stage)
+        for effect in EFFECTS:
+            stage = effect(self, c, s, stage)
+        return stage
 
     def trained_alone(self, c: Candidate, s: int) -> "Trained":
         """The layers of stage s with heads, predictors, copies of weights and cures, as if it owned shared weights."""
@@ -264,12 +261,22 @@ class Prices(LayerPrices):
         """Seconds of adding gradients to earlier ones: to a shard alone in networks that are only planned."""
         return accumulate / c.mesh.data if self.as_large_models and c.shard.startswith("fully") else accumulate
 
-    def summed_once(self, c: Candidate, worker: int) -> Table:
-        """Seconds of the sum of those gradients that processes which divide the sequence have parts of: of norms."""
+    def with_sequence(self, c: Candidate, s: int, stage: StageTable) -> StageTable:
+        """The stage with the sum of norms' gradients, of which processes that divide the sequence have parts."""
+        if not c.sequence:
+            return stage
         places, num_bytes = self.places_of(c), self.sizes(c.form, c.examples).summed_once
-        links = places.weights[worker]
-        measured = measured_seconds(TENSOR_SUM, links, c.mesh.tensor, num_bytes)
-        return all_reduce(links, c.mesh.tensor, num_bytes, places.gamma) if measured is None else measured
+        links = places.weights[c.worker_of(s)]
+        seconds = measured_seconds(TENSOR_SUM, links, c.mesh.tensor, num_bytes)
+        if seconds is None:
+            seconds = all_reduce(links, c.mesh.tensor, num_bytes, places.gamma)
+        return stage._replace(all_reduce=stage.all_reduce + seconds)
+
+    def with_program(self, c: Candidate, _: int, stage: StageTable) -> StageTable:
+        """The stage of a program whose replicas sum gradients in the backward of every micro-batch."""
+        if not self.problem.program.in_every_backward:
+            return stage
+        return stage._replace(all_reduce=c.microbatches * stage.all_reduce)
 
     def gathered_messages(self, c: Candidate, s: int, sizes: Sizes) -> tuple[Numbers, Numbers]:
         """Seconds in which the processes of a stage gather the parts of its input, and of its output's gradient."""
@@ -327,6 +334,8 @@ class Prices(LayerPrices):
 
     def with_sharding(self, c: Candidate, s: int, stage: StageTable) -> StageTable:
         """The stage with its optimizer state, or weights and gradients too, sharded among replicas."""
+        if c.shard == "none":
+            return stage
         sizes, places, worker = self.sizes(c.form, c.examples), self.places_of(c), c.worker_of(s)
         beside = self.beside_borrowed(c, s)
         if c.shard == SHARD_OPTIMIZER:
@@ -491,15 +500,20 @@ class Prices(LayerPrices):
         of_stage: dict[Hashable, Row] = {}
         for s in range(c.stages):
             worker, stage_at = c.worker_of(s), c.stage_at(s)
-            key = (
-                place.machines[worker],
-                *(tuple(map(id, links[worker])) for links in (place.replicas, place.weights, place.slabs)),
-                id(c.link(s - 1, place)), id(c.link(s, place)), c.receives_gradient(s - 1), c.receives_gradient(s),
-                losses[worker], s == 0, s == last, method.versions(stage_at), c.recomputes(s),
-                self.problem.head_variant(c.method, s, c.stages) if s in heads else None, method.step_cure(stage_at),
-                method.weight_copies(stage_at),
-                tuple(uses for uses, _ in self.borrowings(c.method, c.stages, c.losses, s)),
-            )  # fmt: skip
+            key = StageKey(
+                machines=place.machines[worker],
+                inside=tuple(tuple(map(id, links[worker])) for links in (place.replicas, place.weights, place.slabs)),
+                links=(id(c.link(s - 1, place)), id(c.link(s, place))),
+                receives=(self.sends_gradient(c, s), c.receives_gradient(s)),
+                losses=losses[worker],
+                ends=(s == 0, s == last),
+                versions=method.versions(stage_at),
+                recomputes=c.recomputes(s),
+                head=self.problem.head_variant(c.method, s, c.stages) if s in heads else None,
+                cure=method.step_cure(stage_at),
+                copies=method.weight_copies(stage_at),
+                borrowed=tuple(uses for uses, _ in self.borrowings(c.method, c.stages, c.losses, s)),
+            )
             if key not in known:
                 stage = self.stage(c, s)
                 fill, load = fill_and_load(c, s, stage)
@@ -568,6 +582,27 @@ class Prices(LayerPrices):
         return {name: float(value) for name, value in parts.items()}
 
 
+class StageKey(NamedTuple):
+    """What the tables of a candidate's stage depend on beside the candidate; links are the same if they are one object.
+
+    `inside` are those among its replicas, among parts of its weights and of its images, `links` those to the stages
+    below and above; `receives` says whether it sends a gradient down, and has one from above.
+    """
+
+    machines: tuple[DeviceKind, ...]
+    inside: tuple[tuple[int, ...], ...]
+    links: tuple[int, int]
+    receives: tuple[bool, bool]
+    losses: float
+    ends: tuple[bool, bool]
+    versions: float
+    recomputes: bool
+    head: Hashable
+    cure: StepCure
+    copies: WeightCopies
+    borrowed: tuple[tuple[SharedUse, ...], ...]
+
+
 class Trained(NamedTuple):
     """What a stage's layers [i, j) take with all that is trained beside them, as tables; without communication.
 
@@ -603,3 +638,9 @@ class Head(NamedTuple):
 def borrowed(shared: tuple[int, ...], owner: int, *, trains: bool) -> SharedUse:
     """The use of shared weights by all layers that have them but the one whose stage owns them."""
     return SharedUse(shared, tuple(layer for layer in shared if layer != owner), trains)
+
+
+Effect = Callable[[Prices, Candidate, int, StageTable], StageTable]
+EFFECTS: tuple[Effect, ...] = (  # on a stage's computing, in this order
+    Prices.with_sharding, Prices.with_sequence, Prices.with_host, Prices.with_program, Prices.with_runtime,
+)  # fmt: skip
