@@ -82,6 +82,18 @@ def test_a_folder_on_which_something_is_mounted(place, monkeypatch):
         check_replaced(place / "to-folder", "--out")
 
 
+def test_a_file_on_which_another_one_is_mounted(place, monkeypatch):
+    """A container binds single files: a rename over one fails, after the work."""
+    mounts = f"1 0 8:1 /a {str(place / 'file').replace('l', chr(92) + '154')} rw - ext4 /dev/sda rw"
+    read = destinations.Path.read_text
+    monkeypatch.setattr(
+        destinations.Path, "read_text", lambda path, **how: mounts if path.name == "mountinfo" else read(path, **how)
+    )
+    with pytest.raises(UsageError, match="something is mounted there"):
+        check_file(place / "file")
+    check_file(place / "other")
+
+
 def test_links_are_followed_and_devices_stay(place):
     for name, target in {"to-file": "file", "dangling": "new/one", "new": "new"}.items():
         if name == "new":

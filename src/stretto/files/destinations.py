@@ -7,6 +7,7 @@ will be.
 
 import contextlib
 import os
+import re
 import secrets
 import stat
 import tempfile
@@ -123,6 +124,8 @@ def obstacle_to(file: Path) -> str | None:
         return None
     if file.exists() and not os.access(file, os.W_OK):
         return "it may not be written"
+    if is_mounted(file):
+        return "something is mounted there, which no other file can replace"
     for path in (file, file.with_name(f"{file.name}{BESIDE}")):
         look_at(path)
     return obstacle_in(file.parent)
@@ -135,13 +138,24 @@ def obstacle_to_replacing(folder: Path, beside: list[str]) -> str | None:
         return "it has no name"
     if folder.exists() and not folder.is_dir():
         return "it is a file"
-    if os.path.ismount(folder):
+    if is_mounted(folder):
         return "something is mounted there, which no other folder can replace"
     for path in map(folder.with_name, beside):
         look_at(path)
         if path.exists() and not path.is_dir():
             return f"{path} is a file"
     return obstacle_in(folder.parent)
+
+
+def is_mounted(path: Path) -> bool:
+    """Whether something is mounted at a path: a disk, or a folder or file of another place, as containers have them."""
+    if os.path.ismount(path):
+        return True
+    mounts = Path("/proc/self/mountinfo")  # of Linux, which alone binds one of the same disk
+    if not mounts.is_file():
+        return False
+    places = (line.split()[4] for line in mounts.read_text(encoding="utf-8", errors="surrogateescape").splitlines())
+    return os.path.realpath(path) in {re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), at) for at in places}
 
 
 def obstacle_in(folder: Path) -> str | None:
