@@ -276,18 +276,21 @@ def stage_times(
     places = workers_of_stages(workers, len(stages))
     share = examples / len(places[0])
     machines = machines_of(cluster, places, costs.dtype)
-    layers = LayerSpeeds(*(speeds_of(costs, machines, share, stepping, on_chip=near) for near in (False, True)))
+    speeds_of_layers = LayerSpeeds(
+        *(speeds_of(costs, machines, share, stepping, on_chip=near) for near in (False, True))
+    )
     predicted = []
     for s, (stage, replicas) in enumerate(zip(stages, places, strict=True)):
         span, head, learn = (bounds[s], bounds[s + 1]), None if heads is None else heads[s], 0.0
         held = stage.parameter_bytes + stage.held.at(share)
-        compute = slowest_replica(costs, span, cluster, replicas, held, layers)
+        compute = slowest_replica(costs, span, cluster, replicas, held, speeds_of_layers)
         if s in silent:
             compute = compute._replace(backward=compute.weight_gradient, input_gradient=0.0)
         rows, gradients, tensors = costs.layers[slice(*span)], stage.gradient_bytes, stage.parameter_tensors
         if head is not None:
-            speeds = speeds_of(ModelCosts((head,), costs.dtype), machines, share, stepping)
-            of_head = LayerTimes(*map(max, zip(*(speeds[worker][0].alone for worker in replicas), strict=True)))
+            here = {worker: machines[worker] for worker in replicas}
+            speeds = speeds_of(ModelCosts((head,), costs.dtype), here, share, stepping)
+            of_head = LayerTimes(*map(max, zip(*(layers[0].alone for layers in speeds.values()), strict=True)))
             if predictions and s in predictions:
                 compute = compute._replace(backward=compute.backward + of_head.forward)
                 learn = learn_seconds(of_head, keeps_graph=predictions[s].keeps_graph)
