@@ -14,7 +14,7 @@ from stretto.cost.layer_table import Affine, ImageWindow, TiedLayers
 from stretto.parallel.space.geometry import SlidingWindow
 from stretto.plan import Objective, Problem, candidates, search, search_space
 from stretto.plan.bound import Bounds
-from stretto.plan.branch_and_bound import Values, alone
+from stretto.plan.branch_and_bound import Values, alone, plan_of
 from stretto.plan.candidate_costs import Prices
 
 EIGHTH = Fraction(1, 8)
@@ -368,6 +368,20 @@ def test_no_cut_takes_less_time_or_energy_than_its_bounds(seed):
             assert values.of_seconds(c, seconds) * c.batch <= float(min(used))
         for communicating in (False, True) if used else ():
             assert values.of_group(alone(c), communicating=communicating) * c.batch <= float(min(used))
+
+
+@pytest.mark.parametrize("seed", seeds((0, 1), 12))
+def test_bounds_stay_below_where_a_split_w_is_what_a_backward_has_beside_its_i(seed):
+    n = draw(9000 + seed, workers=2, layers=6)
+    prices = Prices(problem(n).but(weight_products=True))
+    bounds, compared = Bounds(prices), 0
+    for c in candidates(prices.problem):
+        plan = plan_of(c, Objective(), prices)
+        if plan is not None:
+            compared += 1
+            assert bounds.seconds(c) <= plan.formula, c
+            assert bounds.tighter(c) <= plan.formula, c
+    assert compared
 
 
 @pytest.mark.parametrize("seed", seeds((2,), 8))

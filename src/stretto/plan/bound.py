@@ -351,7 +351,7 @@ class Bounds:
         """
         axes, least, messages = self.on_axes(c.mesh, c.pipeline, c.placement, (c.form,), c.examples)
         shape, added = MethodShape.of(c), self.share_added(c, (c.shard,))
-        passes: Passes = "split" if shape.splits else "whole" if shape.receives else "weights"
+        passes: Passes = "split" if self.goes_back_twice(shape) else "whole" if shape.receives else "weights"
         workers = tuple(c.worker_of(s) for s in range(c.stages))
         bottleneck = self.bottleneck(
             c.mesh, c.pipeline, c.placement, workers, c.form, c.examples, passes, c.recompute == "stage", added
