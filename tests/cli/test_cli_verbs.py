@@ -16,7 +16,7 @@ import safetensors.torch
 import torch
 
 from stretto.cli import main
-from stretto.cli.output import progress
+from stretto.trainer.progress import progress
 
 SMALL = [
     "--model-options.width",
@@ -240,7 +240,7 @@ def test_a_full_disk_is_a_failure_not_a_mistake(capsys, monkeypatch):
 
 def test_lines_end_at_100_percent(capsys):
     with progress("title", 4) as bar:
-        bar.note("1/2 runs")
+        bar.note = "1/2 runs"
         bar.advance(1)
         bar.advance(3)
     assert capsys.readouterr().err.splitlines() == ["title: 25 % 1/2 runs", "title: 100 % 1/2 runs"]
@@ -253,7 +253,7 @@ def test_the_live_bar_ends_at_100_percent(capsys, monkeypatch):
     monkeypatch.setenv("TTY_COMPATIBLE", "1")
     monkeypatch.setenv("FORCE_COLOR", "1")
     with progress("title", 4, done=1) as bar:
-        bar.note("2/2 runs")
+        bar.note = "2/2 runs"
         bar.advance(3)
     frames = capsys.readouterr().err.split("title")
     assert "100% 2/2 runs" in re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", frames[-1])

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from stretto.cli.output import aligned, print_json, progress, write, writing_to
+from stretto.cli.output import aligned, print_json, write, writing_to
 from stretto.errors import UsageError
 from stretto.files.destinations import check_file, check_folder
 from stretto.settings.command_line import FLAG, WHOLE, WHOLES
@@ -101,6 +101,7 @@ def machine(workers: int | None, launched: int, *, quick: bool, silent: bool) ->
     check((), None, workers, launched)
     from stretto.measure.busy_cores import busy_cores
     from stretto.measure.machine_calibration import Findings, steps_of
+    from stretto.trainer.progress import progress
 
     options = {"quick": quick, "load": busy_cores() or 0.0}
     with progress("calibrate", steps_of(quick), silent=silent) as bar:
@@ -202,6 +203,7 @@ def all_reduces(
     """Measure all-reduces; None but on the first process."""
     from stretto.collectives.calibration import Calibration
     from stretto.measure.all_reduce import steps_of
+    from stretto.trainer.progress import progress
 
     check(sizes, per_node, workers, launched)
     options = {"sizes": list(sizes), "per_node": per_node}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from stretto import interrupts
-from stretto.cli.output import Output, print_json, print_settings, progress
+from stretto.cli.output import Output, print_json, print_settings
 from stretto.cli.study_file import study_file
 from stretto.errors import UsageError
 from stretto.processes import fork_server
@@ -158,6 +158,7 @@ def run(
     from stretto.study.prepare import advice_in
     from stretto.study.report_page import PAGE
     from stretto.study.shared_queue import without_password
+    from stretto.trainer.progress import progress
 
     opened = study.open_study(sweep.settings, sweep.out, sweep.heading)
     wanted: dict[str, Any] = {"operations": operations} | ({} if timeout is None else {"timeout": timeout})
@@ -187,9 +188,9 @@ def run(
         def on_run(_: object) -> None:
             nonlocal ended
             ended += 1
-            bar.note(f"{ended}/{runs} runs")
+            bar.note = f"{ended}/{runs} runs"
 
-        bar.note(f"{ended}/{runs} runs")
+        bar.note = f"{ended}/{runs} runs"
         command = shlex.join(["stretto", *map(without_password, sys.argv[1:])])
         outcome = study.compare(
             opened, jobs=jobs, on_steps=on_steps, on_run=on_run, command=command, storage=storage,

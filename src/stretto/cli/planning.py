@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from stretto.cli.failures import goodput_facts, reliability_of
-from stretto.cli.output import print_json, progress, rising, writing_to
+from stretto.cli.output import print_json, writing_to
 from stretto.cli.plan_output import describe, summarize, write_plan
 from stretto.cost import Cluster
 from stretto.cost.cluster_file import find_cluster
@@ -36,6 +36,7 @@ from stretto.study.layer_measurements import (
 from stretto.study.model_costs import Costed, CostRequest, TensorFormat
 from stretto.study.penalties import methods_of, objective_of, penalty_rows, study_of, with_findings
 from stretto.study.plan_trials import check_trials, find_measured, measure_plans
+from stretto.trainer.progress import progress
 
 KEEP = 4  # plans that are simulated
 
@@ -66,7 +67,7 @@ def make_plan(settings: PlanSettings, failures: FailureSettings, output: PlanOut
         trials = find_measured(settings, objective, model, prices, best)
     else:
         with progress("trials", ROUNDS, silent=silent) as bar:
-            trials = measure_plans(settings, objective, model, prices, rising(bar.advance, ROUNDS))
+            trials = measure_plans(settings, objective, model, prices, bar.reach)
     best = best if trials is None else trials.plan
     file = write_plan(best, prices, objective, model, output, None if trials is None else trials.measured)
     facts = summarize(best, found, file, model, output.out) | ({} if trials is None else trials.facts)
@@ -176,8 +177,8 @@ def measure(
     fork_server.prepare()
     key = layers_key(model, cluster, batch)
     with progress("measuring steps", TOLD, silent=silent) as bar:
-        file, tell = STEPS.beside(settings.cluster), rising(bar.advance, TOLD)
-        return model, with_measured_steps(problem, model.trained, key, tell, file=file, anew=anew)
+        file = STEPS.beside(settings.cluster)
+        return model, with_measured_steps(problem, model.trained, key, bar.reach, file=file, anew=anew)
 
 
 def problem_of(settings: PlanSettings, model: Costed, cluster: Cluster, methods: tuple[str, ...]) -> Problem:

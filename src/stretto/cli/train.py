@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from stretto import interrupts
-from stretto.cli.output import Output, print_json, print_settings, progress, write_trace
+from stretto.cli.output import Output, print_json, print_settings, write_trace
 from stretto.errors import UsageError
 from stretto.mesh import Mesh
 from stretto.processes import fork_server
@@ -245,6 +245,7 @@ def make_run(task: "Task", prepared: "Prepared", place: "LaunchSettings | None",
     from stretto.study import training_run
     from stretto.study.prepare import costs_of
     from stretto.study.run_processes import run_on_processes
+    from stretto.trainer.progress import progress
 
     task, settings = replace(task, costs=costs_of(prepared)), task.settings
     title = f"{settings.model} on {settings.data}, {settings.method}"
@@ -254,7 +255,7 @@ def make_run(task: "Task", prepared: "Prepared", place: "LaunchSettings | None",
         def on_step(step: int, loss: float | None) -> None:
             advance(step, loss)
             if loss is not None:
-                bar.note(f"loss {loss:.4f}")
+                bar.note = f"loss {loss:.4f}"
 
         if place is not None:
             run_on_processes(task, place, on_step)

@@ -40,7 +40,7 @@ from stretto.study.store import FOLDER, MODEL, read_run
 from stretto.study.study import notes_on_run, open_study
 from stretto.study.training_run import Task, counting, make_run
 from stretto.trackers import find as find_trackers
-from stretto.trainer.progress_line import say
+from stretto.trainer.progress import progress, say
 
 SWEPT = ("methods", "lr", "batch_size", "seeds")
 
@@ -209,8 +209,8 @@ def compare(
         for note in study.notes:
             print(note, file=sys.stderr)
         pending = sum(known(task.settings.steps) for task in study.pending)
-        with shown_progress(f"{len(study.tasks)} runs", pending, quiet=quiet) as advance:
-            outcome = make_runs(study, jobs=jobs, on_steps=advance, tell=lambda text: print(text, file=sys.stderr))
+        with progress(f"{len(study.tasks)} runs", pending, silent=quiet, lines=False) as bar:
+            outcome = make_runs(study, jobs=jobs, on_steps=bar.advance, tell=lambda text: print(text, file=sys.stderr))
     if outcome.not_tried:
         print(*outcome.complaints, file=sys.stderr)
     return FinishedStudy(outcome, study.settings)
@@ -266,8 +266,8 @@ def train(
             for note in notes_on_run(prepared, advice_in(asked, resolved).get(str(method)) or prepared.trainer.method):
                 say(note)
         title = f"{resolved.model} on {resolved.data}, {resolved.method}"
-        with shown_progress(title, known(resolved.steps), quiet=quiet) as advance, scratch() as temporary:
-            on_step, task = counting(advance), Task(resolved, folder, resume=claimed.step > 0, keeps=True)
+        with progress(title, known(resolved.steps), silent=quiet, lines=False) as bar, scratch() as temporary:
+            on_step, task = counting(bar.advance), Task(resolved, folder, resume=claimed.step > 0, keeps=True)
             if workers is None:
                 with computing_with(resolved.threads):  # as on several processes
                     make_run(task, on_step, prepared)
@@ -358,20 +358,3 @@ def listed(name: str, value: Any) -> tuple[Any, ...] | None:
     for one in several:
         of_kind(name, one, (int, float), "a number, or a list of numbers")
     return several
-
-
-def shown_progress(title: str, steps: int, *, quiet: bool) -> Any:
-    """A progress bar as the command line has it; the context gives the function that advances it by steps."""
-    from contextlib import contextmanager
-
-    from rich.console import Console
-    from rich.progress import Progress
-
-    @contextmanager
-    def shown_bar() -> Any:
-        console = Console(file=sys.stderr)
-        with Progress(console=console, disable=quiet or not console.is_interactive) as bar:
-            task = bar.add_task(title, total=steps)
-            yield lambda count: bar.advance(task, count)
-
-    return shown_bar()

@@ -30,7 +30,7 @@ from stretto.trackers import find as find_trackers
 from stretto.trainer.evaluate import named_metrics
 from stretto.trainer.feed import Batch, Feed, Needs, Rows, Stream, find_feed, is_stream, packed, unpacked
 from stretto.trainer.history import EarlyStop, Entry, History, Patience
-from stretto.trainer.progress_line import ProgressLine, progress_line, say
+from stretto.trainer.progress import Progress, progress, say
 from stretto.trainer.tracking import Tracking, TrainerLike, bubble_of, drawing_of, settings_of
 
 Callback: TypeAlias = Callable[[Any, Entry], Any]
@@ -190,7 +190,7 @@ class FitLoop:
         with (
             ExitStack() as ends,
             StopRequest() if self._given.checkpoint is not None else nullcontext() as request,
-            progress_line(self._total(), self._place.step, shown=shown_here) as line,
+            progress("fit", self._total(), done=self._place.step, silent=not shown_here, figures=self._figures) as line,
         ):
             self._trainer.listeners.append(self._hear)
             ends.callback(self._trainer.listeners.remove, self._hear)
@@ -204,7 +204,7 @@ class FitLoop:
                 self._tracking.close(finished=finished, settles=together)
         return self._history
 
-    def _train_to_the_end(self, line: ProgressLine, request: StopRequest | None) -> None:
+    def _train_to_the_end(self, line: Progress, request: StopRequest | None) -> None:
         try:
             self._train(line, request)
         except KeyboardInterrupt as error:
@@ -299,7 +299,7 @@ class FitLoop:
         ends = ((self._given.steps, self._place.step), (self._given.epochs, self._place.epoch))
         return self._history.stopped is not None or any(end is not None and done >= end for end, done in ends)
 
-    def _train(self, line: ProgressLine, request: StopRequest | None) -> None:
+    def _train(self, line: Progress, request: StopRequest | None) -> None:
         if self._last < self._place.step and self._due() and not self._history.stopped:
             self._end_interval(self._place)  # it was interrupted before that
         while not self._over():
@@ -321,7 +321,7 @@ class FitLoop:
             self._place, self._between_steps = after, True
             self._tell_dropped()
 
-    def _step(self, batch: Batch, line: ProgressLine) -> None:
+    def _step(self, batch: Batch, line: Progress) -> None:
         place = self._place
         self._unknown[self._trainer.entered] = place.step
         self._trainer.step(batch.x, batch.y)
@@ -331,7 +331,7 @@ class FitLoop:
         self._speed.add(batch.examples)
         self._tracking.step(self._place.step, self._speed.examples_per_second)
         self._tell_losses()
-        line.advance(self._figures, self._speed.seconds_per_step)
+        line.advance()
 
     def _hear(self, minibatch: int, loss: float) -> None:
         # Those of steps before this call, and of steps that a callback makes, are no part of the history.
@@ -356,6 +356,8 @@ class FitLoop:
         texts.append(f"{self._speed.examples_per_second:,.0f} examples/s")
         if self._bubble is not None:
             texts.append(f"bubble {idle_share(self._bubble)}")
+        if (total := self._total()) is not None:
+            texts.append(f"{max(0, total - place.step) * self._speed.seconds_per_step():.0f} s left")
         return ", ".join(texts)
 
     def _due(self) -> bool:
