@@ -19,6 +19,7 @@ import time
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -199,14 +200,13 @@ def memory(row: Row) -> float:
     """The most bytes that the tensors of the fullest worker took, in processes of their own, which nobody times."""
     with row.file.open("rb") as file:
         training = tomllib.load(file)["train"]
-    with tempfile.TemporaryDirectory() as folder:
-        place = LaunchSettings(workers=int(training.get("workers", 1)))
-        start(remember, [training, Path(folder)], place, Path(folder) / "progress", lambda *_: None)
-        return max(float(file.read_text(encoding="ascii")) for file in Path(folder).glob("*.bytes"))
+    peaks = list[float]()
+    start(remember, [training], LaunchSettings(workers=int(training.get("workers", 1))), peaks.append)
+    return max(peaks)
 
 
-def remember(training: Mapping[str, Any], folder: Path) -> None:
-    """One of these processes: a few steps, and what its tensors took meanwhile, without data."""
+def remember(training: Mapping[str, Any], pipe: Connection) -> None:
+    """One of these processes: a few steps; sends what its tensors took meanwhile, without data."""
     settings = resolve(settings_of(training))
     torch.set_num_threads(1)
     dataset(settings)
@@ -219,7 +219,7 @@ def remember(training: Mapping[str, Any], folder: Path) -> None:
                 prepared.trainer.step(*next(batches))
                 if step >= 2 * int(training["stages"]) + 2:
                     peak.part_ends()
-    (folder / f"{os.environ.get('RANK', '0')}.bytes").write_text(str(peak.bytes), encoding="ascii")
+    pipe.send(float(peak.bytes))
 
 
 def evaluated(rows: Mapping[Case, Row]) -> dict[str, Any]:

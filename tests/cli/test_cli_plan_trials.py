@@ -137,7 +137,7 @@ def test_a_group_trains_in_turns_and_tells_which_of_its_processes_has_gone(tmp_p
         group.await_ready()
         group.fill()
         assert 0 < group.turn() < 1
-        os.kill(group._processes[1][0].pid, signal.SIGKILL)
+        os.kill(group._processes[1].process.pid, signal.SIGKILL)
         with pytest.raises(TrialFailedError, match=r"a worker \(process id \d+\) was ended by SIGKILL; .* memory"):
             group.turn()
         assert group._processes == []

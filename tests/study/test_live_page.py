@@ -117,7 +117,7 @@ def test_what_goes_wrong_is_told_once(opened, described):
     (opened.out / "report.html").mkdir()  # nothing can be written there
     with LivePage(opened, described, told.append, begin=0) as page:
         page.advance(1)
-        wait_for(lambda: page._pipe.poll())
+        wait_for(lambda: page._child.pipe.poll())
         for _ in range(3):
             page._told = 0.0
             page.advance(1)
@@ -130,8 +130,8 @@ def test_a_process_that_dies_is_told_once(opened, described):
     told = []
     with LivePage(opened, described, told.append, begin=0) as page:
         page.advance(1)
-        page._process.kill()
-        page._process.join()
+        page._child.process.kill()
+        page._child.process.join()
         for _ in range(3):
             page._told = 0.0
             page.advance(1)
@@ -151,7 +151,7 @@ def test_the_study_has_the_same_page_at_its_end(tmp_path, monkeypatch):
 
     monkeypatch.setattr("stretto.study.comparison.LivePage", Watched)
     outcome = compare(study, jobs=1, command="stretto compare", tell=pytest.fail)
-    assert pages[0]._process.exitcode is not None
+    assert pages[0]._child.process.exitcode is not None
     assert pages[0]._done == 2 * 6
     live = outcome.report.read_bytes()
     assert b"unfinished" not in live.split(b"<header>")[1].split(b"</header>")[0]

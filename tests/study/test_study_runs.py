@@ -18,6 +18,7 @@ from stretto.cost import find_cluster
 from stretto.measure.energy import EnergyMeter
 from stretto.nn import devices
 from stretto.nn.chain import Chain
+from stretto.processes import fork_server
 from stretto.report.frontier import PNG, SVG
 from stretto.report.record import several_devices
 from stretto.settings.runs import CompareSettings, TrainSettings
@@ -727,7 +728,7 @@ def test_evaluations_are_closer_together_at_the_start():
 @pytest.mark.usefixtures("plain_pages")
 def test_processes_are_not_more_than_runs(tmp_path, monkeypatch):
     started = []
-    start = run_processes.fork_server.start
-    monkeypatch.setattr(run_processes.fork_server, "start", lambda work: started.append(start(work)) or started[-1])
+    start = fork_server.start
+    monkeypatch.setattr(fork_server, "start", lambda *work: started.append(start(*work)) or started[-1])
     made(tmp_path / "study", replace(SETTINGS, lr=(0.1,), methods=("greedy",)), jobs=5)
     assert len(started) == 1

@@ -28,7 +28,7 @@ from stretto import interrupts
 from stretto.errors import StrettoError, UsageError
 from stretto.files.temporary_folders import scratch
 from stretto.options.user_errors import exits_told
-from stretto.processes import fork_server
+from stretto.processes import children, fork_server
 from stretto.runtime import job_member
 from stretto.runtime.rendezvous.addresses import host_and_port
 from stretto.runtime.rendezvous.nodes import LocalRendezvous, NodesRendezvous
@@ -286,9 +286,5 @@ def exit_reason(rank: int, failure: ProcessFailure) -> WorkerFailedError:
     """Why the job failed: what the first worker to fail said, else how it ended."""
     where = f"worker {rank} (process id {failure.pid})"
     data = failure.error_file_data
-    told = str(data["message"]) if "timestamp" in data else ""
-    if failure.exitcode < 0 and not told:  # one that has spoken may be told to end before it has
-        remedy = "; the machine may be short of memory" if failure.exitcode == -signal.SIGKILL else ""
-        return WorkerFailedError(f"{where} was ended by {signal.Signals(-failure.exitcode).name}{remedy}")
-    told = told or f"{where} ended with exit code {failure.exitcode}"
-    return WorkerFailedError(told, data.get("kind"))
+    told = str(data["message"]) if "timestamp" in data else ""  # it may be told to end after it has spoken
+    return WorkerFailedError(told or children.exit_reason(where, failure.exitcode), data.get("kind"))

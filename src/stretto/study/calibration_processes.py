@@ -3,10 +3,9 @@
 import json
 import os
 from collections.abc import Callable, Mapping
-from pathlib import Path
+from multiprocessing.connection import Connection
 from typing import Any
 
-from stretto.files.temporary_folders import scratch
 from stretto.runtime.launch import LaunchSettings
 from stretto.study.run_processes import start
 
@@ -45,14 +44,16 @@ def measure_on_processes(
     what: Callable[..., Result], options: Mapping[str, Any], place: LaunchSettings, on_step: OnStep
 ) -> Result:
     """Measure `what` among processes of one thread each, started for it. Raises what one of them raises."""
-    with scratch() as folder:
+    result: Result = {}
 
-        def tell(step: int, _: float | None) -> None:
-            on_step(step)
+    def hear(told: int | str) -> None:
+        if isinstance(told, int):
+            on_step(told)
+        else:
+            result.update(json.loads(told))
 
-        start(work, [what, options, folder], place, folder / "progress", tell)
-        result: Result = json.loads((folder / "result").read_text(encoding="utf-8"))
-        return result
+    start(work, [what, options], place, hear)
+    return result
 
 
 def measure_here(what: Callable[..., Result], options: Mapping[str, Any], on_step: OnStep) -> Result | None:
@@ -76,10 +77,8 @@ def measure_here(what: Callable[..., Result], options: Mapping[str, Any], on_ste
     return result if member.world.rank == 0 else None
 
 
-def work(what: Callable[..., Result], options: Mapping[str, Any], folder: Path) -> None:
-    """Do this process's part of a measurement; the first process writes the result into a folder."""
-    with (folder / "progress").open("w", encoding="ascii") as pipe:
-        first = os.environ.get("RANK") == "0"
-        result = measure_here(what, options, lambda step: first and print(step, file=pipe, flush=True))
+def work(what: Callable[..., Result], options: Mapping[str, Any], pipe: Connection) -> None:
+    """Do this process's part of a measurement; the first process sends the steps done, and the result as JSON."""
+    result = measure_here(what, options, pipe.send if os.environ.get("RANK") == "0" else lambda _: None)
     if result is not None:
-        (folder / "result").write_text(json.dumps(result), encoding="utf-8")
+        pipe.send(json.dumps(result))

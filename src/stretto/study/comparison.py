@@ -14,13 +14,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Self, TextIO
 
 from stretto.errors import StrettoError, UsageError
 from stretto.options.named import parse
-from stretto.processes import fork_server
+from stretto.processes.children import Child, end
 from stretto.report import Page, Record, build, panels
 from stretto.report.metric import metrics_of
 from stretto.report.page import StudyProgress
@@ -38,7 +37,6 @@ SHORTEST, SHARE = 5.0, 0.05  # seconds between two pages, at least; the share of
 RELOAD = 15.0  # seconds after which the page loads itself again, at least: its charts are drawn anew each time
 LONGEST = 60.0  # seconds until the time left is written again, though no run has finished
 NICE, NICE_TO_TIMED = 5, 19  # niceness of the process; where runs have processes of their own, they are timed
-ENDING = 5.0  # seconds that the process has to end
 WRITER = ".report.lock"  # in the study's folder: locked by the one process that writes the page, of several commands
 Progress = tuple[float, float | None]  # share of the steps that are made, seconds left
 
@@ -57,36 +55,30 @@ class LivePage:
         self._total = sum(known(task.settings.steps) for task in study.tasks)
         self._done = self._before = self._total - sum(known(task.settings.steps) for task in study.pending)
         self._since = self._told = time.monotonic()
-        self._process: BaseProcess | None = None
-        self._pipe: Connection | None = None
+        self._child: Child | None = None
         self._failed = False
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._pipe is not None:
+        if self._child is not None:
             self._hear()
-            self._pipe.close()
-        if self._process is not None:
-            self._process.terminate()
-            self._process.join(ENDING)
-            self._process.kill()
-            self._process.join()
+            end([self._child], at_once=True)
 
     def advance(self, steps: int) -> None:
         """Count so many more steps as made; start the process, or tell it, when it is time."""
         self._done += steps
         now = time.monotonic()
-        if self._failed or now < (self._since + self._begin if self._process is None else self._told + TELL_EVERY):
+        if self._failed or now < (self._since + self._begin if self._child is None else self._told + TELL_EVERY):
             return
         self._told = now
         try:
-            if self._process is None:
-                self._process, self._pipe = fork_server.start(keep_page, self._study, self._described, self._shared)
+            if self._child is None:
+                self._child = Child(keep_page, self._study, self._described, self._shared)
             self._hear()
-            if self._pipe is not None and not self._failed:
-                self._pipe.send(self._progress(now - self._since))
+            if not self._failed:
+                self._child.pipe.send(self._progress(now - self._since))
         except (StrettoError, OSError) as error:
             self._fail(f"its process has ended ({error or type(error).__name__})")
 
@@ -97,10 +89,10 @@ class LivePage:
 
     def _hear(self) -> None:
         """Pass on why the process could not write the page, if it could not."""
-        assert self._pipe is not None
+        assert self._child is not None
         try:
-            if not self._failed and self._pipe.poll():
-                self._fail(str(self._pipe.recv()))
+            if not self._failed and self._child.pipe.poll():
+                self._fail(str(self._child.receive()))
         except (EOFError, OSError):
             self._fail("its process has ended")
 
@@ -114,15 +106,12 @@ class LivePage:
 
 def keep_page(pipe: Connection, study: Study, described: Page, shared: bool) -> None:
     """What the process does: write the page again and again until it is ended; send what goes wrong, then end."""
-    fork_server.begin()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # so that no file stays half written
     if hasattr(os, "nice"):
         os.nice(NICE if study.settings.workers is None else NICE_TO_TIMED)
     with contextlib.suppress(ImportError):  # without the extra "report" the first page says so
         importlib.import_module("stretto.report.page_sections")
-    ended = contextlib.suppress(EOFError, BrokenPipeError)  # of the parent
-    with ended, PageWriter(study, described, shared=shared) as writer:
+    with PageWriter(study, described, shared=shared) as writer:
         while True:
             progress = pipe.recv()
             while pipe.poll():

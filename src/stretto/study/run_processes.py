@@ -1,30 +1,26 @@
 """Runs in processes: one on several, and several at the same time, each in a process of its own.
 
-The processes of one run, which do `work`, tell their progress through a named pipe; if they fail, its files are
-removed. Of several runs only that of a process that dies has failed.
+The processes of one run, which do `work`, tell their progress through a pipe; if they fail, its files are removed. Of
+several runs only that of a process that dies has failed.
 """
 
 import contextlib
 import os
-import signal
-import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from stretto.errors import UsageError
-from stretto.files.temporary_folders import scratch
 from stretto.nn.devices import computing_with
 from stretto.options.import_object import read_objects
 from stretto.options.user_errors import exits_told
-from stretto.processes import fork_server
+from stretto.processes.children import Child, end, exit_reason, hearing
 from stretto.runtime.launch import LaunchSettings, WorkerFailedError, launch
 from stretto.runtime.world import take_place
 from stretto.settings.runs import known
@@ -43,71 +39,45 @@ def run_on_processes(task: Task, place: LaunchSettings, on_step: OnStep) -> None
     from the newest checkpoint.
     """
     refuse_busy(task.folder)
-    with scratch() as temporary:
-        pipe = temporary / "progress"
-        try:
-            start(
-                work, [replace(task, folder=task.folder.absolute(), timeout=place.timeout), pipe], place, pipe, on_step
-            )
-        except BaseException:
-            discard(task.folder)
-            raise
+    own = replace(task, folder=task.folder.absolute(), timeout=place.timeout)
+    try:
+        start(work, [own], place, lambda told: on_step(*told))
+    except BaseException:
+        discard(task.folder)
+        raise
 
 
 def start(
-    function: Callable[..., None], arguments: Sequence[Any], place: LaunchSettings, pipe: Path, on_step: OnStep
+    function: Callable[..., None], arguments: Sequence[Any], place: LaunchSettings, hear: Callable[[Any], object]
 ) -> None:
-    """Call `function` in each process of `place`; `pipe` is made, and steps written into it are passed to `on_step`.
+    """Call `function` in each process of `place`, with a pipe as its last argument; what is sent goes to `hear`.
 
     Raises WorkerFailedError if a process fails, or FullDiskError or UsageError if that is what it raised.
     """
     try:
-        with progress_pipe(pipe, on_step):
-            launch(function, arguments, place)
+        with hearing(hear) as pipe:
+            launch(function, [*arguments, pipe], place)
     except WorkerFailedError as error:
         if error.kind in RAISED_AGAIN:
             raise RAISED_AGAIN[error.kind](f"{error}") from None
         raise
 
 
-@contextlib.contextmanager
-def progress_pipe(pipe: Path, on_step: OnStep) -> Iterator[None]:
-    """Make a named pipe and pass its lines to `on_step`: a step, and its loss if it is known."""
-    os.mkfifo(pipe)
-    end = os.open(pipe, os.O_RDWR)  # also for writing: it does not end with a writer
-
-    def listen() -> None:
-        with open(end, "rb", closefd=False) as lines:
-            while line := lines.readline().split():  # until an empty one
-                step, *loss = line
-                on_step(int(step), float(loss[0]) if loss else None)
-
-    listener = threading.Thread(target=listen, name="stretto-progress", daemon=True)
-    listener.start()
-    try:
-        yield
-    finally:
-        os.write(end, b"\n\n")  # behind what a process that was killed has left of a line
-        listener.join()
-        os.close(end)
-
-
-def work(task: Task, pipe: Path) -> None:
-    """Make this process's part of a run; the first one writes the steps it has made into the pipe."""
+def work(task: Task, pipe: Connection) -> None:
+    """Make this process's part of a run; the first one sends the steps it has made, with their losses if known."""
     read_objects(task.objects)
     take_place(task.settings.placement)
     torch.set_num_threads(task.settings.threads)  # as in emulation, so that the numbers are the same
-    with pipe.open("w", encoding="ascii") as progress:
-        first, last = os.environ.get("RANK") == "0", 0.0
+    first, last = os.environ.get("RANK") == "0", 0.0
 
-        def on_step(step: int, loss: float | None) -> None:
-            nonlocal last
-            if first and (time.monotonic() - last > REPORT_EVERY or step == task.settings.steps):
-                last = time.monotonic()
-                print(step, "" if loss is None else loss, file=progress, flush=True)
+    def on_step(step: int, loss: float | None) -> None:
+        nonlocal last
+        if first and (time.monotonic() - last > REPORT_EVERY or step == task.settings.steps):
+            last = time.monotonic()
+            pipe.send((step, loss))
 
-        restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
-        make_run(replace(task, resume=task.resume or restarted), on_step)
+    restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+    make_run(replace(task, resume=task.resume or restarted), on_step)
 
 
 @dataclass(frozen=True)
@@ -128,18 +98,14 @@ class Failure:
         return self.reason.removesuffix(f" (more in {traceback_of(self.task)})")
 
 
-@dataclass
-class _Runner:
+class _Runner(Child):
     """A process of the pool, and the run it is making; `steps` are those it has reported."""
 
-    process: BaseProcess
-    pipe: Connection
     task: Task | None = None
-    steps: int = 0
+    steps = 0
 
 
 ALIKE = 3  # runs that fail alike before any other has finished: then the others are not tried
-ENDING = 5.0  # seconds that a process without a run has to end by itself
 Take = Callable[[], Task | None]  # returns the next run to be made; None if there is none now
 OnSteps = Callable[[int], None]  # called with the number of steps made since the last call
 OnRun = Callable[[Task], None]  # called when a run has ended and is on the disk
@@ -220,19 +186,10 @@ def _run_in_processes(take: Take, jobs: int, on_steps: OnSteps, on_run: OnRun, f
                 if runner.pipe.poll() and not _receive(runner, on_steps, on_run, failures):
                     runners.remove(runner)
     finally:
-        end(runners)
-
-
-def end(runners: list[_Runner]) -> None:
-    """End processes: those without a run by themselves, as they clean up then (torch.export leaves semaphores)."""
-    for runner in runners:
-        runner.pipe.close()
-        if runner.task is not None:
-            runner.process.terminate()
-    for runner in runners:
-        runner.process.join(ENDING)
-        runner.process.terminate()
-        runner.process.join()
+        for runner in runners:
+            if runner.task is not None:
+                runner.process.terminate()
+        end(runners)  # those without a run clean up (torch.export leaves semaphores)
 
 
 def _fill(runners: list[_Runner], take: Take, jobs: int) -> list[_Runner]:
@@ -240,29 +197,24 @@ def _fill(runners: list[_Runner], take: Take, jobs: int) -> list[_Runner]:
     while sum(runner.task is not None for runner in runners) < jobs and (task := take()) is not None:
         idle = next((runner for runner in runners if runner.task is None), None)
         if idle is None:
-            idle = _Runner(*fork_server.start(_work))
+            idle = _Runner(_work)
             runners.append(idle)
-        _send(idle, task)
+        idle.task, idle.steps = task, 0
+        idle.send(task)
     return [runner for runner in runners if runner.task is not None]
-
-
-def _send(runner: _Runner, task: Task) -> None:
-    runner.task, runner.steps = task, 0
-    # A process that has just died is noticed when its pipe is read.
-    with contextlib.suppress(BrokenPipeError):
-        runner.pipe.send(task)
 
 
 def _receive(runner: _Runner, on_steps: OnSteps, on_run: OnRun, failures: list[Failure]) -> bool:
     """Handle one message of a process; False if it has died instead."""
     assert runner.task is not None
     try:
-        kind, value = runner.pipe.recv()
-    except (EOFError, ConnectionResetError):
-        runner.process.join()
+        kind, value = runner.receive()
+    except EOFError:
         runner.pipe.close()
         on_steps(known(runner.task.settings.steps) - runner.steps)
-        failures.append(Failure(runner.task, _cause_of_death(runner.process)))
+        who = f"the process of this run (id {runner.process.pid})"
+        reason = exit_reason(who, runner.process.exitcode, signal_is="signal ", remedy=": try fewer --jobs")
+        failures.append(Failure(runner.task, reason))
         return False
     if kind == "steps":
         on_steps(value - runner.steps)
@@ -279,17 +231,8 @@ def _receive(runner: _Runner, on_steps: OnSteps, on_run: OnRun, failures: list[F
     return True
 
 
-def _cause_of_death(process: BaseProcess) -> str:
-    code = process.exitcode or 0
-    how = f"was ended by signal {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-    remedy = "; the machine may be short of memory: try fewer --jobs" if code == -signal.SIGKILL else ""
-    return f"the process of this run (id {process.pid}) {how}{remedy}"
-
-
 def _work(pipe: Connection) -> None:
     """What a process of the pool does: make the runs it is sent until the pipe closes."""
-    fork_server.begin()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     last = 0.0
 
     def on_step(step: int, _: float | None) -> None:
@@ -298,10 +241,9 @@ def _work(pipe: Connection) -> None:
             last = time.monotonic()
             pipe.send(("steps", step))
 
-    with contextlib.suppress(EOFError, BrokenPipeError):  # the parent has ended
-        while True:
-            task: Any = pipe.recv()
-            try:
-                pipe.send(("done", _attempt(replace(task, alone=False), on_step)))
-            except FullDiskError as error:
-                pipe.send(("full disk", str(error)))
+    while True:
+        task: Any = pipe.recv()
+        try:
+            pipe.send(("done", _attempt(replace(task, alone=False), on_step)))
+        except FullDiskError as error:
+            pipe.send(("full disk", str(error)))

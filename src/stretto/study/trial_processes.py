@@ -5,7 +5,6 @@ A group is what `stretto train --plan FILE` would start: the same settings, data
 
 import contextlib
 import os
-import signal
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,7 +18,7 @@ from stretto.errors import StrettoError
 from stretto.options.user_errors import error_place, exits_told
 from stretto.plan.plan_file import training_settings
 from stretto.plan.trials import Trial, TrialFailedError, whole
-from stretto.processes import fork_server
+from stretto.processes.children import Child, end, exit_reason
 from stretto.runtime.launch import MEET, OF_LAUNCHER
 from stretto.runtime.process_memory import peak_memory
 from stretto.runtime.rendezvous.nodes import LocalRendezvous
@@ -31,7 +30,7 @@ from stretto.study.prepare import dataset, prepare, resolve
 from stretto.study.training_run import training_batches
 
 TIMEOUT = 3600.0  # seconds that a worker waits for another: longer than all turns of all plans
-GRACE, ENDING = 5.0, 5.0  # seconds for the others once one has failed; for processes to end by themselves
+GRACE = 5.0  # seconds for the others once one has failed
 TURN, FEWEST, MOST = 0.4, 3, 400  # seconds of a turn, if that is at least and at most so many steps
 Task = Callable[[Connection, Mapping[str, Any]], None]  # of each process: its end of a pipe, and its settings
 COUNTED = 16  # steps of a full pipeline whose bytes are counted: how many messages wait depends on who is late
@@ -48,11 +47,11 @@ class TrialGroup:
     def __init__(self, training: Mapping[str, Any], task: Task | None = None) -> None:
         workers = int(training.get("workers", 1))
         self._rendezvous = LocalRendezvous(Secret.new(), MEET)
-        self._processes: list[tuple[BaseProcess, Connection]] = []
+        self._processes: list[Child] = []
         self._fill, self._pace = 0, 0.0  # steps until the pipeline is full; seconds of a step, as far as known
         try:
             for environment in self._environments(workers):
-                self._processes.append(fork_server.start(work, environment, dict(training), task or train_when_asked))
+                self._processes.append(Child(work, environment, dict(training), task or train_when_asked))
         except BaseException:  # Ctrl-C while they start
             self.end(at_once=True)
             raise
@@ -97,25 +96,23 @@ class TrialGroup:
         return self._pace
 
     def _ask(self, warm: int, steps: int) -> float:
-        for _, pipe in self._processes:
-            with contextlib.suppress(BrokenPipeError):  # it has died, as its end of the pipe says
-                pipe.send((warm, steps))
+        for child in self._processes:
+            child.send((warm, steps))
         return max(self.hear())
 
     def hear(self) -> list[float]:
         """One answer of each process. Raises TrialFailedError if one of them fails; all are ended then."""
-        waiting = {pipe: process for process, pipe in self._processes}
+        waiting = {child.pipe: child for child in self._processes}
         answers, causes = list[float](), list[str]()
         while waiting and (ready := wait([*waiting], GRACE if causes else None)):
             for pipe in (each for each in waiting.copy() if each in ready):
-                process = waiting.pop(pipe)
+                child = waiting.pop(pipe)
                 try:
-                    answer, cause = pipe.recv()
-                except (EOFError, ConnectionResetError):
-                    process.join(ENDING)
-                    answer, cause = None, exit_reason(process)
+                    answer, cause = child.receive()
+                except EOFError:
+                    answer, cause = None, died(child.process)
                 if answer is None:
-                    causes.insert(0 if (process.exitcode or 0) < 0 else len(causes), cause)
+                    causes.insert(0 if (child.process.exitcode or 0) < 0 else len(causes), cause)
                 else:
                     answers.append(answer)
         if causes:
@@ -125,14 +122,7 @@ class TrialGroup:
 
     def end(self, *, at_once: bool = False) -> None:
         """End the processes: by themselves, as they clean up then, or at once."""
-        for process, pipe in self._processes:
-            pipe.close()
-            if at_once:
-                process.terminate()
-        for process, _ in self._processes:
-            process.join(ENDING)
-            process.kill()
-            process.join()
+        end(self._processes, at_once=at_once)
         self._processes.clear()
         self._rendezvous.shutdown()
 
@@ -162,31 +152,25 @@ def settings_of(training: Mapping[str, Any]) -> TrainSettings:
     return TrainSettings(**values)
 
 
-def exit_reason(process: BaseProcess) -> str:
+def died(process: BaseProcess) -> str:
     """Why a process died without reporting; empty if it exited normally: another of its group says why."""
     code = process.exitcode or 0
-    if code >= 0:
-        return ""
-    remedy = "; the machine may be short of memory" if code == -signal.SIGKILL else ""
-    return f"a worker (process id {process.pid}) was ended by {signal.Signals(-code).name}{remedy}"
+    return exit_reason(f"a worker (process id {process.pid})", code) if code < 0 else ""
 
 
 def work(pipe: Connection, environment: Mapping[str, str], training: Mapping[str, Any], task: Task) -> None:
     """Run the task of one process, and send why it fails."""
-    fork_server.begin()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ.clear()
     os.environ.update(environment)
-    with contextlib.suppress(BrokenPipeError):  # nobody listens any more
-        try:
-            with exits_told():
-                task(pipe, training)
-        except SystemExit:  # another process of the group says why
-            pipe.send((None, ""))
-        except StrettoError as error:
-            pipe.send((None, f"{error}"))
-        except Exception as error:  # noqa: BLE001 - the other plans go on; the command tells the reason
-            pipe.send((None, f"{type(error).__name__}: {error}{error_place(error)}"))
+    try:
+        with exits_told():
+            task(pipe, training)
+    except SystemExit:  # another process of the group says why
+        pipe.send((None, ""))
+    except StrettoError as error:
+        pipe.send((None, f"{error}"))
+    except Exception as error:  # noqa: BLE001 - the other plans go on; the command tells the reason
+        pipe.send((None, f"{type(error).__name__}: {error}{error_place(error)}"))
 
 
 def take_place_and_resolve(training: Mapping[str, Any]) -> TrainSettings:
