@@ -11,6 +11,7 @@ import signal
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection
@@ -72,7 +73,7 @@ def start(work: Callable[..., None], *arguments: Any) -> tuple[BaseProcess, Conn
 
     Tried three times, because the fork server may end meanwhile. Raises StrettoError if none of them succeeds.
     """
-    for last in (False, False, True):
+    for pause in (0.1, 1.0, None):  # seconds: a server that is about to end is still there
         prepare()
         context = multiprocessing.get_context(method())
         ours, theirs = context.Pipe()
@@ -83,8 +84,9 @@ def start(work: Callable[..., None], *arguments: Any) -> tuple[BaseProcess, Conn
             break
         except LOST as error:
             ours.close()
-            if last:
+            if pause is None:
                 raise StrettoError("no process can be started: the fork server has ended three times") from error
+            time.sleep(pause)
         finally:
             theirs.close()
     return process, ours
