@@ -29,7 +29,7 @@ from stretto.nn.batch import IGNORED, NO_TARGETS, as_tensor
 from stretto.nn.preserve import python_generators_restored
 from stretto.nn.state_check import hash_of
 from stretto.options.checks import shown
-from stretto.options.user_errors import error_place
+from stretto.options.user_errors import error_place, explained
 
 FORMS = (
     "a pair (x, y) of tensors or arrays (x may be a tuple or a dict of them), a torch Dataset, a DataLoader, or a "
@@ -184,10 +184,8 @@ def fetch(items: Any, numbers: list[int], where: str) -> list[Any]:
 
 def item(read: Callable[[Any], Any], index: int | list[int], what: str) -> Any:
     """`read(index)`. Raises UsageError, with the text `what`, if the user's function does."""
-    try:
+    with explained(f"{what} raised", passing=()):
         return read(index)
-    except Exception as error:
-        raise UsageError(f"{what} raised {type(error).__name__}: {error}{error_place(error)}") from error
 
 
 def collated(collate: Callable[[list[Any]], Any], items: list[Any], where: str) -> Any:

@@ -19,12 +19,16 @@ from stretto.options.checks import function, of_kind, refuse, shown, whole
 from stretto.options.import_object import import_object
 from stretto.options.named import parse, resolve
 from stretto.options.named import whole as at_least_one
-from stretto.options.user_errors import called, error_place
+from stretto.options.user_errors import called, explained
 from stretto.schedule import Reach
 
 Build = TypeVar("Build", bound=Callable[..., nn.Module])
 NAME = re.compile(r"[A-Za-z0-9][\w-]*")
 FITTING = "a function of the numbers of dimensions of the stage's and the model's output that returns True or False"
+CALLED_WITH = (
+    ". It is called with a stretto.heads.Site: at.shape is the stage's output for a batch, at.output the model's, "
+    "at.classes the length of the latter's last dimension"
+)
 UNFIT = "none of the built-in heads fits"
 ANYTHING = "the stage's output -> the model's output"
 TOKENS = "[N, T, d] -> [N, T, V]"
@@ -71,7 +75,7 @@ def register(
         if name == "auto" or (taken is not None and not same):
             raise UsageError(f"there is a head {name!r} already: choose another name")
         fitting = partial(called, "heads.register: dims", dims, wanted=FITTING)
-        HEADS[name] = HeadKind(fitting, explained(name, build), takes)
+        HEADS[name] = HeadKind(fitting, checked(name, build), takes)
         return build
 
     return registered
@@ -90,24 +94,16 @@ def imported_head(text: str) -> HeadKind:
     build = import_object(text, "head")
     if not callable(build):
         raise UsageError(f"head {text!r} is {shown(build)}: give a function of a stretto.heads.Site")
-    return HeadKind(lambda stage, model: True, explained(text, build), ANYTHING)
+    return HeadKind(lambda stage, model: True, checked(text, build), ANYTHING)
 
 
-def explained(name: str, build: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
+def checked(name: str, build: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
     """A user's function that builds a head. Its errors become UsageError, which names it."""
 
     @wraps(build)
     def built(at: Site, **options: object) -> nn.Module:
-        try:
+        with explained(f"head {name} raised", CALLED_WITH):
             return build(at, **options)
-        except UsageError:
-            raise
-        except Exception as error:
-            raise UsageError(
-                f"head {name} raised {type(error).__name__}: {error}{error_place(error)}. It is called with a "
-                "stretto.heads.Site: at.shape is the stage's output for a batch, at.output the model's, at.classes the "
-                "length of the latter's last dimension"
-            ) from error
 
     return built
 

@@ -15,7 +15,7 @@ from stretto.methods.definition import Method
 from stretto.methods.synchronous_pipelines import in_microbatches
 from stretto.options.checks import of_kind, shown
 from stretto.options.import_object import import_object
-from stretto.options.user_errors import error_place
+from stretto.options.user_errors import explained
 from stretto.schedule import Schedule
 from stretto.schedule.csv_file import read_csv
 
@@ -96,12 +96,8 @@ def trained_by(text: str, lay: Callable[[int, int], Any]) -> Method:
 
 def attempted(text: str, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
     """The result of a user's function. Its errors become UsageError, which names it as `text`."""
-    try:
+    with explained(f"method {text!r} failed with", passing=(UsageError, ScheduleError)):
         return function(*arguments, **options)
-    except (UsageError, ScheduleError):
-        raise
-    except Exception as error:
-        raise UsageError(f"method {text!r} failed with {type(error).__name__}: {error}{error_place(error)}") from error
 
 
 def csv(*, path: str | None = None, digest: str | None = None) -> Method:

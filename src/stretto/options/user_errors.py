@@ -31,6 +31,20 @@ def error_place(error: BaseException) -> str:
 
 
 @contextmanager
+def explained(begin: str, end: str = "", passing: tuple[type[Exception], ...] = (UsageError,)) -> Iterator[None]:
+    """In this block, errors of a user's function become UsageError: `begin`, the error and its place, `end`.
+
+    Errors of the kinds in `passing` go through unchanged.
+    """
+    try:
+        yield
+    except passing:
+        raise
+    except Exception as error:
+        raise UsageError(f"{begin} {type(error).__name__}: {error}{error_place(error)}{end}") from error
+
+
+@contextmanager
 def exits_told() -> Iterator[None]:
     """In this block, a user's function that calls sys.exit raises UsageError, which names it, instead.
 
@@ -76,10 +90,5 @@ def function_name(function: Callable[..., Any]) -> str:
 
 def called(name: str, value: Callable[..., Any], *arguments: Any, wanted: str) -> Any:
     """Call a user's function with arguments that it must accept; its errors become UsageError."""
-    try:
+    with explained(f"{name}={function_name(value)} failed with", f". Give {wanted}"):
         return value(*arguments)
-    except UsageError:
-        raise
-    except Exception as error:
-        text = f"{type(error).__name__}: {error}{error_place(error)}"
-        raise UsageError(f"{name}={function_name(value)} failed with {text}. Give {wanted}") from error

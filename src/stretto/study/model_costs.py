@@ -27,7 +27,7 @@ from stretto.optim.parameter_labels import labelled_by
 from stretto.optimizers import OPTIMIZERS
 from stretto.options.checks import one_of
 from stretto.options.import_object import is_function
-from stretto.options.user_errors import error_place
+from stretto.options.user_errors import explained
 from stretto.settings.runs import TrainSettings, as_lists, known
 from stretto.splitting import Stages, pieces
 from stretto.splitting.structure import refuse_names
@@ -273,14 +273,10 @@ def planned_optimizer(name: str) -> str:
     rate = usual_rate(name)
     parameter = torch.nn.Parameter(torch.zeros(4, 4))
     parameter.grad = torch.ones(4, 4)
-    try:
+    begin = f"optimizer {name} fails on a single parameter [4, 4], which tells how much it keeps:"
+    with explained(begin, f". Plan with one of {', '.join(OPTIMIZERS)} instead", passing=()):
         made = labelled_by(make_optimizer(name, rate, None, 0.0), [])([parameter])
         made.step()
-    except Exception as error:
-        raise UsageError(
-            f"optimizer {name} fails on a single parameter [4, 4], which tells how much it keeps: "
-            f"{type(error).__name__}: {error}{error_place(error)}. Plan with one of {', '.join(OPTIMIZERS)} instead"
-        ) from error
     states = sum(value.numel() for value in made.state[parameter].values() if isinstance(value, torch.Tensor))
     return "adam" if states > 1.5 * parameter.numel() else "sgd"
 

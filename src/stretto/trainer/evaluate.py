@@ -15,7 +15,7 @@ from stretto.losses import CrossEntropy, Loss, Sum, mean_and_weight, understand
 from stretto.nn.batch import call, counted, examples_of, inputs_on, target_on, to_device
 from stretto.nn.preserve import evaluating
 from stretto.options.checks import mapping, shown
-from stretto.options.user_errors import error_place
+from stretto.options.user_errors import explained
 from stretto.stage.trainer_arguments import Specification
 
 RETURNED = "return one number, a mean over the batch's examples, or (sum, count)"
@@ -104,13 +104,8 @@ class MetricTally:
         return float(value)
 
     def _call(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        try:
+        with explained(f"metric {self._metric.name} raised"):
             return function(*arguments)
-        except UsageError:
-            raise
-        except Exception as error:
-            text = f"{type(error).__name__}: {error}{error_place(error)}"
-            raise UsageError(f"metric {self._metric.name} raised {text}") from error
 
 
 def refuse_undefined(values: Mapping[str, float], where: str) -> None:
