@@ -11,6 +11,8 @@ On the same clock, with other weights:
 - Nesterov-asynchronous training (AsyncPP, 2025, arXiv 2505.01099): look-ahead momentum against delay.
 """
 
+from functools import partial
+
 from stretto.errors import UsageError
 from stretto.methods.cure import Cure, Place, Prediction
 from stretto.methods.definition import Method
@@ -21,7 +23,12 @@ from stretto.schedule import Schedule
 from stretto.schedule.library.pipedream import pipedream as pipedream_schedule
 from stretto.schedule.library.pipedream import pipedream_2bw as pipedream_2bw_schedule
 
-ASYNCHRONOUS_1F1B = Planning(held=lambda at: at.above + 1, delay=lambda at: at.above)
+asynchronous_1f1b = partial(
+    Method,
+    schedule=pipedream_schedule,
+    synchronous=False,
+    planning=Planning(held=lambda at: at.above + 1, delay=lambda at: at.above),
+)
 
 
 def pipedream(*, feedback: Feedback = 0.0, rotate: Rotate = False, refresh: int | None = None) -> Method:
@@ -30,14 +37,11 @@ def pipedream(*, feedback: Feedback = 0.0, rotate: Rotate = False, refresh: int 
     feedback, rotate, refresh: cures of the optimizer's step, as of `pb`.
     """
     cure = step_cure("pipedream", feedback, rotate, refresh)
-    return Method(
+    return asynchronous_1f1b(
         name="pipedream",
         summary=f"asynchronous 1F1B with stashed weights{cures_in_words(cure)}",
-        schedule=pipedream_schedule,
-        synchronous=False,
         weights="stash",
         cure=cure,
-        planning=ASYNCHRONOUS_1F1B,
     )
 
 
@@ -95,13 +99,10 @@ def backward_horizon(place: Place) -> float:
 
 def spectrain() -> Method:
     """Asynchronous 1F1B without stashes; both passes see weights predicted along the velocity."""
-    return Method(
+    return asynchronous_1f1b(
         name="spectrain",
         summary="asynchronous 1F1B, both passes on predicted weights",
-        schedule=pipedream_schedule,
-        synchronous=False,
         weights="live",
-        planning=ASYNCHRONOUS_1F1B,
         cure=Cure(forward=Prediction("velocity", forward_horizon), backward=Prediction("velocity", backward_horizon)),
     )
 
@@ -112,25 +113,19 @@ def pipeoptim() -> Method:
     On stage s that is S-1-s updates later. The backward sees the current weights. XPipe (arXiv 1911.04610) does so for
     Adam.
     """
-    return Method(
+    return asynchronous_1f1b(
         name="pipeoptim",
         summary="asynchronous 1F1B, forwards on weights predicted along the optimizer's step",
-        schedule=pipedream_schedule,
-        synchronous=False,
         weights="live",
-        planning=ASYNCHRONOUS_1F1B,
         cure=Cure(forward=Prediction("step", lambda place: place.delay)),
     )
 
 
 def nesterov() -> Method:
     """PipeDream with torch.optim.NAdam, whose look-ahead counters old gradients; the paper's first beta is 0.99."""
-    return Method(
+    return asynchronous_1f1b(
         name="nesterov",
         summary="asynchronous 1F1B with stashed weights and NAdam",
-        schedule=pipedream_schedule,
-        synchronous=False,
         weights="stash",
-        planning=ASYNCHRONOUS_1F1B,
         cure=Cure(optimizer="NAdam"),
     )
