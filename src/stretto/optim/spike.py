@@ -11,7 +11,7 @@ from stretto.errors import UsageError
 from stretto.optim.direction import root, second_moment
 from stretto.optim.muon_with_adamw import ShardedMuon, stepping
 from stretto.optim.spike_coefficients import corrected_coefficients, nesterov_coefficients, spike_coefficients
-from stretto.optim.traits import check_known, function_of, row_of
+from stretto.optim.traits import check_known, function_of, rows_of
 from stretto.optim.update_feedback import stepped
 from stretto.optimizers import IN_STEP
 from stretto.options.checks import MOST_DELAY, number, of_kind
@@ -40,16 +40,15 @@ class SpikeCompensation:
             self.optimizer.step()
             return
         pending = [
-            (parameter, total_gradient(parameter, group), group)
-            for group in self.optimizer.param_groups
-            if not reads_delay(self.optimizer, group)
+            (row, parameter, total_gradient(parameter, group), group)
+            for row, group in zip(rows_of(self.optimizer), self.optimizer.param_groups, strict=True)
+            if row is None or row.late != IN_STEP
             for parameter in group["params"]
             if parameter.grad is not None
         ]
         with delayed(self.optimizer, self.delay):
             self._own_step()
-        for parameter, gradient, group in pending:
-            row = row_of(self.optimizer, group)
+        for row, parameter, gradient, group in pending:
             assert row is not None, "its numerator is known"
             function_of(row.late)(parameter, gradient, self.optimizer.state[parameter], group, self.delay)
 
@@ -70,16 +69,11 @@ def refuse_complex(optimizer: torch.optim.Optimizer) -> None:
         )
 
 
-def reads_delay(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> bool:
-    """Whether the optimizer's own step of a group knows its "delay"."""
-    row = row_of(optimizer, group)
-    return row is not None and row.late == IN_STEP
-
-
 @contextmanager
 def delayed(optimizer: torch.optim.Optimizer, delay: float) -> Iterator[None]:
     """In this block, groups whose steps know a "delay" have one."""
-    groups = [group for group in optimizer.param_groups if reads_delay(optimizer, group)]
+    rows = zip(rows_of(optimizer), optimizer.param_groups, strict=True)
+    groups = [group for row, group in rows if row is not None and row.late == IN_STEP]
     for group in groups:
         group["delay"] = delay
     try:
