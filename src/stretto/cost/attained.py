@@ -64,7 +64,7 @@ class Attained:
     writes that takes one at a time, `multiprocessor_numbers` how many do all blocks of a multiprocessor;
     `pooled_numbers` how many a max pool compares. Each kernel takes `per_kernel` seconds beside its work.
 
-    The others are seconds of the host, which runs ahead of the device (`cost/host.py`): `per_launch` for an operator's
+    The others are the host's seconds; it runs ahead of the device (`plan/host_lags.py`): `per_launch` for an operator's
     kernel, module and autograd included, or for one of a sort in `per_launch_of`; `per_gradient` for a weight's
     gradient that a backward keeps, `per_reduction` for one that goes into the bucket of a sum among replicas, and
     `per_update` for a weight that an optimizer steps, as `per_launch` if it is left out.

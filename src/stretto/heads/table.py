@@ -108,12 +108,6 @@ def checked(name: str, build: Callable[..., nn.Module]) -> Callable[..., nn.Modu
     return built
 
 
-def is_of_network(name: str) -> bool:
-    """Whether a head is made from the whole network as it is cut. False for unknown names."""
-    bare, _ = parse(name, "head")
-    return bare in HEADS and HEADS[bare].of_network
-
-
 def headless(reach: Reach, given: Sequence[nn.Module | None] | None) -> list[int]:
     """The stages that need a head, and for which the user has not `given` one."""
     return [stage for stage in reach.heads[:-1] if given is None or stage >= len(given) or given[stage] is None]

@@ -1,7 +1,7 @@
 """Checks that a loss is a mean over examples, which allows cutting a minibatch into parts, by calling the loss.
 
 A mean over tokens that are not ignored, or one with class weights, is no mean over examples. In every minibatch,
-neighbouring parts are compared with the two joined (`neighbours.py`). On the first ones, and on ever fewer later ones,
+neighbouring parts are compared with the two joined (`comparison.py`). On the first ones, and on ever fewer later ones,
 the loss of made-up outputs on the minibatch's real targets is compared with what its parts' losses come to, also with
 some targets marked as ignored, as padding in later minibatches may be: what will fail is refused before it is trained.
 """

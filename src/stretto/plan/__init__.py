@@ -19,7 +19,7 @@ Several stages a worker: the mean of a worker's stages counts, and the slowest w
 `worker_search.py`; exact for two or three stages a worker). Their memory is a sum: what each keeps, and the most that
 one of them computes again.
 
-Tied weights in plans (`cost/shared_weights.py`): a borrower has the weight and nothing of its step. Whether layers
+Tied weights in plans (`cost/head_costs.py`): a borrower has the weight and nothing of its step. Whether layers
 [i, j) borrow follows from i alone (the first stage owns) or from j alone (the last one does).
 
 Unequal workers: a placement is an injection from processes into a cluster's workers; placements with the same devices
