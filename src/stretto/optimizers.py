@@ -37,7 +37,7 @@ class BasisWork:
 
 @dataclass(frozen=True)
 class MatrixWork:
-    """What optimizers that work on whole matrices keep and compute for those of a layer, as sums over its matrices.
+    """State and work of optimizers of whole matrices for one layer, as sums over its matrices.
 
     `hidden` is how many numbers the matrices of hidden layers have, `iteration` the FLOPs and `moved` the bytes of one
     Newton-Schulz iteration on all of them, `products` how many products those are. `bases` are both sides of all
@@ -91,11 +91,10 @@ class Optimizer(NamedTuple):
 
     `whole` is what a step needs of a layer in one process, NORMS or MATRICES; empty where it changes each element by
     that element's gradients and state alone. `gathers`: it gathers matrices of which processes have shards itself.
-    `rows_only`: without momentum, a step with a sparse gradient changes the gradient's rows alone.
-    `ahead` names the function "module:function" that moves a weight along the step that the averages predict
-    (`optim/direction.py`), `late` the one that adds to a step what a late gradient has missed (`optim/spike.py`), or is
-    IN_STEP where the step itself reads a group's "delay"; empty where nobody knows how.
-    `unfit` is why no setting may name it.
+    `rows_only`: without momentum, a step with a sparse gradient changes the gradient's rows alone. `ahead` names the
+    function "module:function" that moves a weight along the predicted step (`optim/direction.py`). `late` names the one
+    that adds to a step what a late gradient has missed (`optim/spike.py`); it is IN_STEP where the step itself reads a
+    group's "delay", empty where nobody knows how. `unfit` is why no setting may name it.
     """
 
     place: str  # module:class

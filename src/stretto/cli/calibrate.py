@@ -260,7 +260,7 @@ def check(sizes: Sequence[int], per_node: int | None, workers: int | None, launc
 def measured(
     what: str, options: Mapping[str, Any], workers: int | None, on_step: Callable[[int], None]
 ) -> dict[str, Any] | None:
-    """Measure on `workers` new processes; among those that a launcher has started where that is None.
+    """Measure on `workers` new processes; if None, among those of a launcher.
 
     `what` is machine or collectives. None but on the first process.
     """

@@ -235,7 +235,7 @@ def sequences_of(settings: PlanSettings, model: Costed) -> tuple[bool, ...]:
 
 
 def tensors_of(settings: PlanSettings, model: Costed, cluster: Cluster) -> tuple[int, ...] | None:
-    """The numbers of workers that may share weights: those that were named, else the usual ones that can.
+    """The numbers of workers that may share weights: as named, else the usual ones as far as the model allows.
 
     Raises UsageError for one that was named and cannot share this model's weights.
     """

@@ -266,7 +266,7 @@ def make_run(task: "Task", prepared: "Prepared", place: "LaunchSettings | None",
 def tell_result(
     prepared: "Prepared", folder: Path, rank: int, trace: Path | None, output: Output, *, nodes: int, operations: bool
 ) -> int:
-    """Write the trace that was asked for and print what the run came to, in the one process that tells it."""
+    """Write the trace, if asked for, and print the run's result, in one process alone."""
     from stretto.study.predicted_runs import phases_of, recordings_of
     from stretto.study.single_run import in_words, summary, traced
     from stretto.study.store import RUN, read_run
@@ -292,7 +292,7 @@ def tell_result(
 
 
 def remedies_of_delay(trainer: "Trainer") -> str:
-    """What else may help a run that diverged whose gradients are more than one update old."""
+    """Further remedies for a diverged run with gradients more than one update old."""
     oldest = max(trainer.method.delays(trainer.schedule).steady)
     if oldest < 2:
         return ""

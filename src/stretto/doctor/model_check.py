@@ -1,4 +1,4 @@
-"""`stretto doctor --model`: which modules of a model can be trained with which weights, and what else to know of it.
+"""`stretto doctor --model`: the weights that each module of a model can be trained with, and hints on it.
 
 A trainer refuses a stage at the first objection; here all of them are collected, each for the mechanisms that it
 concerns: *live* (`Live`: the backward reads the weights as they stand), *predicted* (`Substituted`: the two passes read

@@ -66,7 +66,7 @@ class HeadReadings:
 
     @cached_property
     def readers_of(self) -> dict[int, list[int]]:
-        """By the stage whose weights are read, those that read them."""
+        """The readers of each stage whose weights are read."""
         readers: dict[int, list[int]] = {}
         for owner, reader, _ in self.readers:
             readers.setdefault(owner, []).append(reader)

@@ -25,9 +25,9 @@ PROBED = 2  # examples that are run through the whole model once, to see what it
 class Network:
     """A module cut into stages.
 
-    `arguments` are the names of the forward's arguments that hold tensors, `fills` the names that they fill of the
-    module that was cut, None: by position. `prefix` leads to that module in the LightningModule's names. `form` is the
-    output's form where it is no tensor or tuple of tensors: its class and keys.
+    `arguments` names the forward's arguments with tensors, `fills` the arguments of the cut module that take them,
+    None: by position. `prefix` leads to that module in the LightningModule's names. `form` is the output's form where
+    it is no tensor or tuple of tensors: its class and keys.
     """
 
     stages: Stages

@@ -3,11 +3,11 @@
 Compares the loss of two neighbouring parts of a minibatch, joined, with that of the two, in every minibatch.
 
     micro-batch   0     1     2     3        outputs of the one before are kept until the next has come
-    compared        0+1   1+2   2+3          all pairs where outputs are small, else those whose targets differ most
+    compared        0+1   1+2   2+3          all pairs where outputs are small, else where targets differ most
     replica 1     0                          with several replicas also one part with the next replica's targets
 
-A mean over what counts is found in the minibatch in which its parts first count unevenly, before its update: this
-comes with targets, so pairs are chosen by these, and the outputs are those that are trained on.
+A mean over counted targets is found in the first minibatch with uneven counts in its parts, before the update.
+Unevenness comes with targets, so these choose the pairs; outputs are those of training.
 """
 
 import copy
@@ -156,8 +156,8 @@ def refusal(
 def needs_all(loss: Loss, output: Any, target: Any, sizes: Sequence[int]) -> bool:
     """Whether the loss of the first part's examples depends on the other examples, beyond how many of them count.
 
-    The gradient for each example of a mean over what counts depends on that example alone, but for a common factor that
-    comes with the targets.
+    With a mean over counted targets, each example's gradient depends on the example alone, but for a common factor from
+    the targets.
     """
     examples, length = sum(sizes), sizes[0]
 
@@ -276,7 +276,7 @@ class Neighbours:
 
 
 def is_finite(value: Tensor | Sum) -> bool:
-    """Whether a loss is a number: that of a part of which nothing counts may be none, and that of the whole is one."""
+    """Whether a loss is a number: a part without counted targets may have NaN where the whole has none."""
     return bool((value.total if isinstance(value, Sum) else value).isfinite())
 
 

@@ -213,7 +213,7 @@ def may_stand_for(asked: str, name: str) -> bool:
 
 
 def meaning(chosen: Method) -> str:
-    """What the word stands for that a method was asked for by, and what was found of it, in a sentence."""
+    """A sentence that says which method "async" or "local" stands for, and why."""
     assert chosen.advice is not None, "a method that was named stands for itself"
     asked, optimizer, stages, whole = chosen.advice
     norms = ", as batch norms want whole minibatches" if whole else ""
@@ -240,7 +240,7 @@ def idle_chunks(chosen: Method, share: float) -> str | None:
 def refusal(chosen: Method, reason: str, *, cuts: bool = False) -> str:
     """The reason why a method cannot train; where it was asked for as "async" or "local", with that and a remedy.
 
-    `cuts`: the reason is that it cuts minibatches, so that the remedy is not a method that does so, too.
+    `cuts`: the method cuts minibatches, so the remedy must not be another one that does.
     """
     if chosen.advice is None:
         return reason

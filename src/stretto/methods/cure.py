@@ -201,7 +201,7 @@ class GradientPrediction:
 
 
 def name_in_plans(head: str, *, labelled: bool) -> str:
-    """The name under which plans know the costs of what predicts gradients, apart from the heads with that name."""
+    """The name of a gradient predictor's costs in plans; heads of this name have another one."""
     return f"{FROM_LABELS if labelled else PREDICTING}{head}"
 
 

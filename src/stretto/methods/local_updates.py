@@ -7,8 +7,8 @@ Synthetic gradients, or decoupled neural interfaces (DNI), Jaderberg et al. 2017
 
 A small module M behind each stage but the last predicts the gradient of the loss with respect to the stage's output
 from that output alone, or from the targets, too (the paper's cDNI). The stage goes backward with the prediction at once
-and updates. M learns by the squared error from the gradient that the next stage sends later, which that stage has
-computed with its own prediction, or, as the last stage, with the loss.
+and updates. M learns by the squared error from the gradient that the next stage sends later. The next stage computes it
+with its own prediction, or, as the last stage, with the loss.
 """
 
 from collections.abc import Callable, Mapping

@@ -64,8 +64,8 @@ class CoreAttention(nn.Module):
 class FusedAttention(nn.Module):
     """The same in one kernel, which computes scores anew in the backward. It drops none of them out.
 
-    That is torch's scaled_dot_product_attention, whose kernel on a CPU, off which costs are read, has no dropout: with
-    it, scores would be made.
+    It is torch's scaled_dot_product_attention. Costs are read off its kernel on a CPU, which has no dropout: with it,
+    scores would be made.
     """
 
     def __init__(self, *, causal: bool) -> None:

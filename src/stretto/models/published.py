@@ -1,7 +1,7 @@
 """Networks to plan for without data, by name: families with options, and published sizes without any.
 
-Some families have the name of a model that trains, whose shapes are those of a data set. Of such a name an option that
-the model lacks, which the data set would say (`side`, `classes`), asks for the network without data.
+Some families share their name with a model for training, which takes its shapes from a data set. Under such a name, an
+option that only the family has (`side`, `classes`) asks for the network without data.
 """
 
 from collections.abc import Callable, Mapping

@@ -1,7 +1,7 @@
 """What forwards keep beside their graph: plain attributes and buffers, put back for a second forward.
 
-So that a counter, the state of an LSTM that goes on from batch to batch, a list that a forward appends to, and running
-statistics are carried on once a micro-batch. Buffers that a state_dict leaves out are here, too.
+So a counter, an LSTM's state over batches, a list that a forward appends to, and running statistics advance once a
+micro-batch. Buffers that a state_dict leaves out are here, too.
 """
 
 from collections import OrderedDict, defaultdict, deque

@@ -1,4 +1,4 @@
-"""Hooks of users: those on parameters, and those that nothing calls once a model is cut.
+"""Hooks of users: on parameters, and hooks that nothing calls once a model is cut.
 
 Hooks on parameters, which a plain loop calls once a step, with the whole minibatch's gradient.
 

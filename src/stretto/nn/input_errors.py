@@ -1,4 +1,4 @@
-"""Turns errors that a user's module or loss raises on its inputs into UsageErrors that say which inputs did not fit."""
+"""Turns errors of a user's module or loss on its inputs into UsageErrors that say which inputs did not fit."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -20,8 +20,8 @@ def trace(
     """The outputs of every stage for the batch `example`, without gradients, in evaluation mode.
 
     `first` is the index of the first of these stages. With `any_output` the last one may return anything: its output
-    here are the tensors in it. Raises UsageError at the first stage that cannot take its input, with the shapes of that
-    input, or with the arguments that it takes where the input names others.
+    here are the tensors in it. Raises UsageError at the first stage that cannot take its input, with the input's
+    shapes, or with the stage's arguments where the input names others.
     """
     outputs: list[tuple[Tensor, ...]] = []
     tensors = inputs_on(example, device)

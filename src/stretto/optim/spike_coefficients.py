@@ -16,8 +16,8 @@ At D = 0 all of them are the optimizer's own. The corrections of the bias are th
 would have counted; as t grows they are gone, and Adam's a and b are those of SGD's velocity 1 / (1 - b1) times as long.
 Where all mu are b1, as with a large momentum_decay, NAdam D late is Adam D + 1 late: NAdam is Adam's spike of one step,
 as Nesterov's momentum is SGD's. Denominators and decoupled decay stay as they are. Muon's and Lion's steps have a
-length of their own: what is as it would have been is the matrix that is orthogonalised, and the sum whose sign is
-taken. Of a fraction of an update, (1 - b1) b1^k counts as much less, and P is that of the next whole one.
+length of their own: without delay, the same matrix would be orthogonalised, and the same sum's sign taken. Of a
+fraction of an update, (1 - b1) b1^k counts as much less, and P is that of the next whole one.
 """
 
 from collections.abc import Iterator

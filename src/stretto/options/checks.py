@@ -68,7 +68,7 @@ def of_kind(name: str, value: Any, kind: type | tuple[type, ...], wanted: str) -
 
 
 def one_of(name: str, value: Any, known: Iterable[str]) -> None:
-    """Refuse a word that is not among those that are known, and name the nearest."""
+    """Refuse an unknown word, and name the nearest known one."""
     words = list(known)
     if not isinstance(value, str):
         refuse(name, value, f"one of {', '.join(words)}")

@@ -137,7 +137,7 @@ C = TypeVar("C")
 def find_choice(text: str, what: str, choices: Mapping[str, type[C]]) -> C:
     """The dataclass that a text names, made with its options.
 
-    Raises UsageError, which calls it a `what`, for a name or an option that there is not.
+    Raises UsageError for an unknown name or option. `what` is the choice's noun in messages.
     """
     bare, options = parse(text, what)
     if bare not in choices:

@@ -1,8 +1,8 @@
 """Digests of objects that a script gives: of the files of functions, and of all that they see beside their text.
 
 A function in a loop over widths has one text, and another width in each turn: closures, defaults, a method's object and
-the globals that it reads are part of what it is. What cannot be told has another digest at each call, so that nothing
-that was made with it counts as made already.
+the globals that it reads are part of what it is. An object without a stable digest has another one at each call, so no
+result of it counts as made already.
 """
 
 import ast
@@ -163,7 +163,7 @@ def text_of(function: FunctionType) -> str:
 
 
 def methods_of_forward(kind: type, follows: Callable[[FunctionType], bool] = lambda _: True) -> list[FunctionType]:
-    """A class's forward and the methods that it names, and those that they name; `follows` leaves out others."""
+    """A class's forward and all methods reachable from it by name; `follows` leaves out others."""
     pending, known = ["forward"], dict[str, FunctionType | None]()
     while pending:
         name = pending.pop()

@@ -1,4 +1,4 @@
-"""Cut-offs of a metric, and for each: which runs reach it, at what cost, and which methods never do.
+"""Cut-offs of a metric, and for each: the runs that reach it, their cost, and the methods that never do.
 
 Let position 0 be the median first evaluation of all runs and position 1 the best value of any run, on a logarithmic
 scale: of the loss, of the error (1 - accuracy), of 100 - BLEU. Of a user's metric of which more is better nobody knows

@@ -219,7 +219,7 @@ def family(method: str) -> str:
 
 
 def _check_numbers(record: Any, what: str, names: Sequence[str] | None = None) -> None:
-    """Refuse fields, all or those named, that hold what is no finite number; None may be a default, or in a tuple."""
+    """Refuse fields (all of them, or `names`) without finite numbers; None may be a default, or in a tuple."""
     for entry in fields(record):
         value = getattr(record, entry.name)
         if (names is not None and entry.name not in names) or (value is None and entry.default is None):

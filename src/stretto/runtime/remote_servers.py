@@ -1,8 +1,8 @@
 """A parameter server in the processes of all replicas: each serves a shard of its stages while it trains.
 
 The processes that hold the same stages in all replicas are one another's servers. Of each stage one of them, the
-*counter*, gives out the numbers of updates; all servers apply them in that order, so that the weights that come back
-are those right after the update, in every shard.
+*counter*, gives out the numbers of updates; all servers apply updates in this order, so every shard sends back the
+weights right after the update.
 
     replica          counter          servers of all shards
        | T may I? ------>|

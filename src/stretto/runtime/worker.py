@@ -270,7 +270,7 @@ class WorkerRecorder:
 
 
 def offset_to_first(out: Outbox, box: Inbox) -> int:
-    """What has to be added to this process's clock, in nanoseconds, to get that of rank 0, which runs `tell_time`.
+    """Nanoseconds to add to this process's clock for that of rank 0, which runs `tell_time`.
 
     Processes of one machine have one clock. For others the shortest of several round trips is halved.
     """

@@ -374,8 +374,8 @@ def agree(group: dist.ProcessGroup, mine: Mapping[str, Any]) -> None:
 def compare(group: dist.ProcessGroup, mine: Mapping[str, Any], what: str, remedy: str) -> None:
     """Raise UsageError, on every process, if two say different things; a collective.
 
-    The message is "rank 2 `what` than rank 1", the first that says something else, and in what. None says nothing of
-    its key. A description has at most RECORD bytes as JSON.
+    The message is "rank 2 `what` than rank 1", for the first rank that differs, with the key and both values. None says
+    nothing of its key. A description has at most RECORD bytes as JSON.
     """
     text = json.dumps(mine).encode()
     assert len(text) <= RECORD, f"{len(text)} bytes are too many to compare"

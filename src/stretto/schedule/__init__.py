@@ -1,4 +1,4 @@
-"""Which worker does what, in which order. No torch in here.
+"""Every worker's actions in order. No torch in here.
 
 The idea everything else stands on: a schedule is data, and `Rules` in `dataflow.py` say once what its actions mean.
 """

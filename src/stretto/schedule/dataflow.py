@@ -14,23 +14,23 @@ from stretto.schedule.schedule import Schedule
 
 
 class Edge(NamedTuple):
-    """One value on its way: what it is, which action made it, which stage uses it.
+    """One value on its way: its kind, the action that made it, the stage that uses it.
 
     ========================  ==================================================================================
-    activation                a stage's output, for the stage above; what the loader (stage -1) gives to stage 0
-    target                    what the loader gives to every stage with a head, or with a prediction that reads it
-    graph                     what a forward (or its recompute) keeps for its backward
-    input                     what a forward keeps instead of a graph, where a segment begins: for its recompute
+    activation                a stage's output, for the stage above; stage 0 gets the loader's (stage -1)
+    target                    from the loader to every stage with a head, or with a prediction that reads it
+    graph                     kept by a forward (or its recompute) for its backward
+    input                     kept by a forward instead of a graph, where a segment begins: for its recompute
     version                   which weights a forward without a graph saw: for its recompute
     recomputed                a stage's output once more, for the recompute of the stage above
-    gradient                  what a backward sends to the stage below: one gradient for each stop it carries
-    cotangent                 what I keeps for W
-    prediction                what a backward with a predicted gradient keeps for L
-    weight-gradient           what U consumes, or R, or A, where there is one
+    gradient                  from a backward to the stage below: one gradient for each stop it carries
+    cotangent                 kept by I for W
+    prediction                kept by a backward with a predicted gradient for L
+    weight-gradient           consumed by U, or R, or A, where there is one
     summed                    a mark that the replicas' gradients have been added up: for R, or U
-    norm                      the norms of a stage's gradients: what R sends to every stage's U
+    norm                      the norms of a stage's gradients, from R to every stage's U
     tied-weight               a version of weights that another stage owns
-    tied-gradient             what a backward contributes to the gradient of weights that another stage owns
+    tied-gradient             a backward's part of the gradient of weights that another stage owns
     loss                      the output head's loss, for the caller (stage S)
     ========================  ==================================================================================
     """
@@ -88,7 +88,7 @@ class Tie(NamedTuple):
 
 
 class Flow(NamedTuple):
-    """The values that an action needs, those that it makes, and those that no later action needs."""
+    """The values that an action needs, makes, and frees: no later action needs the last."""
 
     needs: tuple[Edge, ...]
     makes: tuple[Edge, ...]
@@ -107,9 +107,9 @@ class Rules:
     `split` are the stages whose backward is I and W instead of B, but for the (stage, offset in a turn of `per_turn`
     micro-batches) in `whole`; `per_update` is how many micro-batches an update consumes. `recompute` are the stages
     whose graph is made by a second forward, C; `keep` those of them that keep their input for it, the first of each
-    segment: the others get it from the C of the stage below. `reduces` says that updates wait for the norms that all
-    stages' R send, `sums` that the gradients of replicas are added up before, `merges` that their weights are merged
-    after; `ties` are weights that several stages use.
+    segment: the others get it from the C of the stage below. With `reduces`, updates wait for the norms from all
+    stages' R; with `sums`, the replicas' gradients are added up before an update, with `merges` their weights are
+    merged after it; `ties` are weights that several stages use.
     """
 
     reach: Reach
@@ -344,7 +344,7 @@ def whole_backwards(schedule: Schedule, split: frozenset[int]) -> frozenset[tupl
 
 
 def segments_of(schedule: Schedule) -> tuple[frozenset[int], frozenset[int]]:
-    """The stages that recompute, and those of them at which a segment begins.
+    """The stages that recompute, and the first stage of each segment.
 
     A segment ends at a stage whose backward follows its recompute at once: the stages above it are in another segment.
     """

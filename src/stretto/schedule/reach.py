@@ -20,8 +20,8 @@ class Reach:
         overlapping            (None, 1, 1, 1)           every head trains its own stage and the one below
         chunked, 2 chunks      (None, 1, None, 1)        every head trains its own chunk
 
-    (Laskin, Metz et al. 2020, figure 2.) A gradient that ends at stage e carries the label e, its *stop*: gradients
-    of several heads that end at the same stage travel as one tensor, those that end at different stages cannot.
+    (Laskin, Metz et al. 2020, figure 2.) A gradient that ends at stage e carries the label e, its *stop*: gradients of
+    several heads with the same stop travel as one tensor, with different stops they cannot.
 
     Behind a `predicted` stage a module predicts the gradient of the stage's output (synthetic gradients, Jaderberg et
     al. 2017). Such a stage trains on the prediction; the gradient from above ends there, and the module learns from it.

@@ -1,4 +1,4 @@
-"""Which worker does what, in which order: one repeating turn, as data."""
+"""`Schedule`: each worker's actions in order, as one repeating turn."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -23,7 +23,7 @@ TRY = Parameter(name="--try", converter=WHOLE.converter)
 
 @dataclass(frozen=True, kw_only=True)
 class PlanSettings:
-    """What is planned, on which devices, and what the plan is to be best in."""
+    """A network to plan for, the devices, and the goal of the plan."""
 
     workers: Annotated[int | None, WHOLE] = None
     """Devices of the cluster that may be used: its first ones, or any if they differ; all unless said otherwise. Fewer

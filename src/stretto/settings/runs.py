@@ -500,7 +500,7 @@ def optimizer_name(settings: Settings) -> str:
 def with_defaults(settings: S, row: Optimizer | None = None, batch_size: int | None = None) -> S:
     """Fill in what depends on the network: optimizer, learning rates, batch sizes, steps, evaluations, momentum.
 
-    `row` is what is known of an optimizer that is not in the table, `batch_size` that of the user's DataLoader.
+    `row` describes an optimizer outside the table, `batch_size` comes from the user's DataLoader.
     """
     suits = defaults_of(settings.model)
     name = optimizer_name(settings)

@@ -101,7 +101,7 @@ def action_entries(timeline: Timeline, sizes: Sizes) -> Iterator[tuple[int, Entr
 
 
 def message_entries(timeline: Timeline, sizes: Sizes) -> Iterator[tuple[int, Entry]]:
-    """Worker and entry of the bytes that leave a sender with a message, and of those that begin to arrive."""
+    """Worker and entry of the bytes that leave a sender with a message, and of the bytes that begin to arrive."""
     outcome, worker_of = timeline.outcome, timeline.schedule.worker_of
     for value, passing in enumerate(timeline.lowered.passings):
         if passing.receiver is None or passing.edge is None:

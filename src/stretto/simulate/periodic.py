@@ -247,7 +247,7 @@ def simulate_periodic(
 ) -> PeriodicTimeline:
     """As `simulate`, for many turns whose times do not depend on the micro-batch, at the price of a few.
 
-    The result equals that of simulating all turns with the same times, which are rounded so that their sums are exact
+    The result equals a simulation of all turns with the same times, which are rounded so that sums are exact
     (`engine.rounded`). All turns are simulated where nothing repeats soon enough, or where parts of the pipeline run at
     different paces, or where messages are late at random. Raises ScheduleError at a deadlock.
     """

@@ -110,7 +110,7 @@ def run_to_end(lowered: Lowered, rules: Rules, turns: int, table: Floats, transf
 
 
 def deadlock(lowered: Lowered, rules: Rules, outcome: SimulatedTimes) -> ScheduleError:
-    """The error that names the actions that could not run, and what they wait for."""
+    """The error with the actions that could not run, and the values that they wait for."""
     schedule, turns = lowered.schedule, outcome.turns
     done = {lowered.action(position, minibatch) for position, minibatch in np.argwhere(outcome.starts >= 0).tolist()}
     available = {edge for action in done for edge in rules.makes(action)}

@@ -189,7 +189,7 @@ UNIT = 1_000_000  # nanoseconds that stand for one unit of simulated time: Perfe
 
 
 def recordings(timeline: Timeline, rules: Rules, *, unit: float = UNIT) -> list[Recording]:
-    """One recording a worker: what it computes, what it waits for in between, what it sends and receives.
+    """One recording a worker: its actions, the waits between them, its messages.
 
     A wait is named after the action whose value arrived last. Messages that take time have spans on the lanes "send"
     and "receive", collectives that overlap with computing on "collective". `unit`: nanoseconds per unit of simulated

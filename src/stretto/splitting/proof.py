@@ -74,7 +74,7 @@ class Observation:
 def prove(original: Original, stages: Sequence[nn.Module], inputs: Inputs | None, why: str) -> Proof:
     """Compare stages with the model on the example. `why` is the likely cause of a difference, and its remedy.
 
-    Raises UsageError, which names what differs, for stages that do not train as the model does.
+    Raises UsageError with the difference if the stages do not train as the model does.
     """
     for root in original.roots:
         refuse_lost_hooks(root, stages)

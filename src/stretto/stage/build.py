@@ -46,9 +46,9 @@ class BuiltStage(NamedTuple):
 class StageBuilder:
     """Builds the stages of one replica.
 
-    `ties` are the parameters that several stages of this replica use, `sharing` is how processes share one stage,
-    `labels` say by its name in `Trainer.gather` what a parameter is for, `readings` which weights the heads of other
-    stages read.
+    `ties` are the parameters that several stages of this replica use, `sharing` is how processes share one stage.
+    `labels` gives each parameter's purpose by its name in `Trainer.gather`; `readings` lists the weights that heads of
+    other stages read.
     """
 
     specification: Specification

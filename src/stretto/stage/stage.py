@@ -696,7 +696,7 @@ class Stage:
 
 
 def outgoing(reach: Reach, stage: int) -> list[tuple[bool, int | None]]:
-    """For each gradient that a stage sends down: whether its head adds to it, and which of those that arrive does."""
+    """For each gradient that a stage sends down: whether its head adds to it, and which arriving gradient does."""
     arriving = reach.arriving(stage)
     return [
         (reach.stop(stage) == stop, arriving.index(stop) if stop in arriving else None) for stop in reach.carried(stage)

@@ -31,7 +31,7 @@ class RunPhase(NamedTuple):
 
 
 class Stretch(NamedTuple):
-    """The turns that enter between two drains, those of them that are steady, and when all that begins and ends (ns).
+    """The turns that enter between two drains, the steady ones among them, and their begin and end (ns).
 
     `whole` is false if earlier events of a recording were dropped, so that its first turns are not all there.
     """

@@ -42,7 +42,7 @@ class Weights(ABC):
     def recompute(self, inputs: Sequence[Tensor], version: Any) -> tuple[Any, Any]:
         """Run the module again for the backward of a forward that saw `version` and whose graph was not kept.
 
-        On the weights of that version where the policy keeps them, else on those that a forward would see now.
+        On the weights of this version where the policy keeps them, else on the current ones.
         """
         return self.forward(inputs)
 

@@ -54,7 +54,7 @@ class Transit:
 
 
 def send_rows(grid: Grid, tensor: Tensor, dims: Dims, exchange: RowExchange) -> Transit:
-    """Start an exchange: send the rows of this slab that others want, receive those that this process wants."""
+    """Start an exchange: send rows of this slab to processes that want them, receive the rows wanted here."""
     sends = [(box.peer, block_of(tensor, dims, box.source).contiguous()) for box in exchange.sends]
     return Transit(grid, sends, [(box.peer, empty(tensor, dims, box.target)) for box in exchange.receives])
 

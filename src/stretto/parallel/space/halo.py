@@ -143,7 +143,7 @@ class AxisSlab:
 
 
 def axis_rows(windows: tuple[Window, ...], sizes: tuple[int, ...], parts: tuple[int, ...]) -> tuple[AxisRows, ...]:
-    """Along each axis, the input rows that every process has, and those that its outputs need."""
+    """Along each axis, the input rows of every process, and the rows that its outputs need."""
     return tuple(
         AxisRows(cuts(size, p), tuple(window.wanted(out, size) for out in cuts(window.outputs(size), p)))
         for window, size, p in zip(windows, sizes, parts, strict=True)

@@ -53,7 +53,7 @@ def cut_anew(result: Tensor, input: Slab, cut: ImageCut) -> Tensor:
 
 @lru_cache(maxsize=256)
 def padded_axis_rows(size: int, before: int, after: int, mode: str, parts: int) -> AxisRows:
-    """The rows that every process has of one axis, and those that it wants of the padded axis."""
+    """The rows of one axis on every process, and the rows that it wants of the padded axis."""
     rows = padded_rows(size, before, after, mode)
     return AxisRows(cuts(size, parts), tuple(want_rows(rows[slice(*out)]) for out in cuts(len(rows), parts)))
 

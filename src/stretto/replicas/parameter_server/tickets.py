@@ -1,4 +1,4 @@
-"""Which replica updates a stage next, and the log of that, which another run can follow. No torch.
+"""The replica that updates a stage next, and the log of turns, which another run can follow. No torch.
 
 One sequence of updates, which leaves no replica too far behind. Three replicas, staleness 2; a replica computes on the
 version that it took, a ticket is the number of an update:

@@ -273,8 +273,8 @@ class Exported(Traced):
         conv2d  batch_norm  relu_  |  conv2d  add  relu  |  mean  linear
         --------- piece 0 --------   ----- piece 1 -----   -- piece 2 --
 
-    No cut separates operations that share a buffer which changes, or a tensor that is changed in place. Of the values
-    sent to the next stage, the one computed last comes first.
+    No cut separates operations that share a changing buffer or a tensor changed in place. Of the values sent to the
+    next stage, the one computed last comes first.
     """
 
     noun = "piece"
