@@ -23,7 +23,7 @@ from stretto.settings.planning import EXPORTED, PAGE
 from stretto.settings.runs import refuse_named
 
 
-class Role(Enum):
+class OptionRole(Enum):
     """What a command does with the text of an option."""
 
     WORD = "a choice among words, or settings of one"
@@ -36,17 +36,17 @@ class Role(Enum):
     SERVER = "what is connected to, or the secret for that"
 
 
-ROLES: dict[str, Role] = {
+ROLES: dict[str, OptionRole] = {
     name: role
     for role, names in {
-        Role.WRITTEN: "out trace",
-        Role.BESIDE: "cluster",
-        Role.READ: "plan measured diff model_options data_options",
-        Role.FUNCTION: "model data loss metric optimizer",
-        Role.METHOD: "method methods",
-        Role.TRACKERS: "log",
-        Role.SERVER: "storage rendezvous secret_file",
-        Role.WORD: (
+        OptionRole.WRITTEN: "out trace",
+        OptionRole.BESIDE: "cluster",
+        OptionRole.READ: "plan measured diff model_options data_options",
+        OptionRole.FUNCTION: "model data loss metric optimizer",
+        OptionRole.METHOD: "method methods",
+        OptionRole.TRACKERS: "log",
+        OptionRole.SERVER: "storage rendezvous secret_file",
+        OptionRole.WORD: (
             "lr_scaling schedule precision accounting measure sync recompute device size part dtype memory_format "
             "sharding sequence_parallel layers objective penalties checkpoint_interval export"
         ),
@@ -58,21 +58,21 @@ ROLES: dict[str, Role] = {
 def refuse_untrusted(place: str, key: str, value: Any, *, takes_text: bool) -> None:
     """Raise UsageError for a value of an option that only the command itself may give; `place` is the file's."""
     name = key.replace("-", "_")
-    role = ROLES[name] if takes_text else Role.WORD
+    role = ROLES[name] if takes_text else OptionRole.WORD
     texts = [str(text) for text in (value if isinstance(value, list) else [value])]
-    if role is Role.METHOD:
+    if role is OptionRole.METHOD:
         refuse_functions(place, *(text for written in texts for text in split_list(written)))
-    elif role is Role.FUNCTION:
+    elif role is OptionRole.FUNCTION:
         for text in texts:
             if is_function(text.partition("=")[2] or text):
                 refuse_named(place, {name: text})
-    elif role is Role.SERVER:
+    elif role is OptionRole.SERVER:
         refuse(place, key, texts[0], "connects to nobody that a file names")
-    elif role is Role.TRACKERS:
+    elif role is OptionRole.TRACKERS:
         for text in (text for written in texts for text in split_list(written)):
             refuse_tracker(place, key, text)
-    elif role in (Role.WRITTEN, Role.BESIDE):
-        refuse_elsewhere(place, key, texts[0], may_exist=role is Role.BESIDE)
+    elif role in (OptionRole.WRITTEN, OptionRole.BESIDE):
+        refuse_elsewhere(place, key, texts[0], may_exist=role is OptionRole.BESIDE)
 
 
 def refuse_elsewhere(place: str, key: str, text: str, *, may_exist: bool = False) -> None:

@@ -14,7 +14,7 @@ from stretto.nn.batch import IGNORED
 from stretto.nn.seeding import derive
 
 
-class Examples(Protocol):
+class ExampleRows(Protocol):
     """The examples or targets of a split, [N, ...]: a tensor, or an object that reads rows when indexed."""
 
     @property
@@ -103,8 +103,8 @@ class Split(RowReader):
     batch needs them: then x and y are not tensors.
     """
 
-    x: Examples = field(repr=False)
-    y: Examples = field(repr=False)
+    x: ExampleRows = field(repr=False)
+    y: ExampleRows = field(repr=False)
     augment: Augment | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:

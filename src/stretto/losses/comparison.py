@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from stretto.errors import UsageError
 from stretto.losses.cross_entropy import Sum
-from stretto.losses.value import Loss, Trial, call
+from stretto.losses.value import CheckedLoss, Loss, call
 from stretto.nn.batch import Examples, to_device
 from stretto.nn.carried_attributes import Buffers, exchanged
 from stretto.nn.nested import map_tensors, tensors_of
@@ -46,7 +46,7 @@ replica; or, if each part is to have the loss of its own examples alone, say so:
 CROSS_ENTROPY = {"cross_entropy", "nll_loss", "CrossEntropyLoss", "NLLLoss"}
 
 
-class Comparison:
+class LossComparison:
     """`whole`, the loss of some examples, and `parts`, what training makes of their parts' losses.
 
     `scale` is the size of the largest number among them, `tolerance` a share of it.
@@ -63,7 +63,7 @@ class Comparison:
 
 def combined(
     whole: Tensor | Sum, parts: Sequence[Tensor | Sum], sizes: Sequence[int], roundings: float | None
-) -> Comparison | None:
+) -> LossComparison | None:
     """A loss's value of examples together beside its values of parts of so many examples.
 
     `roundings` are the tolerance, in units of the dtype's; None for the root of one. None if the whole is no number,
@@ -86,7 +86,7 @@ def combined(
         return None
     rounding = torch.finfo(dtype).eps
     tolerance = rounding**0.5 if roundings is None else roundings * rounding
-    return Comparison(value, mean, max(map(abs, (value, *values))), tolerance)
+    return LossComparison(value, mean, max(map(abs, (value, *values))), tolerance)
 
 
 def isfinite(value: float) -> bool:
@@ -94,7 +94,7 @@ def isfinite(value: float) -> bool:
     return abs(value) < float("inf")
 
 
-def compare(loss: Loss, output: Any, target: Any, sizes: Sequence[int]) -> Comparison | None:
+def compare(loss: Loss, output: Any, target: Any, sizes: Sequence[int]) -> LossComparison | None:
     """The loss of these examples beside what training makes of its values for their parts, of `sizes` examples each.
 
     None if the loss fails on such outputs or targets, or returns no number. Random numbers are the same in all calls.
@@ -116,7 +116,7 @@ def compare(loss: Loss, output: Any, target: Any, sizes: Sequence[int]) -> Compa
     return combined(whole, parts, sizes, None)
 
 
-def in_float64(loss: Loss, output: Any, target: Any, sizes: Sequence[int]) -> Comparison | None:
+def in_float64(loss: Loss, output: Any, target: Any, sizes: Sequence[int]) -> LossComparison | None:
     """As `compare`, with everything in float64; None if the loss does not take that."""
     doubled = copy.deepcopy(loss).double() if isinstance(loss, nn.Module) else loss
     return compare(doubled, map_tensors(double, output), map_tensors(double, target), sizes)
@@ -136,13 +136,13 @@ def rows(tensor: Tensor, start: int, size: int, total: int) -> Tensor:
 
 
 def refusal(
-    loss: Loss, comparison: Comparison, where: str, output: Any, target: Any, sizes: Sequence[int]
+    loss: Loss, comparison: LossComparison, where: str, output: Any, target: Any, sizes: Sequence[int]
 ) -> UsageError:
     """The error for a loss whose comparison differs, with the remedy that fits it; on these outputs and targets."""
     of_parts = OF_CROSS_ENTROPY if is_cross_entropy(loss, target) else OF_OTHERS
     remedy = (
         loss.remedy
-        if isinstance(loss, Trial)
+        if isinstance(loss, CheckedLoss)
         else TOGETHER
         if needs_all(loss, output, target, sizes)
         else COUNT.format(returned=of_parts)

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 from stretto.errors import UsageError
 from stretto.losses.comparison import FAILURES, Neighbours, compare, is_whole, preserved_buffers, refusal, repeated
 from stretto.losses.cross_entropy import Sum
-from stretto.losses.value import Loss, MeanOverExamples, Trial, call, is_elementwise
+from stretto.losses.value import CheckedLoss, Loss, MeanOverExamples, call, is_elementwise
 from stretto.nn.batch import IGNORED, Examples, to_device
 from stretto.nn.nested import map_tensors, tensors_of
 from stretto.nn.seeding import PreservedGenerator
@@ -126,7 +126,7 @@ def refuse_passed_on(loss: Loss, output: Any, target: Any, examples: int) -> Non
         return
     one, other = (each.total if isinstance(each, Sum) else each for each in (before, after))
     if not torch.equal(one, other):
-        remedy = loss.remedy if isinstance(loss, Trial) else PASSED_ON
+        remedy = loss.remedy if isinstance(loss, CheckedLoss) else PASSED_ON
         raise UsageError(
             "the loss passes on a number that the model computed of a whole micro-batch: averaged over parts of a "
             "minibatch it would be another loss wherever parts count unevenly (tokens that are not padding, say). "

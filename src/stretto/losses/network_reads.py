@@ -25,7 +25,7 @@ FILLS = {"append", "appendleft", "extend", "insert", "add", "update", "setdefaul
 MOST, FIRST = 10_000, 1_000  # objects that are looked at, in all and of one container
 
 
-class Reach:
+class SeenObjects:
     """What a function sees: modules, containers and code, by its closure, defaults, globals, and object."""
 
     def __init__(self, function: Any, network: set[nn.Module]) -> None:
@@ -142,18 +142,18 @@ def refuse_network_reads(
     for path, module in named:
         paths.setdefault(module, path)
     network = set(paths)
-    reach = Reach(loss, network)
-    if reach.modules:
-        names, parts = reach.names(), {part for module in reach.modules for part in module.modules()}
+    of_loss = SeenObjects(loss, network)
+    if of_loss.modules:
+        names, parts = of_loss.names(), {part for module in of_loss.modules for part in module.modules()}
         for module in sorted(parts & network, key=lambda module: paths[module]):
             if read := stored_in_forward(type(module)) & names:
                 raise UsageError(f"{title} reads {paths[module]}.{min(read)}, which forwards assign: {REMEDY}")
-    if reach.containers:
+    if of_loss.containers:
         for module, path in paths.items():
             for hooks in (module._forward_hooks, module._forward_pre_hooks):
                 for hook in hooks.values():
-                    seen = Reach(hook, network)
-                    if any(map(fills, seen.codes)) and seen.containers.keys() & reach.containers.keys():
+                    seen = SeenObjects(hook, network)
+                    if any(map(fills, seen.codes)) and seen.containers.keys() & of_loss.containers.keys():
                         raise UsageError(
                             f"{title} reads what the hook {getattr(hook, '__qualname__', type(hook).__name__)} of "
                             f"{path} puts into a container: {REMEDY}"

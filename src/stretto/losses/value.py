@@ -62,7 +62,7 @@ class MeanOfStage:
 
 
 @dataclass(frozen=True, eq=False)
-class Trial:
+class CheckedLoss:
     """A loss to be called by checks, and what to say where it is no mean over examples."""
 
     loss: Loss
@@ -77,7 +77,7 @@ def of_stage(loss: Loss, stage: int) -> Loss:
 
 
 def trial_of_stage(loss: Loss, stage: int) -> Loss:
-    return Trial(loss.trial(stage), loss.remedy) if isinstance(loss, MeanOfStage) else loss
+    return CheckedLoss(loss.trial(stage), loss.remedy) if isinstance(loss, MeanOfStage) else loss
 
 
 def mean(loss: Loss) -> MeanOverExamples:

@@ -44,7 +44,7 @@ class CarriedAttributes:
 
     def snapshot(self) -> Carried:
         """What they carry now, copied: tensors and containers, too."""
-        copies = Copies(self._latest)
+        copies = ValueCopies(self._latest)
         found = [
             (module, {name: copies.of(value) for name, value in states_of(module).items()}) for module in self._modules
         ]
@@ -52,7 +52,7 @@ class CarriedAttributes:
         return found
 
 
-class Copies:
+class ValueCopies:
     """Copies of values whose tensors and containers are copies; what two attributes share stays shared."""
 
     def __init__(self, former: Mapping[int, TensorCopy] | None = None) -> None:
@@ -90,7 +90,7 @@ class Copies:
 def exchanged_attributes(then: Carried) -> Iterator[None]:
     """In this block modules carry what they carried then; afterwards what they carry now."""
     now = [(vars(module), states_of(module)) for module, _ in then]
-    copies = Copies()
+    copies = ValueCopies()
     try:
         for module, values in then:
             put(vars(module), {name: copies.of(value) for name, value in values.items()})

@@ -106,7 +106,7 @@ class ReduceScatter(WatchedCollective):
     def __init__(self, replica_group: ReplicaGroup, *, late: bool) -> None:
         super().__init__(replica_group)
         self._late = late
-        self._begun: list[tuple[Tensor, Exchange]] = []
+        self._begun: list[tuple[Tensor, ShareExchange]] = []
 
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, op: Any, async_op: bool = False
@@ -127,7 +127,7 @@ class ReduceScatter(WatchedCollective):
                 exchange.sum(output)
 
 
-class Exchange(NamedTuple):
+class ShareExchange(NamedTuple):
     """Shares on their way to the replicas whose they are: own and received ones in the order of replicas."""
 
     shares: Sequence[Tensor]
@@ -146,7 +146,7 @@ class Exchange(NamedTuple):
             output.copy_(total)
 
 
-def reduce_scatter(gradients: Tensor, group: dist.ProcessGroup) -> Exchange:
+def reduce_scatter(gradients: Tensor, group: dist.ProcessGroup) -> ShareExchange:
     """Send each replica its share of `gradients` [replicas * share], and receive this one's of the others."""
     me, shares = dist.get_rank(group), list(gradients.chunk(dist.get_world_size(group)))
     sent = {other: [share] for other, share in enumerate(shares) if other != me}
@@ -154,4 +154,4 @@ def reduce_scatter(gradients: Tensor, group: dist.ProcessGroup) -> Exchange:
     works = posted(sent, received, group)
     for other, (share,) in received.items():
         shares[other] = share
-    return Exchange(shares, works, gradients)
+    return ShareExchange(shares, works, gradients)

@@ -59,7 +59,7 @@ class Proof:
 
 
 @dataclass
-class Observation:
+class ExampleRun:
     """What a run on the example came to."""
 
     outputs: tuple[Tensor, ...] = ()
@@ -138,7 +138,7 @@ def observe(
     training: bool,
     seeds: Sequence[int],
     most: int | None = None,
-) -> list[Observation]:
+) -> list[ExampleRun]:
     """A forward and a backward for each seed, in a row: what one leaves in buffers and attributes the next one finds.
 
     Afterwards everything is as before. At most `most` outputs are looked at.
@@ -161,11 +161,11 @@ def observe(
 
 def observe_once(
     run: Callable[..., Any], original: Original, inputs: Inputs, seed: int, most: int | None
-) -> Observation:
+) -> ExampleRun:
     """One forward and one backward with all generators seeded."""
     modules = dict(whole(original.roots).named_modules())
     parameters = dict(whole(original.roots).named_parameters())
-    seen, before = Observation(), attributes_of(modules)
+    seen, before = ExampleRun(), attributes_of(modules)
     for parameter in parameters.values():
         parameter.grad = None
     leaves = [x.detach().clone().requires_grad_(x.is_floating_point()) for x in inputs]
@@ -352,7 +352,7 @@ def shortened(gradient: Tensor | None) -> Tensor | None:
     return torch.cat([some, torch.linalg.vector_norm(gradient).reshape(1)])
 
 
-def first_difference(expected: Observation, actual: Observation) -> str | None:
+def first_difference(expected: ExampleRun, actual: ExampleRun) -> str | None:
     """What the stages come to that the model does not, None if they are alike."""
     if len(expected.outputs) != len(actual.outputs):
         return f"they give {len(actual.outputs)} tensors where the model gives {len(expected.outputs)}"
@@ -385,7 +385,7 @@ def first_difference(expected: Observation, actual: Observation) -> str | None:
     return f"they draw other random numbers from {drawn[0]}" if drawn else None
 
 
-def cause(expected: Observation, actual: Observation, carried: Sequence[str], roots: Sequence[nn.Module]) -> str:
+def cause(expected: ExampleRun, actual: ExampleRun, carried: Sequence[str], roots: Sequence[nn.Module]) -> str:
     """The construct of the forward that stages do not have, with a remedy; empty if none is known.
 
     carried: the attributes that follow the batch.
@@ -421,7 +421,7 @@ def cause(expected: Observation, actual: Observation, carried: Sequence[str], ro
     return ""
 
 
-def drawn_otherwise(expected: Observation, actual: Observation) -> list[str]:
+def drawn_otherwise(expected: ExampleRun, actual: ExampleRun) -> list[str]:
     """The generators that two runs leave in other states."""
     return [name for name, state in expected.generators.items() if state != actual.generators[name]]
 
