@@ -151,8 +151,9 @@ def cluster_in_words(cluster: "Cluster") -> str:
         for direction, rate in passes.items():
             speed = flops(1 / rate.per_flop) if rate.per_flop else ""
             moved = bytes_held(1 / rate.per_byte) if rate.per_byte else ""
-            lines.append((operator, direction, duration(rate.per_call), speed, moved, f"{number(rate.contention)}x",
-                          percent(rate.residual)))  # fmt: skip
+            others = f"{number(rate.contention)}x"
+            cells = (duration(rate.per_call), speed, moved, others, percent(rate.residual))
+            lines.append((operator, direction, *cells))
     links = [
         f"messages {name} nodes: alpha {duration(link.latency)}, beta {duration(1e6 * link.seconds_per_byte)} a MB, "
         f"residual {percent(link.residual)}"

@@ -193,9 +193,14 @@ def run(
         bar.note = f"{ended}/{runs} runs"
         command = shlex.join(["stretto", *map(without_password, sys.argv[1:])])
         outcome = study.compare(
-            opened, jobs=jobs, on_steps=on_steps, on_run=on_run, command=command, storage=storage,
+            opened,
+            jobs=jobs,
+            on_steps=on_steps,
+            on_run=on_run,
+            command=command,
+            storage=storage,
             tell=lambda text: print(f"stretto: {text}", file=sys.stderr),
-        )  # fmt: skip
+        )
     show_outcome(outcome, output)
     if operations:
         write_traces(opened, output)

@@ -30,9 +30,13 @@ NEGLIGIBLE = 1e-6  # share of a step's time: smaller terms are rounding errors
 
 
 def write_plan(
-    best: Plan, prices: Prices, objective: Objective, model: Costed, output: PlanOutput,
+    best: Plan,
+    prices: Prices,
+    objective: Objective,
+    model: Costed,
+    output: PlanOutput,
     measured: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """Write the plan's file, and with --export torch's files beside it; return the plan's as plain data.
 
     `measured` is what a trial of the plan came to, if there was one.
@@ -90,8 +94,10 @@ def summarize(best: Plan, found: Found, file: Mapping[str, Any], model: Costed, 
     }
     if model.options:
         facts["network"] = {
-            "model": model.name, "model_options": dict(model.options), "parameters": model.costs.parameters,
-        }  # fmt: skip
+            "model": model.name,
+            "model_options": dict(model.options),
+            "parameters": model.costs.parameters,
+        }
     if problem.cluster.is_uneven:
         kinds = problem.cluster.kinds
         facts["places"] = [
@@ -114,8 +120,8 @@ def summarize(best: Plan, found: Found, file: Mapping[str, Any], model: Costed, 
 def doubts_of(c: Candidate, problem: Problem) -> list[str]:
     """Why the predicted seconds may be wrong: doubts about the cluster's figures, and what is beyond them."""
     doubts = list(problem.cluster.doubts)
-    measured = [link.collectives[name].processes for link in problem.cluster.links.values() for name in NAMES
-                if name in link.collectives]  # fmt: skip
+    links = problem.cluster.links.values()
+    measured = [link.collectives[name].processes for link in links for name in NAMES if name in link.collectives]
     sharing = max(c.mesh.data, c.mesh.inside)
     if measured and sharing > max(measured):
         doubts.append(f"collectives among {sharing} processes follow from what {max(measured)} took")
@@ -223,10 +229,12 @@ def place_rows(places: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
         return f"{noun}{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}"
 
     return [
-        ("" if index else "placement",
-         f"{listed('stage', each['stages'])} on {listed('worker', each['workers'])} ({', '.join(each['devices'])})")
+        (
+            "" if index else "placement",
+            f"{listed('stage', each['stages'])} on {listed('worker', each['workers'])} ({', '.join(each['devices'])})",
+        )
         for index, each in enumerate(places)
-    ]  # fmt: skip
+    ]
 
 
 def passed_rows(passed: Sequence[Mapping[str, float]]) -> list[tuple[str, str]]:

@@ -85,9 +85,14 @@ def make_plan(settings: PlanSettings, failures: FailureSettings, output: PlanOut
         page = output.out.with_suffix(PAGE)
         with writing_to(page):
             facts["scaling"] = study_scaling(
-                problem, settings.model, output.scale, page, per_worker=output.per_worker, known=reliability,
+                problem,
+                settings.model,
+                output.scale,
+                page,
+                per_worker=output.per_worker,
+                known=reliability,
                 wanted=wanted,
-            )  # fmt: skip
+            )
     if output.json:
         print_json(facts)
     elif not output.quiet:
@@ -106,9 +111,12 @@ def costs_of(settings: PlanSettings, methods: Iterable[str], cluster: Cluster) -
         loss=settings.loss, metric=settings.metric, optimizer=settings.optimizer,
     )  # fmt: skip
     asked = CostRequest(
-        heads=tuple(heads), sharing=sharing_workers(settings, cluster), format=format_of(settings, cluster),
-        selective="selective" in (settings.recompute or RECOMPUTE), sequence=settings.sequence_parallel != "no",
-    )  # fmt: skip
+        heads=tuple(heads),
+        sharing=sharing_workers(settings, cluster),
+        format=format_of(settings, cluster),
+        selective="selective" in (settings.recompute or RECOMPUTE),
+        sequence=settings.sequence_parallel != "no",
+    )
     return model_costs.costed(requested, asked)
 
 

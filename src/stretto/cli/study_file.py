@@ -85,8 +85,10 @@ class StudyFile:
             if not isinstance(self.content.get(word, ""), str):
                 raise UsageError(f'{self.path}: {word} = {self.content[word]!r}: write {word} = "..."')
         if "title" not in self.content:
-            raise UsageError(f"{self.path}: a study file has a title: write title = \"...\" above all tables, and "
-                             "source and claim where it is a paper's")  # fmt: skip
+            raise UsageError(
+                f'{self.path}: a study file has a title: write title = "..." above all tables, and '
+                "source and claim where it is a paper's"
+            )
         for place, table in ((f"[{size}]", self.content.get(size, {})) for size in SIZES):
             self._check_table(place, table)
         parts = self.content.get("parts", {})

@@ -174,9 +174,14 @@ def train(
         # another launcher's command is the one that was given
         with unfinished(prepared, folder, command if launched == 1 else None):
             task = Task(
-                resolved, folder, timeout=processes.patience, trace=trace is not None, operations=trace_operations,
-                resume=claimed.step > 0, keeps=True,
-            )  # fmt: skip
+                resolved,
+                folder,
+                timeout=processes.patience,
+                trace=trace is not None,
+                operations=trace_operations,
+                resume=claimed.step > 0,
+                keeps=True,
+            )
             make_run(task, prepared, place, here=here, silent=output.silent or rank > 0)
         if rank == 0 and processes.nodes == 1:
             track_run(folder, resolved)

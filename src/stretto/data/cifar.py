@@ -51,9 +51,15 @@ def cifar100(*, path: str = "data/cifar-100-binary", augment: bool = True) -> Da
 
 
 def _load(
-    name: str, archive: str, folder: Path, files: tuple[Sequence[str], Sequence[str]], labels: int, classes: int,
-    *, augment: bool,
-) -> Dataset:  # fmt: skip
+    name: str,
+    archive: str,
+    folder: Path,
+    files: tuple[Sequence[str], Sequence[str]],
+    labels: int,
+    classes: int,
+    *,
+    augment: bool,
+) -> Dataset:
     (x, y), (test_x, test_y) = (_read(name, archive, folder, names, labels) for names in files)
     train, validation = stratify(y, (0.9,))
     mean, std = (stat(x[train], dim=(0, 2, 3), keepdim=True) for stat in (torch.mean, torch.std))

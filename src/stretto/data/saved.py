@@ -18,9 +18,15 @@ ROWS = 1000  # of text that are read at a time
 
 
 def saved(
-    *, path: str = "data/saved", side: int = 224, augment: bool = True, level: Level | Literal["bpe"] = "byte",
-    context: int = 64, vocabulary: int | None = None, tokenizer: str | None = None,
-) -> Dataset:  # fmt: skip
+    *,
+    path: str = "data/saved",
+    side: int = 224,
+    augment: bool = True,
+    level: Level | Literal["bpe"] = "byte",
+    context: int = 64,
+    vocabulary: int | None = None,
+    tokenizer: str | None = None,
+) -> Dataset:
     """The splits train, validation and test in the folder `path`; their columns decide what the task is.
 
     With an image and a class label: pictures of `side` x `side`, random crops in training unless `augment` is False.
@@ -45,9 +51,14 @@ def saved(
         choose("data set 'saved'", "level", level, ("byte", "word", "bpe"))
         if level == "bpe":
             made = tokenized(
-                "saved", {split: _source(stored[split], column) for split in SPLITS}, Path(path) / ".tokens", name,
-                context=context, vocabulary=vocabulary, tokenizer=tokenizer,
-            )  # fmt: skip
+                "saved",
+                {split: _source(stored[split], column) for split in SPLITS},
+                Path(path) / ".tokens",
+                name,
+                context=context,
+                vocabulary=vocabulary,
+                tokenizer=tokenizer,
+            )
         else:
             refuse_tokenizer("saved", tokenizer)
             texts = {split: "\n".join(stored[split][column]) for split in SPLITS}

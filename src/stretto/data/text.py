@@ -47,9 +47,15 @@ class Windows:
 
 
 def tokenized(
-    name: str, sources: Mapping[str, Source], cache: Path, source: str, *, context: int,
-    vocabulary: int | None, tokenizer: str | None,
-) -> Dataset:  # fmt: skip
+    name: str,
+    sources: Mapping[str, Source],
+    cache: Path,
+    source: str,
+    *,
+    context: int,
+    vocabulary: int | None,
+    tokenizer: str | None,
+) -> Dataset:
     """Cut each split into windows that do not overlap: x int64 [N, context], y the same one token later.
 
     The tokens are those of the file `tokenizer` (a tokenizer.json), or of a byte-pair encoding that is learned from the
@@ -150,11 +156,14 @@ LM1B_ARCHIVE = "https://www.statmt.org/lm-benchmark/1-billion-word-language-mode
 LM1B = "heldout-monolingual.tokenized.shuffled/news.en.heldout-0000{}-of-00050"
 FILES = {
     "train": (
-        "train.txt", "wiki.train.tokens", "wiki.train.raw", "training-monolingual.tokenized.shuffled/news.en-*-of-*",
+        "train.txt",
+        "wiki.train.tokens",
+        "wiki.train.raw",
+        "training-monolingual.tokenized.shuffled/news.en-*-of-*",
     ),
     "validation": ("validation.txt", "valid.txt", "wiki.valid.tokens", "wiki.valid.raw", LM1B.format(1)),
     "test": ("test.txt", "wiki.test.tokens", "wiki.test.raw", LM1B.format(0)),
-}  # fmt: skip
+}
 
 # A paragraph's end, a line's end, a word, a number, a run of one punctuation mark ("***", "=="); blanks are dropped.
 _WORD = re.compile(r"\n\n+|\n|[^\W\d]\w*|\d+|([^\w\s])\1*")
@@ -163,9 +172,13 @@ Level = Literal["byte", "word"]
 
 
 def text(
-    *, path: str = "data/text", level: Level | Literal["bpe"] = "byte", context: int = 64,
-    vocabulary: int | None = None, tokenizer: str | None = None,
-) -> Dataset:  # fmt: skip
+    *,
+    path: str = "data/text",
+    level: Level | Literal["bpe"] = "byte",
+    context: int = 64,
+    vocabulary: int | None = None,
+    tokenizer: str | None = None,
+) -> Dataset:
     """Text from train.txt, validation.txt and test.txt (UTF-8) in the folder `path`, or WikiText's or LM1B's files.
 
     `level`, `context` and `vocabulary` are those of `language`. At level "bpe" the text may be larger than memory, and
@@ -175,9 +188,14 @@ def text(
     files = {split: _files(Path(path), split) for split in SPLITS}
     if level == "bpe":
         made = tokenized(
-            "text", {split: _source(paths) for split, paths in files.items()}, Path(path) / ".tokens",
-            f"The text in {path}", context=context, vocabulary=vocabulary, tokenizer=tokenizer,
-        )  # fmt: skip
+            "text",
+            {split: _source(paths) for split, paths in files.items()},
+            Path(path) / ".tokens",
+            f"The text in {path}",
+            context=context,
+            vocabulary=vocabulary,
+            tokenizer=tokenizer,
+        )
         return replace(made, options={"path": path, **made.options})
     refuse_tokenizer("text", tokenizer)
     texts = {split: "".join(file.read_text(encoding="utf-8") for file in paths) for split, paths in files.items()}

@@ -22,9 +22,13 @@ Pair = tuple[Sequence[str], Sequence[str]]
 
 
 def translation(
-    name: str, pairs: Mapping[str, Sequence[Pair]], source: str, options: Mapping[str, object],
-    *, vocabulary: int | None = None,
-) -> Dataset:  # fmt: skip
+    name: str,
+    pairs: Mapping[str, Sequence[Pair]],
+    source: str,
+    options: Mapping[str, object],
+    *,
+    vocabulary: int | None = None,
+) -> Dataset:
     """Splits with x int64 [N, 2, T] and y int64 [N, T]; T is the length of the longest sentence of all splits plus 1.
 
     x[:, 0] is the sentence; x[:, 1] the decoder's input, BEGIN and the translation; y the decoder's target, the

@@ -102,9 +102,10 @@ def decoder(features: Sequence[int], inputs: Sequence[int]) -> nn.Module:
     if len(features) == len(inputs) == 4:
         return nn.Sequential(
             Enlarged(inputs[2:]),
-            nn.Conv2d(features[1], CHANNELS, 3, padding=1), nn.ReLU(),
+            nn.Conv2d(features[1], CHANNELS, 3, padding=1),
+            nn.ReLU(),
             nn.Conv2d(CHANNELS, inputs[1], 3, padding=1),
-        )  # fmt: skip
+        )
     width, size = math.prod(features[1:]), math.prod(inputs[1:])
     hidden = min(width, size)
     return nn.Sequential(

@@ -131,9 +131,11 @@ class Cure:
         corrections = sum(isinstance(each, Correction) for each in passes)
         formers = sum(isinstance(each, Prediction) and each.form == "weight" for each in passes)
         return WeightCopies(
-            forward=int(self.forward in passes), backward=int(self.backward in passes), always=formers + corrections,
+            forward=int(self.forward in passes),
+            backward=int(self.backward in passes),
+            always=formers + corrections,
             updating=corrections,
-        )  # fmt: skip
+        )
 
     @property
     def predictions(self) -> list[Prediction]:

@@ -96,8 +96,10 @@ def in_microbatches(
 def check_even(name: str, num_stages: int) -> None:
     """Raise UsageError for an odd number of stages but 1."""
     if num_stages % 2 and num_stages > 1:
-        raise UsageError(f"{name} wants two stages for each worker, so an even number of stages, not {num_stages}: "
-                         f"use {num_stages - 1} or {num_stages + 1} stages")  # fmt: skip
+        raise UsageError(
+            f"{name} wants two stages for each worker, so an even number of stages, not {num_stages}: "
+            f"use {num_stages - 1} or {num_stages + 1} stages"
+        )
 
 
 def two_each(num_stages: int) -> int:

@@ -250,9 +250,14 @@ def vit(
             f"take side={-(-side // patch) * patch}, or another patch"
         )
     options = DecoderOptions(
-        depth=depth, width=width, heads=heads, context=(side // patch) ** 2 + 1, hidden=hidden, attention=attention,
+        depth=depth,
+        width=width,
+        heads=heads,
+        context=(side // patch) ** 2 + 1,
+        hidden=hidden,
+        attention=attention,
         dropout=dropout,
-    )  # fmt: skip
+    )
     shape = block_shape("vit", options, causal=False)
     recipe: Recipe = [
         partial(PatchStart, shape, patch),
@@ -332,9 +337,13 @@ def block_shape(model: str, options: DecoderOptions, *, causal: bool) -> BlockSh
     shared = heads if options.kv_heads is None else options.kv_heads
     units = 4 * width if options.hidden is None else options.hidden
     counts = {
-        "depth": options.depth, "width": width, "heads": heads, "context": options.context, "kv_heads": shared,
+        "depth": options.depth,
+        "width": width,
+        "heads": heads,
+        "context": options.context,
+        "kv_heads": shared,
         "hidden": units,
-    }  # fmt: skip
+    }
     for option, value in counts.items():
         whole(owner, option, value)
     choose(owner, "attention", options.attention, ATTENTIONS)

@@ -105,8 +105,14 @@ def imagenet_alexnet(*, channels: int = 3, area: int = 36, hidden: int = 4096, c
 
     pool, norm = partial(nn.MaxPool2d, 3, 2), partial(nn.LocalResponseNorm, 5)
     recipe: Recipe = [
-        partial(convolution, channels, 96, 11, stride=4), partial(nn.ReLU), pool, norm,
-        partial(convolution, 96, 256, 5, groups=2), partial(nn.ReLU), pool, norm,
+        partial(convolution, channels, 96, 11, stride=4),
+        partial(nn.ReLU),
+        pool,
+        norm,
+        partial(convolution, 96, 256, 5, groups=2),
+        partial(nn.ReLU),
+        pool,
+        norm,
         partial(activated, partial(convolution, 256, 384, 3)),
         partial(activated, partial(convolution, 384, 384, 3, groups=2)),
         partial(activated, partial(convolution, 384, 256, 3, groups=2)),
@@ -114,7 +120,7 @@ def imagenet_alexnet(*, channels: int = 3, area: int = 36, hidden: int = 4096, c
         partial(_flat, 256 * area, hidden),
         partial(activated, partial(_linear, hidden, hidden)),
         partial(_linear, hidden, classes),
-    ]  # fmt: skip
+    ]
     return recipe
 
 
@@ -164,9 +170,15 @@ def vgg(dataset: Dataset, *, depth: int = 11, norm: str = "batch", hidden: int =
 
 
 def imagenet_vgg(
-    *, depth: int, norm: str = "none", hidden: int = 4096, channels: int = 3, area: int = 49, classes: int = 1000,
+    *,
+    depth: int,
+    norm: str = "none",
+    hidden: int = 4096,
+    channels: int = 3,
+    area: int = 49,
+    classes: int = 1000,
     convolutional: bool = False,
-) -> Recipe:  # fmt: skip
+) -> Recipe:
     """The same network without data; `area` is the number of pixels behind the last pooling, a square.
 
     `convolutional`: the first two Linear are convolutions, of all pixels and of one, as timm has them.

@@ -107,9 +107,10 @@ class Basic(Residual):
 
     def __init__(self, inputs: int, width: int, *, stride: int = 1, norm: str = "batch") -> None:
         branch = nn.Sequential(
-            *_normalised(inputs, width, 3, stride, norm=norm), nn.ReLU(inplace=True),
+            *_normalised(inputs, width, 3, stride, norm=norm),
+            nn.ReLU(inplace=True),
             *_normalised(width, width, 3, norm=norm),
-        )  # fmt: skip
+        )
         super().__init__(branch, inputs, width, stride=stride, norm=norm)
 
 
@@ -121,10 +122,12 @@ class Bottleneck(Residual):
     ) -> None:
         outputs = outputs or 4 * width
         branch = nn.Sequential(
-            *_normalised(inputs, width, 1, norm=norm), nn.ReLU(inplace=True),
-            *_normalised(width, width, 3, stride, norm=norm), nn.ReLU(inplace=True),
+            *_normalised(inputs, width, 1, norm=norm),
+            nn.ReLU(inplace=True),
+            *_normalised(width, width, 3, stride, norm=norm),
+            nn.ReLU(inplace=True),
             *_normalised(width, outputs, 1, norm=norm),
-        )  # fmt: skip
+        )
         super().__init__(branch, inputs, outputs, stride=stride, norm=norm)
 
 

@@ -30,8 +30,10 @@ MODELS: Mapping[str, Callable[..., Recipe]] = {
 }  # fmt: skip
 
 _TASKS = dict.fromkeys(MODELS, "classification") | {
-    "transformer": "language", "encoder-decoder": "translation", "unet": "segmentation",
-}  # fmt: skip
+    "transformer": "language",
+    "encoder-decoder": "translation",
+    "unet": "segmentation",
+}
 
 
 def padded_cross_entropy(output: Tensor, target: Tensor) -> Tensor:
@@ -45,9 +47,11 @@ def padded_cross_entropy(output: Tensor, target: Tensor) -> Tensor:
 
 
 _LOSSES: Mapping[str, Loss] = {
-    "classification": CrossEntropy(), "language": token_cross_entropy, "translation": mean(padded_cross_entropy),
+    "classification": CrossEntropy(),
+    "language": token_cross_entropy,
+    "translation": mean(padded_cross_entropy),
     "segmentation": CrossEntropy(),
-}  # fmt: skip
+}
 
 
 def build(name: str, dataset: Dataset, *, seed: int = 0, **options: object) -> Model:

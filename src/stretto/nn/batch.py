@@ -194,8 +194,10 @@ def check_examples(x: tuple[Tensor, ...] | None, y: Any, *, cuts: bool) -> int |
     if cuts and x is not None:
         for number, tensor in enumerate(x):
             if num_examples(tensor, f"x[{number}]") != examples:
-                raise UsageError(f"x holds tensors of {shapes(x)}: they are cut along their first dimension, the "
-                                 f"examples, so all of them need the same length there; {NOT_CUT}")  # fmt: skip
+                raise UsageError(
+                    f"x holds tensors of {shapes(x)}: they are cut along their first dimension, the "
+                    f"examples, so all of them need the same length there; {NOT_CUT}"
+                )
     if cuts and isinstance(y, tuple) and len(y) > 1 and len(y) == examples and all(isinstance(p, dict) for p in y):
         raise UsageError(
             f"y is a list of {len(y)} dicts, one for each example: only tensors whose first dimension counts the "

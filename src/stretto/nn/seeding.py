@@ -67,11 +67,11 @@ class ForwardSeeds:
         self._generator.manual_seed(derive(self._base, microbatch))
 
 
-DRAWS = {
-    "bernoulli", "binomial", "cauchy", "exponential", "geometric", "log_normal", "multinomial", "normal",
-    "normal_functional", "poisson", "rand", "rand_like", "randint", "randint_like", "randn", "randn_like", "random",
-    "randperm", "uniform", "_standard_gamma", "native_dropout",
-}  # fmt: skip
+NAMES = (
+    "bernoulli binomial cauchy exponential geometric log_normal multinomial normal normal_functional poisson rand "
+    "rand_like randint randint_like randn randn_like random randperm uniform _standard_gamma native_dropout"
+)
+DRAWS = frozenset(NAMES.split())
 CONSTANT = 0.5
 LOWEST = {"randint": 0, "randint_like": 1, "random_": 1, "random": 1}  # where an operator is given it, if it is
 

@@ -15,9 +15,13 @@ NUMBERS = (int, float)
 NEEDED = {"lr", "momentum", "dampening", "weight_decay", "nesterov", "betas", "eps", "alpha", "rho", "lr_decay"}
 """Keys that optimizers' groups have had in every version of torch; torch itself sets newer keys if they are missing."""
 SIDES = {
-    "left_correlation": 0, "right_correlation": 1, "left_product": 0, "right_product": 1, "left_basis": 0,
+    "left_correlation": 0,
+    "right_correlation": 1,
+    "left_product": 0,
+    "right_product": 1,
+    "left_basis": 0,
     "right_basis": 1,
-}  # fmt: skip
+}
 """State of SOAP and of a rotation for a matrix [m, n]: [m, m] for 0, [n, n] for 1."""
 MISFITS = (RuntimeError, ValueError, KeyError, TypeError, AttributeError, IndexError)
 

@@ -204,11 +204,7 @@ def muon(
     others = [parameter for (_, parameter), is_hidden in zip(named, hidden, strict=True) if not is_hidden]
     made: list[torch.optim.Optimizer] = []
     if matrices:
-        made.append(
-            torch.optim.Muon(
-                matrices, lr, weight_decay, momentum, nesterov, adjust_lr_fn=adjust_lr_fn
-            )
-        )  # fmt: skip
+        made.append(torch.optim.Muon(matrices, lr, weight_decay, momentum, nesterov, adjust_lr_fn=adjust_lr_fn))
     if others:
         made.append(torch.optim.AdamW(others, lr, betas, eps, weight_decay))
     combined = CombinedOptimizer(made)

@@ -70,11 +70,13 @@ def read_record(kind: type[R], values: Any, place: str) -> R:
     required = [each for each in fields(record) if each.default is MISSING and each.default_factory is MISSING]
     if missing := [each.name for each in required if each.name not in values]:
         raise UsageError(f"{place} lacks {', '.join(missing)}; it has {', '.join(values) or 'nothing'}")
-    return kind(**{
-        name: converted(values[name], hint, f"{place}: {name}")
-        for name, hint in hints_of(record).items()
-        if name in values
-    })  # fmt: skip
+    return kind(
+        **{
+            name: converted(values[name], hint, f"{place}: {name}")
+            for name, hint in hints_of(record).items()
+            if name in values
+        }
+    )
 
 
 def converted(value: Any, hint: Any, place: str) -> Any:

@@ -288,9 +288,11 @@ def memory_chart(
         "kind:N", scale=alt.Scale(domain=list(MEMORY_COLORS), range=list(MEMORY_COLORS.values())), legend=legend
     )
     hints = [alt.Tooltip("method:N"), alt.Tooltip("kind:N"), alt.Tooltip("text:N", title="held")]
-    bars = Layer(data(rows)).mark_bar(height={"band": 0.72}).encode(
-        x=x, y=y, color=shade, order=alt.Order("rank:Q"), tooltip=hints
-    )  # fmt: skip
+    bars = (
+        Layer(data(rows))
+        .mark_bar(height={"band": 0.72})
+        .encode(x=x, y=y, color=shade, order=alt.Order("rank:Q"), tooltip=hints)
+    )
     return alt.LayerChart(layer=[bars], width="container", height=BAR_HEIGHT * len(order) + MARGIN)
 
 

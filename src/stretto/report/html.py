@@ -69,8 +69,11 @@ def _templates() -> "Environment":
 
     return jinja2.Environment(
         loader=jinja2.FunctionLoader(lambda name: files("stretto.report").joinpath(name).read_text(encoding="utf-8")),
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True,
-    )  # fmt: skip
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
 
 
 def _script_json(data: Any) -> str:

@@ -57,19 +57,25 @@ class InspectedRun:
         cosines = [measurement.cosines for measurement in with_field(self.record, "cosines")]
         return [
             (
-                f"{stage}", what, self.heads[stage] or units.NONE, f"{self.delays[stage]}",
+                f"{stage}",
+                what,
+                self.heads[stage] or units.NONE,
+                f"{self.delays[stage]}",
                 units.number(losses[stage]) if losses else units.NONE,
                 first_and_last([by_stage[stage] for by_stage in cosines if by_stage is not None]),
                 units.percent(probes[stage]) if probes else units.NONE,
             )
             for stage, what in enumerate(self.stages)
-        ]  # fmt: skip
+        ]
 
     @property
     def missing(self) -> list[str]:
         """Sentences on what was not measured, with the flag that measures it."""
-        wanted = {"cosine": ("cosines", "no cosines and no losses of heads"), "probes": ("probes", "no linear probes"),
-                  "filters": ("filters", "no filters")}  # fmt: skip
+        wanted = {
+            "cosine": ("cosines", "no cosines and no losses of heads"),
+            "probes": ("probes", "no linear probes"),
+            "filters": ("filters", "no filters"),
+        }
         without = {name: what for name, (field, what) in wanted.items() if self.last(field) is None}
         advised = [name for name in without if name != "filters" or len(without) == len(wanted)]
         sentences = (

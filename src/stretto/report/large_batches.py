@@ -278,11 +278,16 @@ def tradeoff_chart(
 ) -> alt.LayerChart:
     """Steps against examples to one train loss, a point a batch size, and the hyperbola through them."""
     rows: Rows = [
-        {"method": name, "steps": steps, "value": examples, "size": f"{batch}",
-         "text": f"batch {batch}: {units.number(steps)} steps, {units.number(examples)} examples"}
+        {
+            "method": name,
+            "steps": steps,
+            "value": examples,
+            "size": f"{batch}",
+            "text": f"batch {batch}: {units.number(steps)} steps, {units.number(examples)} examples",
+        }
         for name, by_batch in reached.items()
         for batch, (steps, examples) in by_batch.items()
-    ]  # fmt: skip
+    ]
     fitted: Rows = [
         {"method": name, "steps": curve.steps(batch), "value": batch * curve.steps(batch), "batch": batch}
         for name, curve in curves.items()

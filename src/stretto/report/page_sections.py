@@ -135,10 +135,13 @@ def _unfinished(page: Page) -> dict[str, Any] | None:
     if progress is None:
         return {"runs": runs}
     return {
-        "runs": runs, "left": time_told(progress.seconds_left), "percent": units.percent(progress.share, 0),
-        "reload": round(progress.reload), "written": round(progress.written),
+        "runs": runs,
+        "left": time_told(progress.seconds_left),
+        "percent": units.percent(progress.share, 0),
+        "reload": round(progress.reload),
+        "written": round(progress.written),
         "mark": f"{len(page.records)}/{page.planned}",
-    }  # fmt: skip
+    }
 
 
 def _first(page: Page, look: Mapping[str, Style], specs: ChartSpecs) -> dict[str, Any] | None:
@@ -148,9 +151,12 @@ def _first(page: Page, look: Mapping[str, Style], specs: ChartSpecs) -> dict[str
         return None
     place = specs.add("frontier-first", frontier.frontier_chart(panel, look, height=340))
     return {
-        "goal": panel.goal, "missing": ", ".join(panel.missing), "lost": frontier.lost(panel), "place": place,
+        "goal": panel.goal,
+        "missing": ", ".join(panel.missing),
+        "lost": frontier.lost(panel),
+        "place": place,
         "pictures": [frontier.SVG, frontier.PNG] if place and not page.progress else [],
-    }  # fmt: skip
+    }
 
 
 def _swept(records: Sequence[Record]) -> str:

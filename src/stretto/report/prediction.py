@@ -129,17 +129,15 @@ def compare_with_prediction(
         without_messages = period_of(schedule, rules, RunPrediction(source="", durations=measured))
         ideal = period_of(schedule, rules, RunPrediction(source="", durations=prediction.durations))
         step = median(steps.values())
+        waits = max(0.0, step - without_messages)
         rows = [
             Comparison(name="a step", unit="s", measured=step, predicted=seconds),
-            Comparison(name="of it communication", unit="s", measured=max(0.0, step - without_messages),
-                       predicted=seconds - ideal),
+            Comparison(name="of it communication", unit="s", measured=waits, predicted=seconds - ideal),
             *computes(computed, schedule, prediction),
-            *(
-                Comparison(name=f"worker {worker} stands still", unit="s", measured=max(0.0, step - busy),
-                         predicted=seconds - busy_of(schedule, worker, prediction))
-                for worker, busy in enumerate(computed)
-            ),
-        ]  # fmt: skip
+        ]
+        for worker, busy in enumerate(computed):
+            name, idle = f"worker {worker} stands still", seconds - busy_of(schedule, worker, prediction)
+            rows.append(Comparison(name=name, unit="s", measured=max(0.0, step - busy), predicted=idle))
     rows += memory(recordings, schedule, rules, prediction, held or {})
     return PredictedRun(
         run=recorded.run,
@@ -169,17 +167,21 @@ def compare_short_run(
         seconds = sum(expected.values())
     rows = [Comparison(name="all steps", unit="s", measured=measured.seconds, predicted=seconds)]
     if not recorded.emulated:
-        rows += [
-            Comparison(name=f"of them {phase}", unit="s", measured=measured.in_phase(phase),
-                     predicted=simulated.in_phase(phase))
-            for phase in (RAMP, STEADY, DRAIN)
-            if any(each.name == phase for each in (*measured.phases, *simulated.phases))
-        ]  # fmt: skip
+        for phase in (RAMP, STEADY, DRAIN):
+            if any(each.name == phase for each in (*measured.phases, *simulated.phases)):
+                took, expects = measured.in_phase(phase), simulated.in_phase(phase)
+                rows.append(Comparison(name=f"of them {phase}", unit="s", measured=took, predicted=expects))
     rows += memory(recorded.training, recorded.schedule, recorded.rules, prediction, held, turns=len(stretch.turns))
     return PredictedRun(
-        run=recorded.run, method=recorded.method, source=prediction.source, steps=steps,
-        seconds=fmean(expected.values()), rows=tuple(rows), emulated=recorded.emulated, expected=expected,
-    )  # fmt: skip
+        run=recorded.run,
+        method=recorded.method,
+        source=prediction.source,
+        steps=steps,
+        seconds=fmean(expected.values()),
+        rows=tuple(rows),
+        emulated=recorded.emulated,
+        expected=expected,
+    )
 
 
 def one_device(schedule: Schedule, turns: range, prediction: RunPrediction) -> dict[int, float]:
@@ -211,11 +213,11 @@ def computing(recordings: Sequence[Recording], schedule: Schedule, turns: Collec
 
 def computes(computed: Sequence[float], schedule: Schedule, prediction: RunPrediction) -> list[Comparison]:
     """Measured and predicted seconds that each worker computes per minibatch."""
+    expected = [busy_of(schedule, worker, prediction) for worker in range(len(computed))]
     return [
-        Comparison(name=f"worker {worker} computes", unit="s", measured=busy,
-                 predicted=busy_of(schedule, worker, prediction))
+        Comparison(name=f"worker {worker} computes", unit="s", measured=busy, predicted=expected[worker])
         for worker, busy in enumerate(computed)
-    ]  # fmt: skip
+    ]
 
 
 def busy_of(schedule: Schedule, worker: int, prediction: RunPrediction) -> float:
@@ -244,9 +246,13 @@ def drawn_period(schedule: Schedule, rules: Rules, prediction: RunPrediction) ->
 
     settled, averaged = 4 * (schedule.drain + 1), 12  # turns
     timeline = simulate(
-        schedule, rules, settled + averaged + schedule.drain + 1, prediction.durations,
-        network=prediction.network, sizes=prediction.sizes or no_bytes,
-    )  # fmt: skip
+        schedule,
+        rules,
+        settled + averaged + schedule.drain + 1,
+        prediction.durations,
+        network=prediction.network,
+        sizes=prediction.sizes or no_bytes,
+    )
     kind, stage, offset = schedule.body[0][0]
     starts = {
         span.action.microbatch // schedule.per_turn: span.start
@@ -258,9 +264,14 @@ def drawn_period(schedule: Schedule, rules: Rules, prediction: RunPrediction) ->
 
 
 def memory(
-    recordings: Sequence[Recording], schedule: Schedule, rules: Rules, prediction: RunPrediction,
-    held: Mapping[str, Sequence[float]], *, turns: int | None = None,
-) -> list[Comparison]:  # fmt: skip
+    recordings: Sequence[Recording],
+    schedule: Schedule,
+    rules: Rules,
+    prediction: RunPrediction,
+    held: Mapping[str, Sequence[float]],
+    *,
+    turns: int | None = None,
+) -> list[Comparison]:
     """The most that each stage holds at any time: forwards, and bytes where they are known.
 
     Of a run of so many `turns`; of one with a steady state unless they are given.
@@ -272,14 +283,14 @@ def memory(
     rows = []
     for stage in range(schedule.num_stages):
         keeps = timeline.peak_graphs[stage] + timeline.peak_inputs[stage]
-        rows.append(Comparison(name=f"stage {stage}, forwards held", unit="", measured=counted.get(stage),
-                             predicted=keeps))  # fmt: skip
+        name = f"stage {stage}, forwards held"
+        rows.append(Comparison(name=name, unit="", measured=counted.get(stage), predicted=keeps))
         bytes_ = {"weights": prediction.weights, "activations": [of_one * keeps for of_one in prediction.activations]}
         for what, by_stage in bytes_.items():
             if by_stage:
-                measured = held.get(what, ())
-                rows.append(Comparison(name=f"stage {stage}, {what}", unit="B", predicted=by_stage[stage],
-                                     measured=float(measured[stage]) if measured else None))  # fmt: skip
+                name, measured = f"stage {stage}, {what}", held.get(what, ())
+                of_stage = float(measured[stage]) if measured else None
+                rows.append(Comparison(name=name, unit="B", measured=of_stage, predicted=by_stage[stage]))
     return rows
 
 
@@ -337,16 +348,25 @@ def predicted_chart(run: PredictedRun) -> "alt.LayerChart":
     scale, unit = units.time_unit(max(longest, typical))
     most = CLIPPED_AT * max(typical, longest)
     points = [
-        {"step": step, "value": min(seconds, most) / scale, "what": "measured", "took": units.duration(seconds),
-         "error": units.percent(run.predicted(step) / seconds - 1) if seconds else units.NONE}
+        {
+            "step": step,
+            "value": min(seconds, most) / scale,
+            "what": "measured",
+            "took": units.duration(seconds),
+            "error": units.percent(run.predicted(step) / seconds - 1) if seconds else units.NONE,
+        }
         for step, seconds in steps
-    ]  # fmt: skip
+    ]
     shown = [step for step, _ in steps] if run.expected else [steps[0][0], steps[-1][0]]
     ends = [
-        {"step": step, "value": min(run.predicted(step), most) / scale, "what": "predicted",
-         "took": units.duration(run.predicted(step))}
+        {
+            "step": step,
+            "value": min(run.predicted(step), most) / scale,
+            "what": "predicted",
+            "took": units.duration(run.predicted(step)),
+        }
         for step in shown
-    ]  # fmt: skip
+    ]
     x = alt.X("step:Q", title="step", scale=alt.Scale(nice=False, zero=False), axis=alt.Axis(format="d", tickCount=8))
     top = min(most, 1.1 * max(longest, *(seconds for _, seconds in steps))) / scale
     y = alt.Y("value:Q", title=f"a step, {unit}", scale=alt.Scale(domain=[0, top]), axis=alt.Axis(tickCount=5))

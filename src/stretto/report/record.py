@@ -13,10 +13,9 @@ from stretto.options.kinds import read_record
 LEAST_FALL = 0.05  # of the train loss, below which a run is stuck: losses of a sample move by some per cent
 STATUSES = ("finished", "diverged")
 NUMBERS = (  # of a record
-    "train_loss", "train_accuracy", "validation_loss", "validation_accuracy", "validation_bleu",
-    "test_loss", "test_accuracy", "test_bleu", "metrics", "test_metrics",
-    "total_flops", "serial_flops", "seconds", "seconds_per_step",
-)  # fmt: skip
+    "train_loss train_accuracy validation_loss validation_accuracy validation_bleu test_loss test_accuracy test_bleu "
+    "metrics test_metrics total_flops serial_flops seconds seconds_per_step"
+)
 ANSWERS = 0.1  # of the first evaluation's errors: a run that has mended more has learned something
 BY_STAGE = ("cosines", "local_losses", "probes", "filters", "filter_shape")  # of measurements
 
@@ -153,7 +152,7 @@ class Record(Stored):
     def __post_init__(self) -> None:
         if self.status not in STATUSES:
             raise UsageError(f"run {self.id!r}: status is {self.status!r}; write one of {', '.join(STATUSES)}")
-        _check_numbers(self, f"run {self.id!r}", NUMBERS)
+        _check_numbers(self, f"run {self.id!r}", NUMBERS.split())
         steps = [point.step for point in self.points]
         if steps != sorted(steps):
             raise UsageError(f"run {self.id!r}: its evaluations are at steps {steps}; write them in order of step")

@@ -214,9 +214,14 @@ class Excerpt:
 
 
 def excerpts(
-    recorded: RecordedRun, stretch: Stretch, turns: range, durations: Durations,
-    *, network: "Network | None" = None, sizes: "Sizes | None" = None,
-) -> tuple[Excerpt, Excerpt]:  # fmt: skip
+    recorded: RecordedRun,
+    stretch: Stretch,
+    turns: range,
+    durations: Durations,
+    *,
+    network: "Network | None" = None,
+    sizes: "Sizes | None" = None,
+) -> tuple[Excerpt, Excerpt]:
     """Turns of a stretch as recorded, and as many simulated, under the same numbers.
 
     From the first turn of the stretch on both have the ramp, up to its last one the drain. Elsewhere the simulation
@@ -375,11 +380,16 @@ def whole_run(recorded: RecordedRun, stretch: Stretch, durations: Durations) -> 
     measured, simulated = windows(recorded, stretch, shown, durations)
     full = recorded.schedule.drain + 1
     return Timelines(
-        run=recorded.run, method=recorded.method, turns=len(shown), measured=measured, simulated=simulated,
-        period=None, emulated=recorded.emulated,
+        run=recorded.run,
+        method=recorded.method,
+        turns=len(shown),
+        measured=measured,
+        simulated=simulated,
+        period=None,
+        emulated=recorded.emulated,
         operations=longest_operations(recorded.training, MOST_OPERATIONS),
         steps=f"{named(shown)} of {len(stretch.turns)}; the ramp takes {full} step{'s' * (full > 1)}",
-    )  # fmt: skip
+    )
 
 
 def ends_of(recorded: RecordedRun, stretch: Stretch, turns: int) -> dict[str, range]:

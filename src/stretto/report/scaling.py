@@ -85,10 +85,17 @@ class ScaledPlan:
         if self.seconds is None:
             return (f"{self.workers:,}", self.way, "does not fit", *[units.NONE] * (len(HEADS) - 3))
         return (
-            f"{self.workers:,}", self.way, f"{self.used:,}", self.plan, f"{self.batch:,}", units.duration(self.seconds),
-            units.number(self.throughput), units.percent(self.efficiency), units.percent(self.utilisation),
+            f"{self.workers:,}",
+            self.way,
+            f"{self.used:,}",
+            self.plan,
+            f"{self.batch:,}",
+            units.duration(self.seconds),
+            units.number(self.throughput),
+            units.percent(self.efficiency),
+            units.percent(self.utilisation),
             "simulation" if self.simulated else "closed form",
-        )  # fmt: skip
+        )
 
     @property
     def failure_cells(self) -> tuple[str, ...]:
@@ -105,9 +112,15 @@ def table(rows: Sequence[ScaledPlan]) -> list[tuple[str, ...]]:
 
 
 def study_scaling(
-    problem: Problem, model: str, numbers: Sequence[int], file: Path,
-    *, per_worker: bool, known: Reliability | None = None, wanted: Sequence[str] = (),
-) -> dict[str, Any]:  # fmt: skip
+    problem: Problem,
+    model: str,
+    numbers: Sequence[int],
+    file: Path,
+    *,
+    per_worker: bool,
+    known: Reliability | None = None,
+    wanted: Sequence[str] = (),
+) -> dict[str, Any]:
     """Plan for every number of workers, write the page, and give both as plain data.
 
     `known` is of failures; `wanted` are the names of what it takes to know them, if something is missing.
@@ -123,13 +136,20 @@ def study_scaling(
         **failure_facts(rows, known),
     }
     build_scaling(
-        file, model=model, cluster=problem.cluster.name, scaled=rows, by_batch=by_batch, per_worker=per_worker,
+        file,
+        model=model,
+        cluster=problem.cluster.name,
+        scaled=rows,
+        by_batch=by_batch,
+        per_worker=per_worker,
         facts=facts,
-    )  # fmt: skip
+    )
     return {
-        "page": str(file), "rows": [asdict(row) for row in rows], "batches": [asdict(row) for row in by_batch],
+        "page": str(file),
+        "rows": [asdict(row) for row in rows],
+        "batches": [asdict(row) for row in by_batch],
         "goodput_needs": list(wanted),
-    }  # fmt: skip
+    }
 
 
 def failure_facts(rows: Sequence[ScaledPlan], known: Reliability | None) -> dict[str, str]:
@@ -147,9 +167,15 @@ def failure_facts(rows: Sequence[ScaledPlan], known: Reliability | None) -> dict
 
 
 def build_scaling(
-    path: Path, *, model: str, cluster: str, scaled: Sequence[ScaledPlan], by_batch: Sequence[ScaledPlan],
-    per_worker: bool, facts: Mapping[str, str],
-) -> Path:  # fmt: skip
+    path: Path,
+    *,
+    model: str,
+    cluster: str,
+    scaled: Sequence[ScaledPlan],
+    by_batch: Sequence[ScaledPlan],
+    per_worker: bool,
+    facts: Mapping[str, str],
+) -> Path:
     """Write the page to `path` and return it. `scaled` varies the workers, `by_batch` the batch size."""
     specs = ChartSpecs()
     ways = list(dict.fromkeys(row.way for row in (*scaled, *by_batch)))
@@ -174,7 +200,8 @@ def build_scaling(
         "verdict": verdict(fitting),
         "facts": list(facts.items()),
         "legend": [{"way": way, "style": style} for way, style in styles.items()],
-        "batches": "Every worker has a batch of its own, which adds to that of all." if per_worker
+        "batches": "Every worker has a batch of its own, which adds to that of all."
+        if per_worker
         else "The batch stays as it is, however many workers share it.",
         **{name.partition("-")[0]: specs.add(name, drawn) for name, drawn in charts.items()},
         "has_goodput": bool(lost),
@@ -182,7 +209,7 @@ def build_scaling(
         "heads": heads,
         "rows": rows,
         "specs": specs.to_json(),
-    }  # fmt: skip
+    }
     return write(fill("plan.html.j2", shown), path)
 
 
@@ -210,9 +237,14 @@ def share_axis(title: str, **scale: Any) -> dict[str, Any]:
 
 
 def chart(
-    plans: Sequence[ScaledPlan], styles: Mapping[str, Style], field: str, y: str | Mapping[str, Any],
-    *, x: str = "workers", perfect: Sequence[Mapping[str, float]] = (),
-) -> alt.LayerChart | None:  # fmt: skip
+    plans: Sequence[ScaledPlan],
+    styles: Mapping[str, Style],
+    field: str,
+    y: str | Mapping[str, Any],
+    *,
+    x: str = "workers",
+    perfect: Sequence[Mapping[str, float]] = (),
+) -> alt.LayerChart | None:
     """A line with points for each kind of plan: a `field` of each against its `x`. None without plans.
 
     The axes are logarithmic; `y` is the title of one, or a channel of another. `perfect` are points of a dotted line.
@@ -220,11 +252,20 @@ def chart(
     if not plans:
         return None
     rows = [
-        {"at": getattr(row, x), "value": getattr(row, field), "way": row.way, "plan": row.plan, "used": row.used,
-         "batch": row.batch, "step": units.duration(row.seconds or 0.0),
-         "speed": f"{units.number(row.throughput)} examples/s", "goodput": units.percent(row.goodput)}
-        for row in plans if getattr(row, field) is not None
-    ]  # fmt: skip
+        {
+            "at": getattr(row, x),
+            "value": getattr(row, field),
+            "way": row.way,
+            "plan": row.plan,
+            "used": row.used,
+            "batch": row.batch,
+            "step": units.duration(row.seconds or 0.0),
+            "speed": f"{units.number(row.throughput)} examples/s",
+            "goodput": units.percent(row.goodput),
+        }
+        for row in plans
+        if getattr(row, field) is not None
+    ]
     values = [*(getattr(row, field) or 0.0 for row in plans), *(end["value"] for end in perfect)]
     x_axis = alt.X("at:Q", **log_axis([getattr(row, x) for row in plans], TITLES[x]))
     y_axis = alt.Y("value:Q", **(log_axis(values, y) if isinstance(y, str) else y))
@@ -247,8 +288,8 @@ def chart(
 def describe(facts: Mapping[str, Any]) -> list[str | list[tuple[str, ...]]]:
     """Two tables: plans by the number of workers, and plans by the batch size."""
     rows, by_batch = ([ScaledPlan(**row) for row in facts[key]] for key in ("rows", "batches"))
-    cells = [(f"{row.batch:,}", row.way, *row.cells[3:4], *row.cells[5:7], row.cells[8])
-             for row in by_batch if row.seconds is not None]  # fmt: skip
+    fitting = [row for row in by_batch if row.seconds is not None]
+    cells = [(f"{row.batch:,}", row.way, *row.cells[3:4], *row.cells[5:7], row.cells[8]) for row in fitting]
     missing = facts["goodput_needs"]
     return [
         table(rows),

@@ -116,9 +116,9 @@ def _limits(cutoffs: Sequence[Panel], names: Sequence[str]) -> list[str]:
 def _only(here: tuple[str, ...], found: Sequence[Panel], names: Sequence[str]) -> str:
     values = _listed([_value(panel) for panel in found])
     rest = [name for name in names if name not in here]
-    others = f"none of the other {len(rest)} methods does" if len(rest) > MOST_NAMES else (
-        f"{_listed(rest)} {'does' if len(rest) == 1 else 'do'} not"
-    )  # fmt: skip
+    others = f"{_listed(rest)} {'does' if len(rest) == 1 else 'do'} not"
+    if len(rest) > MOST_NAMES:
+        others = f"none of the other {len(rest)} methods does"
     who = f"only {here[0]} gets there" if len(here) == 1 else f"{_listed(here)} get there"
     return f"At {found[0].metric.label} {values}, {who}: {others}."
 

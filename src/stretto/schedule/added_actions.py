@@ -64,8 +64,10 @@ def with_recompute(schedule: Schedule, size: int | None = None) -> Schedule:
     num_stages = schedule.num_stages
     drains = all(action.microbatch >= 0 for body in schedule.body for action in body if action.kind != BESIDE)
     if drains and size is not None and size > 1 and num_stages > 1:
-        raise UsageError(f"recompute={size}: in a pipeline that drains with every minibatch the stages of a segment "
-                         "would wait for each other; use recompute=True, each stage on its own")  # fmt: skip
+        raise UsageError(
+            f"recompute={size}: in a pipeline that drains with every minibatch the stages of a segment "
+            "would wait for each other; use recompute=True, each stage on its own"
+        )
     size = size or (1 if drains else max(1, round(math.sqrt(num_stages))))
     orders = schedule.body if drains else map(schedule.of_stage, range(num_stages))
     waiting = {stage for order in orders for stage in waits(order)}

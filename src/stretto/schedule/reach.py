@@ -61,8 +61,10 @@ class Reach:
     def _checked_stops(self) -> Iterator[tuple[int, int]]:
         for stage, hops in enumerate(self.hops):
             if hops is not None and not 0 <= hops <= stage:
-                raise ScheduleError(f"reach {self.hops}: the head of stage {stage} reaches {hops} stages down; "
-                                    f"between 0 and {stage} exist")  # fmt: skip
+                raise ScheduleError(
+                    f"reach {self.hops}: the head of stage {stage} reaches {hops} stages down; "
+                    f"between 0 and {stage} exist"
+                )
         predicted = -1  # the last one so far
         for stage, stop in self._stops():
             predicted = stage if stage in self.predicted else predicted

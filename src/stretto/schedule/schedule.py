@@ -39,11 +39,14 @@ class Schedule:
             for action in actions:
                 check_action(action, worker)
                 if action.kind not in KINDS:
-                    raise ScheduleError(f"worker {worker}: {action} has the unknown kind {action.kind!r}; "
-                                        f"kinds are {', '.join(KINDS)}")  # fmt: skip
+                    raise ScheduleError(
+                        f"worker {worker}: {action} has the unknown kind {action.kind!r}; kinds are {', '.join(KINDS)}"
+                    )
                 if action.microbatch >= self.per_turn:
-                    raise ScheduleError(f"worker {worker}: {action} is for a micro-batch that enters in a later turn; "
-                                        f"offsets go up to per_turn - 1 = {self.per_turn - 1}")  # fmt: skip
+                    raise ScheduleError(
+                        f"worker {worker}: {action} is for a micro-batch that enters in a later turn; "
+                        f"offsets go up to per_turn - 1 = {self.per_turn - 1}"
+                    )
                 if action in seen:
                     raise ScheduleError(f"worker {worker}: {action} stands twice in the body")
                 if home.setdefault(action.stage, worker) != worker:

@@ -247,8 +247,12 @@ class CompareSettings(Settings):
     """A study: every method over the same sweep of learning rates and batch sizes, with the same seeds."""
 
     added: ClassVar[Mapping[str, Any]] = {
-        **Settings.added, "data_parallel": 1, "tensor": 1, "space": [1, 1], "sync": "all-reduce",
-    }  # fmt: skip
+        **Settings.added,
+        "data_parallel": 1,
+        "tensor": 1,
+        "space": [1, 1],
+        "sync": "all-reduce",
+    }
 
     methods: Annotated[tuple[str, ...], TEXTS] = ("backprop", "greedy", "overlapping", "chunked(chunks=2)")
     """Methods with their options, separated by commas or blanks; all stands for every one that can run, async and local

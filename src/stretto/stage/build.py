@@ -72,9 +72,13 @@ class StageBuilder:
         """
         specification = self.specification
         refuse_hooks(
-            f"stage {index}", module, tied=[tie.parameter for tie in self.ties], per_update=self.rules.per_update,
-            replicas=specification.mesh.data, stashed=specification.method.weights not in ("live", "current"),
-        )  # fmt: skip
+            f"stage {index}",
+            module,
+            tied=[tie.parameter for tie in self.ties],
+            per_update=self.rules.per_update,
+            replicas=specification.mesh.data,
+            stashed=specification.method.weights not in ("live", "current"),
+        )
         parts = self._parts(index, module, head)
         optimizer = parts.optimizer
         place = self._place(index, optimizer)

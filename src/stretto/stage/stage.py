@@ -631,8 +631,9 @@ class Stage:
         if not counts and self._is_last:
             warnings.warn(
                 f"update {finished}: nothing of its minibatch counts in the loss (it returned a count of 0), so no "
-                "weights change", stacklevel=1,
-            )  # fmt: skip
+                "weights change",
+                stacklevel=1,
+            )
         self._divisors, self._divisor = [], None
         if self.optimizer is not None:
             if not counts:

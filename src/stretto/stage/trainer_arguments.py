@@ -234,8 +234,10 @@ def build_scheduler(scheduler: Callable[[Any], Any], optimizer: torch.optim.Opti
     """The scheduler that the user's function makes. Raises UsageError if it has no step(), or needs a metric."""
     built = called("scheduler", scheduler, optimizer, wanted="a function of the optimizer that returns a scheduler")
     if isinstance(built, torch.optim.lr_scheduler.ReduceLROnPlateau):
-        raise UsageError("ReduceLROnPlateau needs a metric, which a stage's update does not have: choose a scheduler "
-                         "that depends on the number of updates alone")  # fmt: skip
+        raise UsageError(
+            "ReduceLROnPlateau needs a metric, which a stage's update does not have: choose a scheduler "
+            "that depends on the number of updates alone"
+        )
     if not callable(getattr(built, "step", None)):
         raise UsageError(
             f"scheduler returned {type(built).__name__}, which has no step(): give a function of the optimizer"

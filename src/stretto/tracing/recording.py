@@ -21,13 +21,20 @@ FORMAT = 1
 LIMIT = 1 << 18  # events kept of a recording: about 40 MB in memory, 15 MB on disk
 FILES = "trace-worker-*.jsonl"
 HEADER: Mapping[str, Any] = {
-    "worker": int, "name": str, "host": str, "process": int, "offset": int, "dropped": int,
-}  # fmt: skip
+    "worker": int,
+    "name": str,
+    "host": str,
+    "process": int,
+    "offset": int,
+    "dropped": int,
+}
 NAME, TIME, NUMBER = {str, int, float}, {int}, {int, float}
 EVENTS = {  # the types of an event's parts, by its kind
-    "span": (NAME, NAME, TIME, TIME), "sent": (NAME, TIME, TIME), "received": (NAME, TIME, TIME),
+    "span": (NAME, NAME, TIME, TIME),
+    "sent": (NAME, TIME, TIME),
+    "received": (NAME, TIME, TIME),
     "count": (NAME, TIME, NUMBER),
-}  # fmt: skip
+}
 
 
 class Span(NamedTuple):

@@ -75,8 +75,10 @@ def refuse_arguments(args: TrainingArguments) -> None:
         )
     config: Any = args.accelerator_config
     if config.dispatch_batches:
-        raise UsageError("accelerator_config: dispatch_batches=True reads batches on rank 0 alone, but each process "
-                         "reads all of them: leave it out")  # fmt: skip
+        raise UsageError(
+            "accelerator_config: dispatch_batches=True reads batches on rank 0 alone, but each process "
+            "reads all of them: leave it out"
+        )
 
 
 def refuse_overridden(trainer: Any, base: type, names: dict[str, str]) -> None:
@@ -124,9 +126,10 @@ def parted_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str
     """Keyword arguments of transformers.Trainer, and those of stretto.Trainer. Raises UsageError for any other."""
     of_transformers = inspect.signature(Trainer.__init__).parameters
     of_stretto = [
-        name for name, parameter in inspect.signature(PipelineTrainer.__init__).parameters.items()
+        name
+        for name, parameter in inspect.signature(PipelineTrainer.__init__).parameters.items()
         if parameter.kind is parameter.KEYWORD_ONLY and name not in SET_BY_ARGUMENTS
-    ]  # fmt: skip
+    ]
     for name in options:
         if name in SET_BY_ARGUMENTS:
             raise UsageError(f"StrettoTrainer({name}=...) is set by {SET_BY_ARGUMENTS[name]}")

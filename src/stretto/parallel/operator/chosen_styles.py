@@ -293,8 +293,10 @@ def check(module: nn.Module, plan: Mapping[str, str]) -> None:
     paths = {path for path, _ in module.named_modules()}
     for path, style in plan.items():
         if path not in paths:
-            raise UsageError(f"stretto.parallel.tensor: plan names {path!r}, but the module has no such layer: "
-                             f"{nearest(path, paths - {''})}")  # fmt: skip
+            raise UsageError(
+                f"stretto.parallel.tensor: plan names {path!r}, but the module has no such layer: "
+                f"{nearest(path, paths - {''})}"
+            )
         one_of(f"stretto.parallel.tensor: plan[{path!r}]", style, STYLES)
 
 
@@ -319,13 +321,16 @@ def planned_role(layer: nn.Module, path: str, style: str, axis: Axis) -> Role:
         return Role("vocabulary", checked(axis.cuts(layer.num_embeddings), where, "rows"))
     dims = weight_dims(layer)
     if dims is None:
-        raise UsageError(f"{where} is neither nn.Linear nor nn.Conv1d, nn.Conv2d, nn.Conv3d: name such a layer, "
-                         'or use "replicate"')  # fmt: skip
+        raise UsageError(
+            f'{where} is neither nn.Linear nor nn.Conv1d, nn.Conv2d, nn.Conv3d: name such a layer, or use "replicate"'
+        )
     if groups(layer) > 1:
         role = groups_role(layer, axis)
         if style != "column" or role is None:
-            raise UsageError(f'{where} has {groups(layer)} groups: only "column" can cut them, for at most '
-                             f"{groups(layer)} processes; the tensor axis has {axis.size}")  # fmt: skip
+            raise UsageError(
+                f'{where} has {groups(layer)} groups: only "column" can cut them, for at most '
+                f"{groups(layer)} processes; the tensor axis has {axis.size}"
+            )
         return role
     sliced = style.endswith("-sliced")
     if style.startswith("column"):
@@ -336,8 +341,10 @@ def planned_role(layer: nn.Module, path: str, style: str, axis: Axis) -> Role:
 def checked(sizes: tuple[int, ...], where: str, what: str) -> tuple[int, ...]:
     """The sizes of a cut. Raises UsageError if a process would have none."""
     if min(sizes) == 0:
-        raise UsageError(f"{where} has {sum(sizes)} {what} for {len(sizes)} processes: use at most {sum(sizes)} "
-                         'on the tensor axis, or use "replicate"')  # fmt: skip
+        raise UsageError(
+            f"{where} has {sum(sizes)} {what} for {len(sizes)} processes: use at most {sum(sizes)} "
+            'on the tensor axis, or use "replicate"'
+        )
     return sizes
 
 

@@ -137,8 +137,11 @@ class RowConv3d(RowConv, nn.Conv3d):
 
 
 ROWS: dict[type[nn.Module], type[nn.Module]] = {
-    nn.Linear: RowLinear, nn.Conv1d: RowConv1d, nn.Conv2d: RowConv2d, nn.Conv3d: RowConv3d,
-}  # fmt: skip
+    nn.Linear: RowLinear,
+    nn.Conv1d: RowConv1d,
+    nn.Conv2d: RowConv2d,
+    nn.Conv3d: RowConv3d,
+}
 
 
 def channels(layer: nn.Module, role: Role, axis: Axis) -> None:

@@ -40,8 +40,11 @@ def per_dim(value: Any, count: int) -> Numbers:
 def check_dims(func: Func, x: Slab, count: int) -> None:
     """Refuse a slab that is not [N, C] and then `count` dims, the last ones cut."""
     if x.ndim != count + 2 or any(dim < -count for dim in x.cut.dims):
-        raise refusal(func, f"it takes [N, C] and {count} spatial dims; this image is {tuple(x.cut.whole(x.shape))}, "
-                            f"cut along dims {x.cut.dims}")  # fmt: skip
+        raise refusal(
+            func,
+            f"it takes [N, C] and {count} spatial dims; this image is {tuple(x.cut.whole(x.shape))}, "
+            f"cut along dims {x.cut.dims}",
+        )
 
 
 @dataclass(frozen=True)

@@ -190,7 +190,8 @@ def fetch_cells(func: Func, x: Slab, sizes: Numbers) -> tuple[Tensor, ImageCut, 
     output_cut = cut.resized(tuple(sizes[dim] for dim in cut.dims), f"{func.__name__} {place_of_call()}")
     windows = tuple(map(CellWindow, output_cut.sizes))
     all_cells = [cells(size, count) for size, count in zip(cut.sizes, output_cut.sizes, strict=True)]
-    spans = list(zip(all_cells, windows, output_cut.spans, cut.sizes, strict=True))
-    local_cells = [[cell.relative_to(window.rows(out, size).start) for cell in axis[out.start : out.stop]]
-                   for axis, window, out, size in spans]  # fmt: skip
+    local_cells = [
+        [cell.relative_to(window.rows(out, size).start) for cell in axis[out.start : out.stop]]
+        for axis, window, out, size in zip(all_cells, windows, output_cut.spans, cut.sizes, strict=True)
+    ]
     return fetch(x, cut, axis_rows(windows, cut.sizes, parts)), output_cut, local_cells

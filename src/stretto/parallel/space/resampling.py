@@ -1,7 +1,7 @@
 """Functions that change an image's size: padding, interpolation, pixel shuffle."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -51,6 +51,12 @@ def cut_anew(result: Tensor, input: Slab, cut: ImageCut) -> Tensor:
     return slab(result, cut)
 
 
+def rows_of_hulls(cut: ImageCut, hulls: Sequence[Sequence[RowRange]]) -> tuple[AxisRows, ...]:
+    """Along each cut axis, the input rows of every process, and the rows in the hull that it wants."""
+    axes = zip(hulls, cut.sizes, cut.grid.parts, strict=True)
+    return tuple(AxisRows(cuts(size, p), tuple(want(rows, size) for rows in axis)) for axis, size, p in axes)
+
+
 @lru_cache(maxsize=256)
 def padded_axis_rows(size: int, before: int, after: int, mode: str, parts: int) -> AxisRows:
     """The rows of one axis on every process, and the rows that it wants of the padded axis."""
@@ -92,9 +98,7 @@ def interpolate(
     ]
     parts = zip(cut.dims, cut.grid.parts, output_cut.sizes, strict=True)
     hulls = [[hull(axes[dim][0][slice(*out)]) for out in cuts(m, p)] for dim, p, m in parts]
-    axis_rows = tuple(AxisRows(cuts(n, p), tuple(want(rows, n) for rows in hulls_of_axis))
-                  for hulls_of_axis, n, p in zip(hulls, cut.sizes, cut.grid.parts, strict=True))  # fmt: skip
-    result = fetch(input, cut, axis_rows)
+    result = fetch(input, cut, rows_of_hulls(cut, hulls))
     origins = {dim: axis[at].start for dim, axis, at in zip(cut.dims, hulls, cut.grid.place, strict=True)}
     outs = dict(zip(cut.dims, output_cut.spans, strict=True))
     for dim in range(-count, 0):
@@ -162,11 +166,9 @@ def pixel_shuffle(func: Func, input: Slab, upscale_factor: int) -> Any:
     """
     r, cut = upscale_factor, input.cut
     output_cut = cut.resized(tuple(size * r for size in cut.sizes), f"pixel_shuffle {place_of_call()}")
-    hulls = [[RowRange(out.start // r, -(-out.stop // r)) for out in cuts(size, p)]
-             for size, p in zip(output_cut.sizes, cut.grid.parts, strict=True)]  # fmt: skip
-    axis_rows = tuple(AxisRows(cuts(size, p), tuple(want(rows, size) for rows in axis))
-                  for axis, size, p in zip(hulls, cut.sizes, cut.grid.parts, strict=True))  # fmt: skip
-    result = func(fetch(input, cut, axis_rows), r)
+    parts = zip(output_cut.sizes, cut.grid.parts, strict=True)
+    hulls = [[RowRange(out.start // r, -(-out.stop // r)) for out in cuts(size, p)] for size, p in parts]
+    result = func(fetch(input, cut, rows_of_hulls(cut, hulls)), r)
     for dim, axis, at, out in zip(cut.dims, hulls, cut.grid.place, output_cut.spans, strict=True):
         result = result.narrow(dim, out.start - axis[at].start * r, out.size)
     return slab(result, output_cut)
@@ -179,9 +181,9 @@ def pixel_unshuffle(func: Func, input: Slab, downscale_factor: int) -> Any:
         raise refusal(func, f"the image's sizes {cut.sizes} along the cut dims are not multiples of {r}")
     output_cut = cut.resized(tuple(size // r for size in cut.sizes), f"pixel_unshuffle {place_of_call()}")
     window = SlidingWindow(r, r)
-    axis_rows = tuple(AxisRows(cuts(size, p), tuple(want(window.hull(out), size) for out in cuts(size // r, p)))
-                  for size, p in zip(cut.sizes, cut.grid.parts, strict=True))  # fmt: skip
-    return slab(func(fetch(input, cut, axis_rows), r), output_cut)
+    parts = zip(cut.sizes, cut.grid.parts, strict=True)
+    hulls = [[window.hull(out) for out in cuts(size // r, p)] for size, p in parts]
+    return slab(func(fetch(input, cut, rows_of_hulls(cut, hulls)), r), output_cut)
 
 
 __all__ = ["ImageCut", "interpolate", "pad", "pixel_shuffle", "pixel_unshuffle"]

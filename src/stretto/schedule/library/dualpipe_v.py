@@ -33,8 +33,10 @@ def dualpipe_v(num_stages: int, num_workers: int, microbatches: int) -> Schedule
     at_least_one(num_stages=num_stages, num_workers=num_workers, microbatches=microbatches)
     check_two_stages_each(num_stages, num_workers)
     if microbatches < num_stages:
-        raise UsageError(f"microbatches={microbatches} for num_stages={num_stages}: dualpipe-v needs at least "
-                         f"{num_stages} micro-batches, as many as stages")  # fmt: skip
+        raise UsageError(
+            f"microbatches={microbatches} for num_stages={num_stages}: dualpipe-v needs at least "
+            f"{num_stages} micro-batches, as many as stages"
+        )
     body = []
     for worker in range(num_workers):
         order = list(paired_order(worker, num_workers, microbatches))

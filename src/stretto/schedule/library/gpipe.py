@@ -56,8 +56,10 @@ def contiguous(num_stages: int, num_workers: int) -> list[range]:
     """The stages of each worker, contiguous. Raises UsageError where a worker would have none."""
     at_least_one(num_stages=num_stages, num_workers=num_workers)
     if num_workers > num_stages:
-        raise UsageError(f"num_workers={num_workers} for num_stages={num_stages}: a worker would have no stage; "
-                         f"use at most {num_stages} workers, or split the model into {num_workers} stages")  # fmt: skip
+        raise UsageError(
+            f"num_workers={num_workers} for num_stages={num_stages}: a worker would have no stage; "
+            f"use at most {num_stages} workers, or split the model into {num_workers} stages"
+        )
     return backprop_and_local.assign(num_stages, num_workers)
 
 

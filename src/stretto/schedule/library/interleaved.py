@@ -64,8 +64,10 @@ def loops(num_stages: int, num_workers: int) -> range:
     contiguous(num_stages, num_workers)
     if num_stages % num_workers:
         fewer = num_stages - num_stages % num_workers
-        raise UsageError(f"num_stages={num_stages} on num_workers={num_workers}: every worker must have as many "
-                         f"stages; use {fewer} or {fewer + num_workers} stages")  # fmt: skip
+        raise UsageError(
+            f"num_stages={num_stages} on num_workers={num_workers}: every worker must have as many "
+            f"stages; use {fewer} or {fewer + num_workers} stages"
+        )
     return range(0, num_stages, num_workers)
 
 
@@ -78,8 +80,10 @@ def equal_rounds(num_workers: int, microbatches: int) -> list[range]:
     if not fits(microbatches):
         fewer = next(count for count in range(microbatches - 1, 0, -1) if fits(count))
         more = next(count for count in range(microbatches + 1, 2 * microbatches) if fits(count))
-        raise UsageError(f"microbatches={microbatches} on num_workers={num_workers}: {microbatches // num_workers} "
-                         f"rounds cannot be equally long; use {fewer} or {more} micro-batches")  # fmt: skip
+        raise UsageError(
+            f"microbatches={microbatches} on num_workers={num_workers}: {microbatches // num_workers} "
+            f"rounds cannot be equally long; use {fewer} or {more} micro-batches"
+        )
     size = microbatches // max(1, microbatches // num_workers)
     return [range(first, first + size) for first in range(0, microbatches, size)]
 

@@ -48,8 +48,10 @@ def pipedream_2bw(num_stages: int, num_workers: int, microbatches: int) -> Sched
     """
     at_least_one(num_stages=num_stages, microbatches=microbatches)
     if microbatches < num_stages:
-        raise UsageError(f"microbatches={microbatches} for num_stages={num_stages}: two versions of the weights are "
-                         f"not enough; use at least {num_stages} micro-batches, or paci")  # fmt: skip
+        raise UsageError(
+            f"microbatches={microbatches} for num_stages={num_stages}: two versions of the weights are "
+            f"not enough; use at least {num_stages} micro-batches, or paci"
+        )
     return endless(num_stages, num_workers, lambda stage: num_stages - 1 - stage, microbatches)
 
 

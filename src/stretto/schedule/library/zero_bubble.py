@@ -95,8 +95,10 @@ def check_two_stages_each(num_stages: int, num_workers: int) -> None:
     """Raise UsageError unless there are twice as many stages as workers."""
     if num_stages != 2 * num_workers:
         other = "" if num_stages % 2 else f", or {num_stages // 2} workers"
-        raise UsageError(f"num_stages={num_stages} on num_workers={num_workers}: every worker holds two stages; "
-                         f"use {2 * num_workers} stages{other}")  # fmt: skip
+        raise UsageError(
+            f"num_stages={num_stages} on num_workers={num_workers}: every worker holds two stages; "
+            f"use {2 * num_workers} stages{other}"
+        )
 
 
 def v_order(worker: int, num_workers: int, microbatches: int) -> Iterator[Action]:
