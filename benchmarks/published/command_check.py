@@ -11,7 +11,7 @@ from stretto.cli.planning import format_of
 from stretto.cost import Cluster
 from stretto.cost.attained import dtype_of_products
 from stretto.cost.cluster_file import find_cluster
-from stretto.models.families import family_member
+from stretto.models.published import family_member
 from stretto.plan.planned_methods import names_of
 from stretto.plan.problem import RECOMPUTE, SHARDS
 from stretto.settings.planning import SEQUENCE, PlanSettings

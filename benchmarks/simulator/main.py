@@ -18,8 +18,8 @@ import stretto
 from stretto.schedule import Reach, Rules, Schedule
 from stretto.schedule.library.pipedream import pipedream, pipelined_backprop
 from stretto.schedule.lower import lower
-from stretto.simulate import Link, Network, PeriodicTimeline, Transport, run_kernel, simulate_periodic, unit_costs
-from stretto.simulate.engine import execute, transfers
+from stretto.simulate import Link, Network, PeriodicTimeline, Transport, simulate_periodic, unit_costs
+from stretto.simulate.engine import compiled, execute, transfers
 from stretto.simulate.simulator import table_of
 
 Plan = tuple[Schedule, Rules]
@@ -104,7 +104,7 @@ def main() -> None:
             made = plan(make, 1024 // min(shrink, 64))
             big.append(large(name + label, made, 4096 // min(shrink, 16), links, chosen.rounds))
     machine = {"python": platform.python_version(), "numpy": np.__version__, "machine": platform.machine(),
-               "numba": importlib.metadata.version("numba") if run_kernel.compiled() else None}  # fmt: skip
+               "numba": importlib.metadata.version("numba") if compiled() else None}  # fmt: skip
     chosen.out.write_text(json.dumps({"machine": machine, "speed": rows, "large": big}, indent=1) + "\n")
 
 

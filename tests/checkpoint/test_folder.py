@@ -289,7 +289,7 @@ def test_reading_runs_no_code_from_the_file(tmp_path):
     partial = begin(tmp_path / "run")
     write_stage(partial, 0, state(1))
     (partial / "stage-0" / ".metadata").write_bytes(pickle.dumps(Evil()))
-    digest = checkpoint.digest.digest_of(partial / "stage-0")
+    digest = checkpoint.manifest.digest_of(partial / "stage-0")
     finish(partial, tmp_path / "run", manifest(stages=[digest]))
     with pytest.raises(UsageError, match=r"stage-0 cannot be read.*pathlib.*Path.touch is no part of"):
         read_stage(tmp_path / "run", 0)

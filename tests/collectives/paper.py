@@ -4,7 +4,7 @@ from collections import defaultdict, deque
 
 import numpy as np
 
-from stretto.collectives.calls import START_RECEIVE, START_SEND, WAIT_RECEIVE, WAIT_SEND
+from stretto.collectives.reduce import START_RECEIVE, START_SEND, WAIT_RECEIVE, WAIT_SEND
 
 MODES = ("buffered", "early", "late", "random")
 

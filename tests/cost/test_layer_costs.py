@@ -12,8 +12,7 @@ from pairwise import slow_where
 from stretto import UsageError
 from stretto.cost import Affine, ModelCosts
 from stretto.measure import faking, layer_costs
-from stretto.models.families import decoder
-from stretto.models.published import PUBLISHED, published
+from stretto.models.published import PUBLISHED, decoder, published
 from stretto.models.transformer import Block
 from stretto.nn.flop_counter import counting
 

@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from stretto.data import load
-from stretto.data.number_words import english, german
-from stretto.data.translation import BEGIN, END, PAD, translation
+from stretto.data.translation import BEGIN, END, PAD, english, german, translation
 from stretto.errors import UsageError
 from stretto.nn.batch import IGNORED
 

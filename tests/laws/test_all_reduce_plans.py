@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from collectives.paper import MODES, Paper
 from pairwise import in_turn, slow_where
 from stretto.collectives import ALGORITHMS, Step, formula, plans, price, traffic
-from stretto.collectives.calls import lower
 from stretto.collectives.library.double_tree import BLOCK, MOST_BLOCKS, blocks_of
 from stretto.collectives.library.hierarchical import nodes_of
+from stretto.collectives.reduce import lower
 from stretto.errors import ScheduleError, UsageError
 
 LENGTH = 840 * 2 * MOST_BLOCKS  # parts of up to eight processes, and blocks, are alike

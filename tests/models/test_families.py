@@ -14,8 +14,20 @@ from stretto.measure import layer_costs
 from stretto.measure.tensor_costs import published_tensor_costs, tensor_costs
 from stretto.measure.traced_layers import alike
 from stretto.models.core_attention import CoreAttention, Dropout, FusedAttention
-from stretto.models.families import FAMILIES, decoder, encoder, family_member, resnet, unet, vgg, vit
-from stretto.models.published import PUBLISHED, is_planned_only, planned_network, shape_options
+from stretto.models.published import (
+    FAMILIES,
+    PUBLISHED,
+    decoder,
+    encoder,
+    family_member,
+    is_planned_only,
+    planned_network,
+    resnet,
+    shape_options,
+    unet,
+    vgg,
+    vit,
+)
 from stretto.models.residual_block import ResidualBlock, ResidualSum, RMSNorm, rotary
 from stretto.models.transformer import rotated
 from stretto.nn.chain import Chain

@@ -7,7 +7,7 @@ from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 
 from stretto import UsageError
 from stretto.measure.layer_flops import layer_costs
-from stretto.models.families import decoder, encoder, megatron_token_loss
+from stretto.models.published import decoder, encoder, megatron_token_loss
 from stretto.models.residual_block import EagerGELU, EarlyFusedAttention, attention_2022
 from stretto.nn.chain import Chain
 

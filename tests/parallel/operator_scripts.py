@@ -16,7 +16,7 @@ from laws.operator_cases import check, close, mesh_of, same, turns
 from parallel.networks import ResNet
 from parallel.scripts import begin, end
 from parallel.transformer_blocks import GPT2, BertLayer, GPT2Block, Llama, LlamaDecoderLayer, LlamaModel, ViTLayer
-from stretto.models.families import DecoderOptions, block_shape
+from stretto.models.published import DecoderOptions, block_shape
 from stretto.models.residual_block import blocks
 from stretto.models.transformer import Block, Embedding, Unembedding
 from stretto.parallel.operator.piece import pieces

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from stretto.models.families import decoder
+from stretto.models.published import decoder
 from stretto.parallel.operator.heads import attentions
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from pairwise import slow_where
 from simulate.test_oracle import random_network, random_plan
-from stretto.simulate import run_kernel, simulate
+from stretto.simulate import engine, simulate
 
 NUMBA = importlib.util.find_spec("numba") is not None
 
@@ -19,7 +19,7 @@ NUMBA = importlib.util.find_spec("numba") is not None
 def test_compiled_and_not(monkeypatch, seed):
     found = []
     for pays in (0, 10**9):
-        monkeypatch.setattr(run_kernel, "MIN_ACTIONS", pays)
+        monkeypatch.setattr(engine, "MIN_ACTIONS", pays)
         generator = random.Random(seed)
         schedule, rules = random_plan(generator)
         network = random_network(generator, schedule.num_workers)
@@ -33,8 +33,8 @@ def test_compiled_and_not(monkeypatch, seed):
 
 
 def test_without_numba_the_same_functions_run_as_they_stand(monkeypatch):
-    monkeypatch.setattr(run_kernel, "compiled", lambda: None)
-    monkeypatch.setattr(run_kernel, "MIN_ACTIONS", 0)
+    monkeypatch.setattr(engine, "compiled", lambda: None)
+    monkeypatch.setattr(engine, "MIN_ACTIONS", 0)
     schedule, rules = random_plan(random.Random(1))
     assert simulate(schedule, rules, 3).makespan > 0
 
@@ -44,12 +44,12 @@ def test_without_numba_the_same_functions_run_as_they_stand(monkeypatch):
 def test_what_an_older_kernel_left_is_compiled_anew(monkeypatch, tmp_path):
     import numba
 
-    monkeypatch.setattr(run_kernel, "MIN_ACTIONS", 0)
+    monkeypatch.setattr(engine, "MIN_ACTIONS", 0)
     monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
     schedule, rules = random_plan(random.Random(1))
 
     def simulated():
-        run_kernel.compiled.cache_clear()
+        engine.compiled.cache_clear()
         return simulate(schedule, rules, 4, lambda a: 0.1 * len(str(a))).outcome
 
     try:
@@ -60,4 +60,4 @@ def test_what_an_older_kernel_left_is_compiled_anew(monkeypatch, tmp_path):
         assert np.array_equal(simulated().starts, first.starts)
         assert b"ProgramOfOld" not in index.read_bytes()
     finally:
-        run_kernel.compiled.cache_clear()
+        engine.compiled.cache_clear()

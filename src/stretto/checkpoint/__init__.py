@@ -22,7 +22,6 @@ Until `finish`, all files are in `.run.partial`. A checkpoint that is replaced i
 and every function that reads finds it there.
 """
 
-from stretto.checkpoint.digest import Contents, Digest, FileDigest
 from stretto.checkpoint.folder import (
     begin,
     contents,
@@ -38,7 +37,7 @@ from stretto.checkpoint.folder import (
     write,
     write_stage,
 )
-from stretto.checkpoint.manifest import Manifest
+from stretto.checkpoint.manifest import Contents, Digest, FileDigest, Manifest
 
 __all__ = [
     "Contents",

@@ -12,8 +12,18 @@ from typing import Any
 
 from torch import Tensor
 
-from stretto.checkpoint.digest import REPLICA, TREE, Contents, Digest, check, contents_of, digest_of
-from stretto.checkpoint.manifest import Manifest, parse, render
+from stretto.checkpoint.manifest import (
+    REPLICA,
+    TREE,
+    Contents,
+    Digest,
+    Manifest,
+    check,
+    contents_of,
+    digest_of,
+    parse,
+    render,
+)
 from stretto.checkpoint.tree import empty_tensors, flatten, unflatten
 from stretto.errors import UsageError
 from stretto.options.checks import flag, is_whole, mapping, of_kind, refuse, shown, whole

@@ -8,13 +8,12 @@ import torch
 from stretto.data.cifar import cifar10, cifar100
 from stretto.data.dataset import Dataset, Split
 from stretto.data.digits import digit_masks, digits
-from stretto.data.imagenet import imagenet
 from stretto.data.mnist import fashion_mnist, mnist
-from stretto.data.number_words import number_words
+from stretto.data.pictures import imagenet
 from stretto.data.pydoc import pydoc
 from stretto.data.saved import saved
 from stretto.data.text import text
-from stretto.data.translation import parallel
+from stretto.data.translation import number_words, parallel
 from stretto.errors import UsageError, nearest
 from stretto.options.checks import is_among, is_number, shown
 from stretto.options.named import resolve

@@ -14,10 +14,9 @@ On the same clock, with other weights:
 from functools import partial
 
 from stretto.errors import UsageError
-from stretto.methods.cure import Cure, Place, Prediction
+from stretto.methods.cure import Cure, Feedback, Place, Prediction, Rotate, cures_in_words, step_cure
 from stretto.methods.definition import Method
 from stretto.methods.planning import Planning
-from stretto.methods.step_cures import Feedback, Rotate, cures_in_words, step_cure
 from stretto.methods.synchronous_pipelines import check_count
 from stretto.schedule import Schedule
 from stretto.schedule.library.pipedream import pipedream as pipedream_schedule

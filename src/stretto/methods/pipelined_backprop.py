@@ -16,10 +16,9 @@ from functools import partial
 from typing import Literal
 
 from stretto.errors import UsageError
-from stretto.methods.cure import Correction, Cure, Place, Prediction
+from stretto.methods.cure import Correction, Cure, Feedback, Place, Prediction, Rotate, cures_in_words, step_cure
 from stretto.methods.definition import Method
 from stretto.methods.planning import Planning
-from stretto.methods.step_cures import Feedback, Rotate, cures_in_words, step_cure
 from stretto.methods.synchronous_pipelines import check_count, check_flag
 from stretto.options.checks import is_among, shown
 from stretto.schedule.library.pipedream import paci as paci_schedule

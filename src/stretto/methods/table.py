@@ -7,12 +7,11 @@ from dataclasses import replace
 from typing import Any, TypeGuard, TypeVar
 
 from stretto.errors import ScheduleError, UsageError, nearest
-from stretto.methods.cure import Correction, Place, Prediction
+from stretto.methods.cure import STEP_CURES, Correction, Place, Prediction
 from stretto.methods.definition import Method, Phases
 from stretto.methods.local_updates import chunked, greedy, overlapping, synthetic_gradients
 from stretto.methods.pipedream import nesterov, pipedream, pipedream_2bw, pipeoptim, spectrain
 from stretto.methods.pipelined_backprop import paci, pb, pb_lwp, pb_lwp_sc, pb_lwpw, pb_sc, pipemare
-from stretto.methods.step_cures import STEP_CURES
 from stretto.methods.synchronous_pipelines import (
     BASELINE,
     backprop,

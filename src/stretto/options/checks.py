@@ -262,3 +262,17 @@ def in_words(hint: Any) -> str:
         return f"a dict from {in_words(inner[0])} to {in_words(inner[1])}"
     kind = container or hint
     return WORDS.get(kind) or f"a {kind.__module__.partition('.')[0]}.{kind.__qualname__}"
+
+
+FLOAT16 = {"fp16", "float16", "f16", "half", "16"}
+
+
+def refuse_float16(precision: object) -> None:
+    """Raise UsageError for a precision that asks for float16, by any of the names that it has elsewhere."""
+    words = str(precision).lower().removeprefix("torch.").replace("_", "-").split("-")
+    if FLOAT16 & {*words}:
+        raise UsageError(
+            f"precision={str(precision)!r}: there is no float16. It needs a loss scale that all stages change, and "
+            "updates that all of them skip, together; stages that update at different times cannot "
+            "(docs/guide/python.md says more). Take bf16, whose range is that of float32, or bf16-autocast"
+        )

@@ -16,8 +16,7 @@ from stretto.errors import UsageError, nearest
 from stretto.files.path_names import words_in_path
 from stretto.mesh import Mesh
 from stretto.optimizers import OPTIMIZERS, Optimizer
-from stretto.options.checks import is_whole, of_fields, shown
-from stretto.options.float16 import refuse_float16
+from stretto.options.checks import is_whole, of_fields, refuse_float16, shown
 from stretto.options.import_object import is_function, refuse_functions
 from stretto.options.kinds import check_values
 from stretto.settings.command_line import NUMBER, NUMBERS, OPTIONS, TEXTS, WHOLE, WHOLES, Option, parse_metric

@@ -14,8 +14,7 @@ from stretto.losses import CrossEntropy, Loss
 from stretto.nn.batch import with_names_of
 from stretto.nn.nested import map_tensors
 from stretto.optim import Masters
-from stretto.options.checks import is_among, shown
-from stretto.options.float16 import refuse_float16
+from stretto.options.checks import is_among, refuse_float16, shown
 
 PRECISIONS = ("bf16", "bf16-autocast")
 LOW = torch.bfloat16

@@ -15,7 +15,7 @@ from accelerate.state import AcceleratorState, DistributedType, PartialState
 from transformers import Trainer, TrainingArguments
 
 from stretto.errors import UsageError, nearest
-from stretto.options.float16 import refuse_float16
+from stretto.options.checks import refuse_float16
 from stretto.trainer.trainer import Trainer as PipelineTrainer
 
 SET_BY_ARGUMENTS = {

@@ -11,7 +11,7 @@ from torch.nn.parameter import is_lazy
 from stretto.errors import UsageError
 from stretto.nn.sharded_modules import is_share
 from stretto.options.checks import flag, mapping, of_kind, one_of
-from stretto.parallel.operator import attention, cut_layers
+from stretto.parallel.operator import cut_layers
 from stretto.parallel.operator.axis import Axis
 from stretto.parallel.operator.chosen_styles import roles
 from stretto.parallel.operator.piece import pieces
@@ -99,7 +99,7 @@ def install(layer: nn.Module, role: Role, axis: Axis, boundary: Boundary | None,
         draw_apart(layer, axis)
     elif role.style == "attention":
         assert isinstance(layer, nn.MultiheadAttention)
-        attention.share(layer, role, axis, boundary)
+        cut_layers.share_heads(layer, role, axis, boundary)
     elif role.style != "replicate" and torch_styles and boundary is None and equal_parts(layer, role):
         from stretto.parallel.operator import styles  # torch's DTensors take a second to import
 
