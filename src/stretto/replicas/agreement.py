@@ -129,7 +129,7 @@ class ScatteredGradientSum(SharedMinibatch):
 
 
 class ShardedGradientSum(SharedMinibatch):
-    """Each replica's backward has already summed its shard of the gradients (`weights/current.py`)."""
+    """Each replica's backward has already summed its shard of the gradients (`weights/weights.py`)."""
 
     def meet(self, parameters: Sequence[Tensor], updates: int, then: Then) -> None:
         """Do nothing: the gradients are already summed."""

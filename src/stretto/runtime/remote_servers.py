@@ -33,7 +33,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from stretto.emulate.meetings import dense
+from stretto.emulate.emulator import dense
 from stretto.replicas.parameter_server.client import Changes, Servers
 from stretto.replicas.parameter_server.shard import Build, Cut, Piece, Shard
 from stretto.replicas.parameter_server.tickets import Ticket

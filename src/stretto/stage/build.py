@@ -31,7 +31,7 @@ from stretto.stage.intra_stage import StageSharing
 from stretto.stage.phase_settings import build_phases, check_served, places_by_group
 from stretto.stage.stage import PhaseSettings, Stage, StageParts
 from stretto.stage.trainer_arguments import Specification, build_scheduler
-from stretto.weights.current import Sharded
+from stretto.weights.weights import Sharded
 
 
 class BuiltStage(NamedTuple):

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from stretto import checkpoint
 from stretto.checkpoint import Manifest
 from stretto.emulate import Emulator
-from stretto.emulate.emulator import EmulatedReplicas, OrderedReplicas, record
-from stretto.emulate.meetings import EmulatedReducer, LocalServers
+from stretto.emulate.emulator import EmulatedReducer, EmulatedReplicas, LocalServers, OrderedReplicas, record
 from stretto.errors import UsageError
 from stretto.mesh import Mesh
 from stretto.nn.chain import Chain

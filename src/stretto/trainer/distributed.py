@@ -21,7 +21,7 @@ from stretto.checkpoint import Manifest
 from stretto.collectives import Calibration
 from stretto.collectives.reduce import AUTO
 from stretto.collectives.stored_calibration import Basis, basis
-from stretto.emulate.meetings import EmulatedReducer, LocalServers
+from stretto.emulate.emulator import EmulatedReducer, LocalServers
 from stretto.errors import UsageError
 from stretto.mesh import Mesh, Placement
 from stretto.nn.batch import call, common_length, first_size, inputs_on, target_on, to_device

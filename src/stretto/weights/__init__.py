@@ -15,7 +15,6 @@ float32.
 The observer asks after each action and writes nothing, so training comes to the same numbers with it and without.
 """
 
-from stretto.weights.current import Current, Plain
 from stretto.weights.forward_backward_rules import Live, Substituted
 from stretto.weights.stash import DoubleBuffered, Predicted, Stash
 from stretto.weights.value_rules import (
@@ -27,7 +26,7 @@ from stretto.weights.value_rules import (
     VelocityPrediction,
     WeightPrediction,
 )
-from stretto.weights.weights import Weights
+from stretto.weights.weights import Current, Plain, Weights
 
 WEIGHTS: dict[str, type[Weights]] = {"current": Current, "stash": Stash, "double-buffered": DoubleBuffered}
 

@@ -16,10 +16,9 @@ from torch.autograd.graph import saved_tensors_hooks
 from stretto.errors import UsageError
 from stretto.nn.batch import call
 from stretto.weights import saved_tensor_check
-from stretto.weights.current import Current
 from stretto.weights.saved_tensor_check import STASH
 from stretto.weights.value_rules import CurrentRule, Rule
-from stretto.weights.weights import Weights, unwritten
+from stretto.weights.weights import Current, Weights, unwritten
 
 
 class Read(NamedTuple):

@@ -8,6 +8,6 @@
 
 `client` is the replica's side, and connects it with servers; `tickets` gives out the numbers of updates and keeps the
 log that another run can follow; `shard` holds weights and steps them. Servers are in this process
-(`emulate/meetings.py`) or in the processes of all replicas, over torch.distributed (`runtime/remote_servers.py`,
+(`emulate/emulator.py`) or in the processes of all replicas, over torch.distributed (`runtime/remote_servers.py`,
 which describes the messages).
 """
