@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from stretto.nn.deferred import RemoteStage
+
 
 class ReadingHead(nn.Module, ABC):
     """A head that holds a read-only copy of layers of another stage."""
@@ -97,6 +99,14 @@ class Network:
     inputs: Tensors
     shared: bool = False
     _found: dict[Any, Any] = field(default_factory=dict)
+
+    def why_unreadable(self, stage: int) -> str:
+        """Why a head cannot hold a copy of layers of a stage; empty if it can."""
+        if self.shared:
+            return "several processes share its weights or images"
+        if isinstance(self.stages[stage], RemoteStage):
+            return "it was given as a function, and lives in another process: give stages as modules"
+        return ""
 
     def once(self, key: Any, find: Callable[[], Any]) -> Any:
         """What `find` finds in the whole network, for every site the same."""

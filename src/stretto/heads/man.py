@@ -43,12 +43,7 @@ def man(at: Site, *, momentum: float = 0.995, every: int = 1, depth: int = 1) ->
     network, following = at.network, at.stage + 1
     assert network is not None, "the head is made of the next stage's layers"
     owner, last = network.stages[following], following == len(network.stages) - 1
-    if network.shared or isinstance(owner, RemoteStage):
-        why = (
-            "several processes share its weights or images"
-            if network.shared
-            else "it was given as a function, and lives in another process: give stages as modules"
-        )
+    if why := network.why_unreadable(following):
         raise UsageError(
             f"head 'man' behind stage {at.stage} averages layers of stage {following}, but {why}. {REMEDY}"
         )

@@ -40,12 +40,7 @@ def solo(at: Site, *, every: int = 1) -> nn.Module:
     network = at.network
     assert network is not None, "the head is a copy of the network's last layers"
     last = network.stages[-1]
-    if network.shared or isinstance(last, RemoteStage):
-        why = (
-            "several processes share its weights or images"
-            if network.shared
-            else "it was given as a function, and lives in another process: give stages as modules"
-        )
+    if why := network.why_unreadable(-1):
         raise UsageError(f"head 'solo' copies layers of the last stage, but {why}. {REMEDY}")
     original = readout(last)
     linear = [layer for layer in original.modules() if isinstance(layer, nn.Linear)] if original is not None else []

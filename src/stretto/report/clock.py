@@ -11,7 +11,7 @@ from stretto.report.charts import ChartSpecs, Layer, color, dash, data, log_axis
 from stretto.report.metric import Metric
 from stretto.report.palette import Style
 from stretto.report.panel import Arrival, Panel
-from stretto.report.speedup import NOT_REACHED, baseline, best_by_seed, spread_over_seeds
+from stretto.report.speedup import NOT_REACHED, baseline, beside_baseline, spread_over_seeds
 
 ROW_HEIGHT = 52  # pixels of a cut-off
 
@@ -34,25 +34,11 @@ class ClockTime:
 
 def clock_times(panel: Panel, methods: Sequence[str]) -> tuple[ClockTime, ...]:
     """One entry for each method, in order."""
-    reference_method = baseline(methods)
-    if reference_method is None:
-        return tuple(ClockTime(method, panel.soonest(method), None) for method in methods)
-    reference = panel.soonest(reference_method)
+    compared = beside_baseline(panel, methods, panel.soonest, lambda arrival: arrival.at.seconds, _against)
     return tuple(
-        replace(
-            _against(reference, method, panel.soonest(method)),
-            by_seed=_by_seed(panel, method, reference_method),
-            seeds=len(panel.seeds_of(method) & panel.seeds_of(reference_method)),
-        )
-        for method in methods
+        replace(entry, by_seed=tuple(each.times for each in pairs if each.times is not None), seeds=seeds)
+        for entry, pairs, seeds in compared
     )
-
-
-def _by_seed(panel: Panel, method: str, reference: str) -> tuple[float, ...]:
-    """The ratio of the soonest runs of each seed, as in ClockTime."""
-    own, plain = (best_by_seed(panel, name, lambda arrival: arrival.at.seconds) for name in (method, reference))
-    pairs = [_against(plain[seed], method, own[seed]) for seed in sorted(own.keys() & plain.keys())]
-    return tuple(each.times for each in pairs if each.times is not None)
 
 
 def _against(reference: Arrival | None, method: str, arrival: Arrival | None) -> ClockTime:

@@ -1,8 +1,8 @@
 """How much less serial compute than backprop each method needs to a cut-off, and how much more total compute."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from stretto.methods import BASELINE
 from stretto.report import units
@@ -10,6 +10,7 @@ from stretto.report.metric import Metric
 from stretto.report.panel import Arrival, Panel
 from stretto.report.record import family
 
+Entry = TypeVar("Entry")
 NOT_REACHED = {
     "head": "not reached",
     "lines": [],
@@ -75,27 +76,36 @@ def baseline(methods: Sequence[str]) -> str | None:
     return next((method for method in methods if family(method) == BASELINE), None)
 
 
+def beside_baseline(
+    panel: Panel,
+    methods: Sequence[str],
+    best: Callable[[str], Arrival | None],
+    cost: Callable[[Arrival], Any],
+    against: Callable[[Arrival | None, str, Arrival | None], Entry],
+) -> Iterator[tuple[Entry, list[Entry], int]]:
+    """For each method: its `best` run `against` the baseline's, the same of each seed, and how many seeds both have."""
+    reference = baseline(methods)
+    for method in methods:
+        if reference is None:
+            yield against(None, method, best(method)), [], 0
+            continue
+        own, plain = (best_by_seed(panel, name, cost) for name in (method, reference))
+        pairs = [against(plain[seed], method, own[seed]) for seed in sorted(own.keys() & plain.keys())]
+        seeds = len(panel.seeds_of(method) & panel.seeds_of(reference))
+        yield against(best(reference), method, best(method)), pairs, seeds
+
+
 def speedups(panel: Panel, methods: Sequence[str]) -> tuple[Speedup, ...]:
     """One entry for each method, in order. Each method's run is the one with the least serial compute."""
-    reference_method = baseline(methods)
-    if reference_method is None:
-        return tuple(Speedup(method, panel.fastest(method), None, None) for method in methods)
-    reference = panel.fastest(reference_method)
+    compared = beside_baseline(panel, methods, panel.fastest, lambda arrival: arrival.at.cost, _against)
     return tuple(
         replace(
-            _against(reference, method, panel.fastest(method)),
-            by_seed=_by_seed(panel, method, reference_method),
-            seeds=len(panel.seeds_of(method) & panel.seeds_of(reference_method)),
+            entry,
+            by_seed=tuple((p.serial, p.total) for p in pairs if p.serial is not None and p.total is not None),
+            seeds=seeds,
         )
-        for method in methods
+        for entry, pairs, seeds in compared
     )
-
-
-def _by_seed(panel: Panel, method: str, reference: str) -> tuple[tuple[float, float], ...]:
-    """Serial and total ratio of the runs with the least serial compute of each seed, as in Speedup."""
-    own, plain = (best_by_seed(panel, name, lambda arrival: arrival.at.cost) for name in (method, reference))
-    pairs = [_against(plain[seed], method, own[seed]) for seed in sorted(own.keys() & plain.keys())]
-    return tuple((each.serial, each.total) for each in pairs if each.serial is not None and each.total is not None)
 
 
 def _against(reference: Arrival | None, method: str, arrival: Arrival | None) -> Speedup:
