@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from stretto.methods import Method
     from stretto.runtime.launch import LaunchSettings
     from stretto.study.prepare import Prepared
+    from stretto.study.single_run import Resume
     from stretto.study.training_run import Task
     from stretto.trainer.trainer import Trainer
 
@@ -122,7 +123,6 @@ def train(
         Go on as with --resume where there is a checkpoint, and begin where there is none: for a command that is
         repeated until the run is finished, by a job array or on machines that come and go.
     """
-    from stretto.methods.advice import explained
     from stretto.methods.table import check_written
 
     check_written(settings.method)  # a mistyped one is told before torch is imported
@@ -132,18 +132,11 @@ def train(
         import torch
 
         from stretto.runtime.world import place_in_job, take_place
-        from stretto.study.first_batches import refuse_evaluation, refuse_other_sizes
-        from stretto.study.prepare import prepare, prepare_trial
         from stretto.study.report_page import track_run
-        from stretto.study.single_run import Resume, claim, default_folder, refuse_full_disk
-        from stretto.study.study import notes_on_run
+        from stretto.study.single_run import claim, default_folder, refuse_full_disk
         from stretto.study.training_run import Task
 
-    if resume and auto_resume:
-        raise UsageError(
-            "--resume and --auto-resume: give one of them; --auto-resume also begins where there is nothing"
-        )
-    going_on: Resume = "auto" if auto_resume else resume
+    going_on = resume_of(resume=resume, auto_resume=auto_resume)
     take_place(settings.placement)
     rank, launched = place_in_job()  # torchrun or srun may have started several
     if launched > 1:
@@ -152,18 +145,13 @@ def train(
     place = processes.place(resolved.workers, launched=launched > 1)
     torch.set_num_threads(resolved.threads)  # as in a study, so that the numbers are the same
     here = place is None and launched == 1 and not output.dry_run
-    with explained(chosen):
-        prepared = (prepare if here else prepare_trial)(resolved, processes.patience)
-    refuse_other_sizes(prepared)
-    refuse_evaluation(prepared)
+    prepared = prepare_run(resolved, chosen, processes.patience, here=here)
     if output.dry_run:
         if rank == 0:
             print_settings(resolved, output)
         return 0
     if rank == 0:
-        for note in notes_on_run(prepared, chosen):
-            output.say(note)
-        tell_axes(prepared, output, nodes=processes.nodes)
+        tell_beginning(prepared, chosen, output, nodes=processes.nodes)
     folder = output.out or default_folder(resolved)
     trace = folder / TRACE if trace_operations and trace is None else trace
     claimed = claim(folder, resolved, resume=going_on)
@@ -173,19 +161,34 @@ def train(
         refuse_full_disk(prepared, folder)
         # another launcher's command is the one that was given
         with unfinished(prepared, folder, command if launched == 1 else None):
-            task = Task(
-                resolved,
-                folder,
-                timeout=processes.patience,
-                trace=trace is not None,
-                operations=trace_operations,
-                resume=claimed.step > 0,
-                keeps=True,
-            )
+            task = Task(resolved, folder, timeout=processes.patience, resume=claimed.step > 0, keeps=True)
+            task = replace(task, trace=trace is not None, operations=trace_operations)
             make_run(task, prepared, place, here=here, silent=output.silent or rank > 0)
         if rank == 0 and processes.nodes == 1:
             track_run(folder, resolved)
     return tell_result(prepared, folder, rank, trace, output, nodes=processes.nodes, operations=trace_operations)
+
+
+def resume_of(*, resume: bool, auto_resume: bool) -> "Resume":
+    """What two flags ask of a checkpoint. Raises UsageError for both."""
+    if resume and auto_resume:
+        raise UsageError(
+            "--resume and --auto-resume: give one of them; --auto-resume also begins where there is nothing"
+        )
+    return "auto" if auto_resume else resume
+
+
+def prepare_run(settings: TrainSettings, chosen: "Method", patience: float, *, here: bool) -> "Prepared":
+    """The run, ready to train `here`, or as others will. Raises UsageError for what it could not train or evaluate."""
+    from stretto.methods.advice import explained
+    from stretto.study.first_batches import refuse_evaluation, refuse_other_sizes
+    from stretto.study.prepare import prepare, prepare_trial
+
+    with explained(chosen):
+        prepared = (prepare if here else prepare_trial)(settings, patience)
+    refuse_other_sizes(prepared)
+    refuse_evaluation(prepared)
+    return prepared
 
 
 def choose_method(
@@ -214,8 +217,12 @@ def choose_method(
     return begun, chosen
 
 
-def tell_axes(prepared: "Prepared", output: Output, *, nodes: int) -> None:
-    """Say which process does what, where a run has more axes than the pipeline, or its processes are placed."""
+def tell_beginning(prepared: "Prepared", chosen: "Method", output: Output, *, nodes: int) -> None:
+    """Say what is to be known of a run, and who does what, if it has more axes than the pipeline, or a placement."""
+    from stretto.study.study import notes_on_run
+
+    for note in notes_on_run(prepared, chosen):
+        output.say(note)
     placement = prepared.settings.placement
     if placement:
         placed = (f"process {rank} is worker {worker}" for rank, worker in enumerate(placement))
