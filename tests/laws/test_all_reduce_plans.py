@@ -12,7 +12,7 @@ from collectives.paper import MODES, Paper
 from pairwise import in_turn, slow_where
 from stretto.collectives import ALGORITHMS, Step, formula, plans, price, traffic
 from stretto.collectives.library.double_tree import BLOCK, MOST_BLOCKS, blocks_of
-from stretto.collectives.library.hierarchical import nodes_of
+from stretto.collectives.library.ring import nodes_of
 from stretto.collectives.reduce import lower
 from stretto.errors import ScheduleError, UsageError
 

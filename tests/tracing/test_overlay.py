@@ -9,7 +9,7 @@ from stretto.schedule.added_actions import with_agreement
 from stretto.simulate import Link, Network, simulate
 from stretto.simulate.timeline import recordings
 from stretto.tracing import Recording, perfetto
-from stretto.tracing.copies import between, overlay
+from stretto.tracing.recording import between, overlay
 
 
 def simulated() -> list[Recording]:

@@ -6,7 +6,7 @@ import stretto
 from stretto.simulate import simulate
 from stretto.simulate.timeline import recordings
 from stretto.tracing import Recording
-from stretto.tracing.copies import PAUSE, pauses, without_pauses
+from stretto.tracing.recording import PAUSE, pauses, without_pauses
 from stretto.tracing.run_phases import EVERY_TURN, RunPhase, drained, issued, stretches
 
 

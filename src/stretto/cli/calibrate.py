@@ -246,7 +246,7 @@ def keep(result: "Calibration") -> tuple[Path | None, str]:
 
 def check(sizes: Sequence[int], per_node: int | None, workers: int | None, launched: int) -> None:
     """Raise UsageError for what cannot be measured."""
-    from stretto.collectives.library.hierarchical import nodes_of
+    from stretto.collectives.library.ring import nodes_of
 
     number = launched if launched > 1 else workers
     if launched > 1 and workers not in (None, launched):

@@ -4,9 +4,8 @@ import sys
 from collections.abc import Callable, Iterable
 
 from stretto.collectives.library.double_tree import double_tree
-from stretto.collectives.library.hierarchical import hierarchical
 from stretto.collectives.library.powers_of_two import rabenseifner, recursive_doubling
-from stretto.collectives.library.ring import ring
+from stretto.collectives.library.ring import hierarchical, ring
 from stretto.collectives.library.servers import parameter_server, single_master
 from stretto.collectives.step import Plan, Step, without_empty
 from stretto.errors import UsageError, nearest

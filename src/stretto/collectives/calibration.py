@@ -9,7 +9,7 @@ from typing import Any
 from stretto.collectives.algorithms import ALGORITHMS
 from stretto.collectives.formulas import Link, formula
 from stretto.collectives.library.double_tree import blocks_of
-from stretto.collectives.library.hierarchical import nodes_of
+from stretto.collectives.library.ring import nodes_of
 from stretto.errors import UsageError
 from stretto.options.checks import path
 from stretto.options.kinds import parse_toml

@@ -12,7 +12,7 @@ from torch import Tensor
 from stretto.collectives.algorithms import ALGORITHMS, NESTED
 from stretto.collectives.calibration import Calibration, SizeTimes
 from stretto.collectives.formulas import Link
-from stretto.collectives.library.hierarchical import nodes_of
+from stretto.collectives.library.ring import nodes_of
 from stretto.collectives.reduce import all_reduce
 from stretto.measure.nonnegative_fit import line
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from stretto.schedule import Action, Rules, Schedule
 from stretto.tracing import Recording
-from stretto.tracing.copies import between, without_pauses
 from stretto.tracing.operation_spans import OPERATION, PROFILED, by_action, outermost
+from stretto.tracing.recording import between, without_pauses
 from stretto.tracing.run_phases import EVERY_TURN, RunPhase, Stretch, action_of, stretches
 
 if TYPE_CHECKING:

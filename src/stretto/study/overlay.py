@@ -15,7 +15,7 @@ from stretto.study.single_run import traced
 from stretto.study.store import RUN
 from stretto.study.study import study_of_run
 from stretto.tracing import Recording
-from stretto.tracing.copies import MEASURED, SIMULATED, first_start, overlay, pauses
+from stretto.tracing.recording import MEASURED, SIMULATED, first_start, overlay, pauses
 from stretto.tracing.run_phases import STEADY, RunPhase
 
 MOST_TURNS = 200

@@ -44,7 +44,7 @@ from stretto.stage.trainer_arguments import (
     check_number,
 )
 from stretto.tracing import Recording
-from stretto.tracing.copies import PAUSE
+from stretto.tracing.recording import PAUSE
 from stretto.trainer.backend import State
 from stretto.trainer.build import Construction, chosen_method, refuse_hidden_norms
 from stretto.trainer.changes import SetByHand, settled
