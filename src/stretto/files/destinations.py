@@ -62,7 +62,7 @@ def is_special(path: Path) -> bool:
 
 @contextmanager
 def writing(file: Path) -> Iterator[Path]:
-    """Yield the path under which to write a file that a user has named, which appears whole or not at all.
+    """Yield the path to write a user's file under, which appears whole or not at all.
 
     One that is there keeps its permissions.
     """

@@ -1,4 +1,4 @@
-"""Folders for temporary files. Those of a process that was killed are removed by the next one that starts processes.
+"""Folders for temporary files. A killed process's folders are removed by the next one that starts processes.
 
 The process that made a folder holds a lock on a file in it, which the operating system releases when the process ends:
 a process id may be used again, a lock is not. A folder of another user, or without such a file, is not touched. The

@@ -131,7 +131,7 @@ def sharing(
 def readings(
     name: str, reach: Reach, given: Sequence[nn.Module | None] | None, stages: Sequence[nn.Module]
 ) -> HeadReadings:
-    """What heads of a name read of other `stages`, behind those for which the user has not `given` one.
+    """The weights that heads of a name read of other `stages`, behind all stages without a `given` head.
 
     Nothing where the owner has no such layers. Raises UsageError for an option that the head does not have.
     """
