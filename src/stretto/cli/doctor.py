@@ -85,9 +85,16 @@ def try_functions(
 
     rate = 0.01 if optimizer is not None and takes_rate(optimizer) else None
     settings = TrainSettings(
-        model=model, model_options=options, data=data, loss=loss or "auto", metric=metric,
-        optimizer=optimizer or "auto", lr=rate, stages=1, steps=1,
-    )  # fmt: skip
+        model=model,
+        model_options=options,
+        data=data,
+        loss=loss or "auto",
+        metric=metric,
+        optimizer=optimizer or "auto",
+        lr=rate,
+        stages=1,
+        steps=1,
+    )
     prepared = prepare_trial(resolve(settings))
     costs_of(prepared)
     refuse_evaluation(prepared)

@@ -107,9 +107,14 @@ def costs_of(settings: PlanSettings, methods: Iterable[str], cluster: Cluster) -
     if measures_on(cluster, settings):  # steps with heads are measured whatever the methods are
         heads |= {"auto": None}
     requested = TrainSettings(
-        model=model, model_options=options, data=settings.data or usual, data_options=settings.data_options or {},
-        loss=settings.loss, metric=settings.metric, optimizer=settings.optimizer,
-    )  # fmt: skip
+        model=model,
+        model_options=options,
+        data=settings.data or usual,
+        data_options=settings.data_options or {},
+        loss=settings.loss,
+        metric=settings.metric,
+        optimizer=settings.optimizer,
+    )
     asked = CostRequest(
         heads=tuple(heads),
         sharing=sharing_workers(settings, cluster),

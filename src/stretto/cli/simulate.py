@@ -104,10 +104,18 @@ class SimulatedNetwork:
 
         assert self.model is not None, "only where a network is given"
         settings = TrainSettings(
-            model=self.model, model_options=self.model_options, data=self.data, data_options=self.data_options,
-            loss=self.loss, metric=self.metric, optimizer=self.optimizer, batch_size=self.batch_size,
-            method=str(layout.method), stages=layout.schedule.num_stages, workers=layout.schedule.num_workers,
-        )  # fmt: skip
+            model=self.model,
+            model_options=self.model_options,
+            data=self.data,
+            data_options=self.data_options,
+            loss=self.loss,
+            metric=self.metric,
+            optimizer=self.optimizer,
+            batch_size=self.batch_size,
+            method=str(layout.method),
+            stages=layout.schedule.num_stages,
+            workers=layout.schedule.num_workers,
+        )
         return prepare_trial(resolve(settings))
 
 

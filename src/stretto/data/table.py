@@ -48,11 +48,19 @@ def randomised(dataset: Dataset, share: object) -> Dataset:
 
 
 DATASETS: Mapping[str, Callable[..., Dataset]] = {
-    "digits": digits, "mnist": mnist, "fashion-mnist": fashion_mnist, "cifar10": cifar10, "cifar100": cifar100,
-    "pydoc": pydoc, "text": text,
-    "number-words": number_words, "digit-masks": digit_masks,
-    "imagenet": imagenet, "saved": saved, "parallel": parallel,
-}  # fmt: skip
+    "digits": digits,
+    "mnist": mnist,
+    "fashion-mnist": fashion_mnist,
+    "cifar10": cifar10,
+    "cifar100": cifar100,
+    "pydoc": pydoc,
+    "text": text,
+    "number-words": number_words,
+    "digit-masks": digit_masks,
+    "imagenet": imagenet,
+    "saved": saved,
+    "parallel": parallel,
+}
 
 
 def load(name: str, **options: object) -> Dataset:

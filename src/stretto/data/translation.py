@@ -113,15 +113,17 @@ LIMIT = 1_000_000
 HELD_OUT = 12  # one number in so many is for validation, and one for test
 _SEED = 0  # part of the data set's meaning, as in data.split
 
-ENGLISH = [
-    "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve",
-    "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen",
-]  # fmt: skip
+_ENGLISH = (
+    "zero one two three four five six seven eight nine ten eleven twelve "
+    "thirteen fourteen fifteen sixteen seventeen eighteen nineteen"
+)
+ENGLISH = _ENGLISH.split()
 ENGLISH_TENS = ["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"]
-GERMAN = [
-    "null", "ein", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht", "neun", "zehn", "elf", "zwölf",
-    "dreizehn", "vierzehn", "fünfzehn", "sechzehn", "siebzehn", "achtzehn", "neunzehn",
-]  # fmt: skip
+_GERMAN = (
+    "null ein zwei drei vier fünf sechs sieben acht neun zehn elf zwölf "
+    "dreizehn vierzehn fünfzehn sechzehn siebzehn achtzehn neunzehn"
+)
+GERMAN = _GERMAN.split()
 GERMAN_TENS = ["zwanzig", "dreißig", "vierzig", "fünfzig", "sechzig", "siebzig", "achtzig", "neunzig"]
 
 

@@ -321,8 +321,14 @@ def unet(*, depth: int = 4, width: int = 64, side: int = 512, classes: int = 2, 
 
 
 FAMILIES: Mapping[str, Callable[..., PublishedNetwork]] = {
-    "decoder": decoder, "encoder": encoder, "vit": vit, "resnet": resnet, "vgg": vgg, "alexnet": alexnet, "unet": unet,
-}  # fmt: skip
+    "decoder": decoder,
+    "encoder": encoder,
+    "vit": vit,
+    "resnet": resnet,
+    "vgg": vgg,
+    "alexnet": alexnet,
+    "unet": unet,
+}
 
 
 def family_member(name: str, options: Mapping[str, object]) -> PublishedNetwork:

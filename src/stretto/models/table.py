@@ -25,9 +25,16 @@ from stretto.options.checks import whole as check_whole
 from stretto.options.named import resolve, whole
 
 MODELS: Mapping[str, Callable[..., Recipe]] = {
-    "mlp": mlp, "cnn": cnn, "alexnet": alexnet, "vgg": vgg, "resnet": resnet, "cifar-resnet": cifar_resnet,
-    "unet": unet, "transformer": transformer, "encoder-decoder": encoder_decoder,
-}  # fmt: skip
+    "mlp": mlp,
+    "cnn": cnn,
+    "alexnet": alexnet,
+    "vgg": vgg,
+    "resnet": resnet,
+    "cifar-resnet": cifar_resnet,
+    "unet": unet,
+    "transformer": transformer,
+    "encoder-decoder": encoder_decoder,
+}
 
 _TASKS = dict.fromkeys(MODELS, "classification") | {
     "transformer": "language",

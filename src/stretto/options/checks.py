@@ -244,9 +244,14 @@ def is_plain(value: Any, kind: Any, *, read: bool) -> bool:
 
 
 WORDS: Mapping[Any, str] = {
-    int: "a whole number", float: "a number", str: "text", bool: "True or False", NoneType: "None",
-    Callable: "a function", os.PathLike: "a path",
-}  # fmt: skip
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    bool: "True or False",
+    NoneType: "None",
+    Callable: "a function",
+    os.PathLike: "a path",
+}
 
 
 def in_words(hint: Any) -> str:

@@ -16,9 +16,17 @@ from stretto.errors import UsageError
 from stretto.options.checks import MOST, hints_of, is_alike, misfit, shown
 
 WORDS: Mapping[Any, str] = {
-    bool: "true or false", int: "a whole number", float: "a number", str: "a text", type(None): "null",
-    tuple: "a list", list: "a list", Sequence: "a list", dict: "a table", Mapping: "a table",
-}  # fmt: skip
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "a text",
+    type(None): "null",
+    tuple: "a list",
+    list: "a list",
+    Sequence: "a list",
+    dict: "a table",
+    Mapping: "a table",
+}
 R = TypeVar("R")
 
 

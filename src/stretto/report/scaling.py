@@ -74,10 +74,18 @@ class ScaledPlan:
             }
         )
         return cls(
-            way=scaled.way, workers=scaled.workers, batch=scaled.batch, plan=", ".join([str(c), *axes]),
-            used=c.workers, seconds=plan.seconds, throughput=scaled.examples_per_second,
-            efficiency=scaled.efficiency, utilisation=scaled.utilisation, simulated=plan.simulated, **failures,
-        )  # fmt: skip
+            way=scaled.way,
+            workers=scaled.workers,
+            batch=scaled.batch,
+            plan=", ".join([str(c), *axes]),
+            used=c.workers,
+            seconds=plan.seconds,
+            throughput=scaled.examples_per_second,
+            efficiency=scaled.efficiency,
+            utilisation=scaled.utilisation,
+            simulated=plan.simulated,
+            **failures,
+        )
 
     @property
     def cells(self) -> tuple[str, ...]:
