@@ -28,7 +28,7 @@ def doctor(
 ) -> int:
     """Check what Stretto needs on this machine; exit with 1 if something that it cannot do without is missing.
 
-    With --model: list which of its modules can be trained under which methods, and exit with 1 if there is one for
+    With --model: list the methods that each of its modules can be trained under, and exit with 1 if there is one for
     which the wanted weights cannot be guaranteed, or if the model cannot be cut into stages.
 
     Parameters
