@@ -2,9 +2,8 @@
 
 from collections.abc import Iterable
 
-from stretto.cli.failures import goodput_facts, reliability_of
 from stretto.cli.output import print_json, writing_to
-from stretto.cli.plan_output import describe, summarize, write_plan
+from stretto.cli.plan_output import describe, goodput_facts, reliability_of, summarize, write_plan
 from stretto.cost import Cluster
 from stretto.cost.cluster_file import find_cluster
 from stretto.errors import UsageError
