@@ -60,7 +60,7 @@ def test_compute_memory_and_bytes_are_those_of_formulas(imported, method):
     gradients = {"backprop": 3, "greedy": 0, "chunked(chunks=2)": 2, "overlapping": 3}[method]
     assert costs["sent"] == BATCH * 4 * 7 * (3 + gradients)
     assert costs["memory"] > 3 * 4 * (7 * 7 + 7 * classes * bool(heads))  # weights, gradients, momentum
-    pipelined = counted.pipelined_memory("1f1b(microbatches=2)", trainer, x, y, BATCH, "sgd")
+    pipelined = counted.worker_costs(trainer, x, y, BATCH, "sgd", "1f1b(microbatches=2)")
     assert pipelined["sent"] == BATCH * 4 * 7 * 6
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from depth import loss as token_loss
 from harness import Cell, Run, Study, first, measured_training, shuffled
-from harness.counted import compute, pipelined_memory, worker_costs
+from harness.counted import compute, worker_costs
 from harness.decoder import BATCH as TEXT_BATCH
 from harness.decoder import WINDOWS, decoder, text
 from harness.examples import mnist
@@ -104,7 +104,7 @@ def costs(cell: Cell, trainer: stretto.Trainer, x: torch.Tensor, y: torch.Tensor
     few, rest = (x[:EXAMPLES], y[:EXAMPLES]), (cell.settings["batch"], cell.optimizer.lower())
     counted: dict[str, Any] = {"compute": compute(trainer, *few), "worker": worker_costs(trainer, *few, *rest)}
     if cell.reference is None:
-        counted["pipelined"] = {method: pipelined_memory(method, trainer, *few, *rest) for method in PIPELINES}
+        counted["pipelined"] = {method: worker_costs(trainer, *few, *rest, method) for method in PIPELINES}
     return counted
 
 

@@ -1,11 +1,7 @@
 """What a method costs, counted on its modules: compute of a step, of its heads, memory of a worker, bytes sent."""
 
-import copy
 import itertools
-from collections.abc import Sequence
-from typing import Any
 
-import torch
 from torch import Tensor
 
 import stretto
@@ -13,13 +9,9 @@ from stretto.cost.layer_table import LayerCost, ModelCosts
 from stretto.cost.worker_memory import peak_bytes
 from stretto.measure import layer_costs, measure
 from stretto.nn.batch import inputs_of
-from stretto.nn.flop_counter import counting
 from stretto.schedule import Rules, Schedule
-from stretto.stage.stage import Target, head_loss
 from stretto.study.counted_heads import counted_head
 from stretto.study.model_costs import outputs
-
-SHOWN = 6  # significant digits of what is stored
 
 
 def compute(trainer: stretto.Trainer, x: Tensor, y: Tensor) -> dict[str, float]:
@@ -30,78 +22,51 @@ def compute(trainer: stretto.Trainer, x: Tensor, y: Tensor) -> dict[str, float]:
     forwards. "heads": those of heads and their losses alone, forward and backward, of one example.
     """
     counted, paper = measure(trainer, x, y), measure(trainer, x, y, "paper")
+    heads = sum(row.flops(kind).at(len(x)) for row in head_costs(trainer, x, y) if row for kind in ("F", "B"))
     found = {"total": counted.total, "serial": counted.serial, "paper total": paper.total}
-    return {**found, "paper serial": paper.serial, "heads": head_flops(trainer, x, y)}
+    return {**found, "paper serial": paper.serial, "heads": heads / len(x)}
 
 
-def head_flops(trainer: stretto.Trainer, x: Tensor, y: Tensor) -> float:
-    """FLOPs of the heads with their losses for one example: forwards and backwards, the gradient of inputs too."""
-    inputs, total = inputs_of(x), 0
-    features = outputs(trainer.stages, *inputs)
-    for head, values in zip(trainer.heads[:-1], features, strict=False):
-        if head is None:
-            continue
-        given = tuple(value.detach().requires_grad_(value.is_floating_point()) for value in values)
-        with torch.enable_grad(), counting() as counter:
-            loss = head_loss(trainer.loss, copy.deepcopy(head), given, given, Target(y, inputs=inputs))
-            loss.backward()  # type: ignore[no-untyped-call]
-        total += counter.get_total_flops()
-    return total / len(x)
+def head_costs(trainer: stretto.Trainer, x: Tensor, y: Tensor) -> list[LayerCost | None]:
+    """The costs of each stage's head with its loss; None where there is none."""
+    inputs = inputs_of(x)
+    return [
+        None if head is None else counted_head(head, features, trainer.loss, inputs, y)
+        for head, features in itertools.zip_longest(trainer.heads[:-1], outputs(trainer.stages, *inputs))
+    ]
 
 
-def worker_costs(trainer: stretto.Trainer, x: Tensor, y: Tensor, batch: int, optimizer: str) -> dict[str, float]:
+def worker_costs(
+    trainer: stretto.Trainer, x: Tensor, y: Tensor, batch: int, optimizer: str, method: str | None = None
+) -> dict[str, float]:
     """Bytes for minibatches of `batch` examples, a worker for each stage: the largest worker's memory, and messages.
 
     "memory" is the peak of tensors on the worker that needs most: weights, gradients, the state of the optimizer of
-    this name, activations and message buffers. "sent" is what all workers send each other in a step.
+    this name, activations and message buffers. "sent" is what all workers send each other in a step. `method` is
+    another method for the stages of a trainer without heads.
     """
-    costs, heads = _stage_costs(trainer, x, y)
-    share = batch / trainer.schedule.per_turn
-    peaks = _peaks(trainer.method, trainer.schedule, trainer.rules, costs, heads, share, optimizer)
-    return {"memory": peaks, "sent": sent_bytes(trainer.schedule, trainer.rules, costs, share)}
-
-
-def pipelined_memory(
-    method: str, trainer: stretto.Trainer, x: Tensor, y: Tensor, batch: int, optimizer: str
-) -> dict[str, float]:
-    """As `worker_costs`, for the stages of a trainer without heads under another method, with a worker for each."""
-    costs, _ = _stage_costs(trainer, x, y)
-    chosen = stretto.method(method)
-    schedule, rules = chosen.plan(len(trainer.stages), len(trainer.stages))
+    chosen, schedule, rules = trainer.method, trainer.schedule, trainer.rules
+    if method is not None:
+        chosen = stretto.method(method)
+        schedule, rules = chosen.plan(len(trainer.stages), len(trainer.stages))
+    costs, heads = (
+        layer_costs(list(trainer.stages), inputs_of(x), loss=trainer.loss, target=y),
+        head_costs(trainer, x, y),
+    )
+    bounds = (*range(schedule.num_stages), len(costs.layers))  # the loss belongs to the last stage
     share = batch / schedule.per_turn
-    peaks = _peaks(chosen, schedule, rules, costs, [None] * len(trainer.stages), share, optimizer)
-    return {"memory": peaks, "sent": sent_bytes(schedule, rules, costs, share)}
+    peaks = peak_bytes(chosen, schedule, rules, costs, bounds, share, optimizer=optimizer, heads=heads)
+    return {"memory": max(peaks), "sent": sent_bytes(schedule, rules, costs, share)}
 
 
 def sent_bytes(schedule: Schedule, rules: Rules, costs: ModelCosts, examples: float) -> float:
     """Bytes of activations and of gradients that stages send each other in a turn, once the pipeline is full."""
-    total, turn = 0.0, schedule.drain + 1
-    for worker in range(schedule.num_workers):
-        for action in schedule.turn(worker, turn):
-            for edge in rules.makes(action):
-                source = edge.source.stage
-                if not 0 <= edge.stage < schedule.num_stages or edge.stage == source:
-                    continue
-                if edge.value in ("activation", "gradient"):
-                    row = costs.layers[source]
-                    total += (row.output if edge.value == "activation" else row.input).at(examples)
+    turn = schedule.drain + 1
+    actions = itertools.chain(*(schedule.turn(worker, turn) for worker in range(schedule.num_workers)))
+    total = 0.0
+    for edge in itertools.chain(*map(rules.makes, actions)):
+        row = costs.layers[edge.source.stage]
+        size = {"activation": row.output, "gradient": row.input}.get(edge.value)
+        if size is not None and 0 <= edge.stage < schedule.num_stages and edge.stage != edge.source.stage:
+            total += size.at(examples)
     return total
-
-
-def _stage_costs(trainer: stretto.Trainer, x: Tensor, y: Tensor) -> tuple[ModelCosts, list[LayerCost | None]]:
-    """The costs of each stage, those of the loss behind them, and of each stage's head."""
-    inputs = inputs_of(x)
-    features = outputs(trainer.stages, *inputs)
-    heads: list[LayerCost | None] = [
-        None if head is None else counted_head(head, values, trainer.loss, inputs[0], y)
-        for head, values in itertools.zip_longest(trainer.heads[:-1], features)
-    ]
-    return layer_costs(list(trainer.stages), inputs, loss=trainer.loss, target=y), heads
-
-
-def _peaks(
-    method: Any, schedule: Schedule, rules: Rules, costs: ModelCosts, heads: Sequence[LayerCost | None],
-    examples: float, optimizer: str,
-) -> float:  # fmt: skip
-    bounds = (*range(schedule.num_stages), len(costs.layers))  # the loss belongs to the last stage
-    return max(peak_bytes(method, schedule, rules, costs, bounds, examples, optimizer=optimizer, heads=heads))
