@@ -6,6 +6,7 @@ import json
 import math
 import shutil
 import signal
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -85,16 +86,9 @@ def test_intervals_are_students(harness):
     found = harness.intervals.interval([1.0, 2.0, 3.0])
     assert found.mean == 2.0
     assert found.high - 2 == 2 - found.low == pytest.approx(4.302653 / math.sqrt(3), rel=1e-4)
-    with pytest.raises(KeyError):
+    assert harness.intervals.quantile(3) == 4.303  # as rules.md has it
+    with pytest.raises(statistics.StatisticsError):
         harness.intervals.interval([1.0])  # one value has no interval
-
-
-@pytest.mark.slow
-def test_students_quantiles_are_those_of_scipy(harness):
-    import scipy.stats
-
-    for number, quantile in harness.intervals.STUDENT.items():
-        assert quantile == pytest.approx(scipy.stats.t.ppf(0.975, number - 1), abs=5e-4)
 
 
 def test_ratios_are_formed_seed_by_seed(harness):
@@ -221,7 +215,8 @@ def test_a_diverged_seed_never_arrives_and_errors_may_decide(harness, study, tmp
     by_error = dataclasses.replace(study, metric="error")
     assert results.cutoff(by_error, runs, study.cells[0]) == 0.5
     assert results.result(by_error, runs, cured).arrived == 0  # made-up errors are 0.5 from the beginning
-    assert results.cutoff(study, runs, study.cells[0], share=0.5) > results.cutoff(study, runs, study.cells[0])
+    early = dataclasses.replace(study, share=0.5)
+    assert results.cutoff(early, runs, study.cells[0]) > results.cutoff(study, runs, study.cells[0])
 
 
 def test_a_cell_is_trained_again(harness, study, tmp_path, capsys, monkeypatch):

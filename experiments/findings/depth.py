@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from harness import Cell, Claim, Study, first, measured_training, shuffled
 from harness.cells import Record
+from harness.end_tables import loss_table
 from harness.examples import text
-from harness.loss_table import loss_table
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, gelu, layer_norm, scaled_dot_product_attention
 

@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from harness import Cell, Study, first, measured_training, shuffled
 from harness.cells import Record
-from harness.error_table import by_error, error_table, percent
+from harness.end_tables import error_table, percent
 from harness.halving import final_records
-from harness.results import against_reference, against_uncured, result
+from harness.markdown import table
+from harness.results import against_reference, against_uncured, by_error, result
 
 import stretto
 from stretto.data import Dataset, load
@@ -77,9 +78,8 @@ def sections(finished: Mapping[str, Record]) -> str:
     """What the advice was, verdicts by test error, and the sentences that the advice's page reports."""
     lines = [
         "## What the advice was\n",
-        "| advice | method |", "|---|---|",
-        *(f"| {name} | {resolved(finished, STUDY.cell(name))} |" for name in _advised()),
-        "\n## Verdicts by test error at the end\n",
+        table(("advice", "method"), [(name, resolved(finished, STUDY.cell(name))) for name in _advised()]),
+        "## Verdicts by test error at the end\n",
         "*Better* and *worse* only where the interval of the difference, seed by seed, leaves out 0 (rule 9).\n",
         error_table(STUDY, finished, STUDY.cells),
         "## What is reported\n",

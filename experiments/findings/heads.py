@@ -10,9 +10,10 @@ from harness import Cell, Claim, Run, Study, first, measured_training, shuffled
 from harness.cells import SEEDS, Record
 from harness.counted import compute
 from harness.decoder import BATCH, BLOCKS, CONTEXT, WIDTH, WINDOWS, decoder, text
-from harness.finals import Records, against, finals, shown, sound
-from harness.intervals import Interval, interval, value_at
-from harness.results import curve, percent_above
+from harness.end_tables import shown
+from harness.intervals import Interval, against, interval, value_at
+from harness.markdown import table
+from harness.results import Records, curve, finals, percent_above, sound
 from torch import nn
 
 import stretto
@@ -96,31 +97,26 @@ CONTROLS = controls()
 
 def more(finished: Mapping[str, Record]) -> str:
     """The gaps at the end and at equal compute, what heads cost, and the heads that do not fit."""
-    lines = [
-        "## Gaps\n",
+    text = (
+        "## Gaps\n\n"
         "*Gap*: the last test loss over backprop's, in %. *Heads*: their forwards and backwards with their losses, "
         "in % of a step of backprop. *Step*: the whole step, in % of backprop's. *Gap at equal compute*: both "
         "losses where both have spent the total compute of the cheaper one's training, interpolated. *Against* "
         "backprop, and against the plain head (`language`) with as many chunks: better or worse only where the "
-        "interval of the difference, seed by seed, leaves 0 out.\n",
-        "| chunks | head | gap, % | heads, % | step, % | gap at equal compute, % | against backprop | against "
-        "`language` |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    found = finals(ALL, finished)
+        "interval of the difference, seed by seed, leaves 0 out.\n\n"
+    )
+    found, rows = finals(ALL, finished), []
     reference = found.get(BACKPROP)
-    gaps = {cell.name: percent_above(found.get(cell.name, {}), reference or {}) for cell in ALL[1:]}
     for cell in ALL[1:]:
         mine, chunks, head = found.get(cell.name), cell.settings["chunks"], cell.settings["head"]
         costs = [f"{share:.1f}" for share in shares(mine, reference)] or ["", ""]
-        plain = found.get(name_of(chunks, PLAIN), {})
-        own, words = gaps[cell.name], ("better", "worse")
-        told = [
-            shown(own), *costs, shown(gap_at_equal_compute(mine, reference)), against(own, 0, words),
-            "" if head == PLAIN else against(percent_above(mine or {}, plain), 0, words),
-        ]  # fmt: skip
-        lines.append(f"| {chunks} | `{head}` | {' | '.join(told)} |")
-    return "\n".join([*lines, "", _unfitting(finished)])
+        plain = found.get(name_of(chunks, PLAIN))
+        own, words = percent_above(mine, reference), ("better", "worse")
+        equal, beside = shown(gap_at_equal_compute(mine, reference)), against(percent_above(mine, plain), 0, words)
+        told = [shown(own), *costs, equal, against(own, 0, words), "" if head == PLAIN else beside]
+        rows.append([f"{chunks}", f"`{head}`", *told])
+    head = ("gap, %", "heads, %", "step, %", "gap at equal compute, %", "against backprop", "against `language`")
+    return f"{text}{table(('chunks', 'head', *head), rows)}\n{_unfitting(finished)}"
 
 
 def gap_at_equal_compute(mine: Records | None, theirs: Records | None) -> Interval | None:

@@ -15,9 +15,10 @@ from typing import Any
 import torch
 from harness import Cell, Study, first, measured_training, shuffled
 from harness.cells import SEEDS, Record, Run
-from harness.error_table import by_error, error_table, percent, points_above
+from harness.end_tables import error_table, percent
 from harness.halving import chosen_rate, final_records, value
-from harness.results import ERROR, Result, curve, result
+from harness.markdown import table
+from harness.results import ERROR, Result, by_error, curve, points_above, result
 from torch import nn
 
 import stretto
@@ -190,25 +191,23 @@ def sections(finished: Mapping[str, Record]) -> str:
 
 def pipemare_table(finished: Mapping[str, Record], task: str) -> str:
     """PipeMare's settings with what chooses among them."""
-    lines = ["| PipeMare | K | warm-up | N | validation loss | test error, % | |", "|---|---|---|---|---|---|---|"]
-    best = best_pipemare(finished, task)
+    rows, best = [], best_pipemare(finished, task)
     for cell, setting in zip(pipemare_cells(task), pipemare_settings(TASKS[task].steps), strict=True):
         loss, found = validation_loss(finished, cell), result(STUDY, finished, cell)
         shown = "" if loss is None else f"{loss:.4f}"
-        counts = " | ".join(map(str, setting))
         mark = "stands for PipeMare" if cell == best else ""
-        lines.append(f"| {cell.name} | {counts} | {shown} | {percent(found, sign=False)} | {mark} |")
-    return "\n".join(lines) + "\n"
+        rows.append([cell.name, *map(str, setting), shown, percent(found, sign=False), mark])
+    head = ("PipeMare", "K", "warm-up", "N", "validation loss", "test error, %", "")
+    return table(head, rows).replace("|  |", "| |", 1)  # as the page has it
 
 
 def smaller_rates(finished: Mapping[str, Record]) -> str:
     """PipeMare at rates that its first rung did not choose, by the whole curve."""
-    lines = [
+    text = (
         f"Rates of PipeMare are chosen after {TASKS[DIGITS].steps // 2} steps, while T1 still divides them. Its test "
-        "error on digits, seed 0, at the chosen rate and at smaller ones that were added later:\n",
-        "| cell | rate | test error after steps, % |",
-        "|---|---|---|",
-    ]
+        "error on digits, seed 0, at the chosen rate and at smaller ones that were added later:\n\n"
+    )
+    rows = []
     for name in dict.fromkeys(name for name, _ in ADDED):
         cell = STUDY.cell(name)
         rate = chosen_rate(cell, finished)
@@ -216,8 +215,8 @@ def smaller_rates(finished: Mapping[str, Record]) -> str:
         for run in (*chosen, *(run for run in STUDY.added_runs if run.cell is cell)):
             points = curve(finished[run.key], ERROR) if run.key in finished else []
             shown = ", ".join(f"{step:g}: {100 * error:.1f}" for step, error in points if step) or "not run yet"
-            lines.append(f"| {name}{', chosen' if run in chosen else ''} | {run.rate:.2g} | {shown} |")
-    return "\n".join(lines) + "\n"
+            rows.append([f"{name}{', chosen' if run in chosen else ''}", f"{run.rate:.2g}", shown])
+    return text + table(("cell", "rate", "test error after steps, %"), rows)
 
 
 def closing(finished: Mapping[str, Record]) -> str:
@@ -248,7 +247,7 @@ def _spectrain_or_pipemare(spectrain: Result, pipemare: Result) -> str:
 
 
 def _improvement(cerebras: Result, spectrain: Result) -> str:
-    less = points_above(spectrain, cerebras)
+    less = points_above(spectrain.records, cerebras.records)
     amount = "" if less is None else f", {abs(less.mean):.1f} points"
     answer = {
         "better": f"it is an improvement{amount}",

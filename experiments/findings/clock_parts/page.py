@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from harness.cells import Cell, Record, Study
 from harness.clock import Timed, doubts_of, load_told, soonest, step_time, time_ratio, time_to_cutoff, time_verdict
 from harness.intervals import Interval, bounded
+from harness.markdown import table
 
 from clock_parts.launches import SYNCHRONOUS, launch, ways
 from clock_parts.settings import LINKS, PROCESSES, SETTINGS, Chosen
@@ -79,7 +80,7 @@ def _best(times: Sequence[tuple[Timed, Interval]], *, synchronous: bool, complet
 
 def _claims(study: Study, methods: Chosen, runs: Records, launches: Records) -> str:
     """The figure, and what the same setting comes to over other links."""
-    rows = ["| figure | verdict | way and times as soon |", "|---|---|---|"]
+    rows = []
     letter, processes, fixed = CLAIMED
     text = f"the best asynchronous or local way at least {TIMES} times as soon as every synchronous one"
     for link in (fixed, *(link for link in LINKS if link != fixed)):
@@ -90,8 +91,8 @@ def _claims(study: Study, methods: Chosen, runs: Records, launches: Records) -> 
         verdict, told = "not finished", ""
         if ours is not None and len(theirs) == len(SYNCHRONOUS):
             verdict, told = _judged(study, runs, ours, theirs, place)
-        rows.append(f"| {place}: {text if link == fixed else 'the same, no figure'} | **{verdict}** | {told} |")
-    return "\n".join(rows) + "\n"
+        rows.append([f"{place}: {text if link == fixed else 'the same, no figure'}", f"**{verdict}**", told])
+    return table(("figure", "verdict", "way and times as soon"), rows)
 
 
 def _judged(study: Study, runs: Records, ours: Timed, theirs: Sequence[Timed], place: Place) -> tuple[str, str]:
@@ -129,8 +130,7 @@ def _table(study: Study, methods: Chosen, runs: Records, launches: Records, plac
             found = time_ratio(study, runs, own[0], theirs, study.cell(f"{place.letter}, synchronous"))
             ratio, verdict = _as_soon(found), time_verdict(found, ("sooner", "later"), (own[0].step, *synchronous))
         name = f"{way}, `{method}`" if way not in SYNCHRONOUS else way
-        shown = (OPEN, "") if step is None else (step.shown, f"{step.others:.2f}")
-        seconds = "" if own is None else str(own[1])
-        rows.append(f"| {name} | {shown[0]} | {seconds} | {ratio} | {verdict} | {shown[1]} |")
-    head = "| way | a step, ms | seconds to the error | times as soon | verdict | cores of others |"
-    return f"### {place}\n\n{head}\n|---|---|---|---|---|---|\n" + "\n".join(rows) + "\n"
+        shown, others = (OPEN, "") if step is None else (step.shown, f"{step.others:.2f}")
+        rows.append([name, shown, "" if own is None else str(own[1]), ratio, verdict, others])
+    head = ("way", "a step, ms", "seconds to the error", "times as soon", "verdict", "cores of others")
+    return f"### {place}\n\n{table(head, rows)}"

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import stretto
+from harness import markdown
 from harness.cells import SEEDS, Record, Study
 from harness.halving import final_records
 from harness.intervals import Interval, geometric_error
@@ -103,7 +104,7 @@ def table(found: Sequence[Finding]) -> str:
         "`method=`", "optimizer", "stages", "network", "best", "steps to the loss, over plain training",
         "loss at the end", "memory", "the next ones there",
     )  # fmt: skip
-    lines = [f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}"]
+    rows = []
     places = {(each.advice, each.optimizer, each.any_depth, each.stages, each.network) for each in found}
     for word, optimizer, any_depth, stages, network in sorted(places):
         tried = [each for each in found if (each.advice, each.optimizer, each.network) == (word, optimizer, network)]
@@ -118,8 +119,8 @@ def table(found: Sequence[Finding]) -> str:
             f'`"{word}"`', optimizer, depth, network, name, best.spread, percent(best), f"{best.memory:.1f}",
             beside(best, others),
         )  # fmt: skip
-        lines.append(f"| {' | '.join(told)} |")
-    return "\n".join(lines) + "\n"
+        rows.append(told)
+    return markdown.table(columns, rows)
 
 
 def percent(finding: Finding) -> str:

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 from harness.cells import Cell, Record, Study
 from harness.halving import final_records
-from harness.intervals import Interval, compared, geometric, product, ratio
+from harness.intervals import Interval, against, geometric, product, ratio
 from harness.launches import LAUNCHES, Launch
-from harness.results import arrivals_of, cutoff
+from harness.results import PLACES, arrivals, complete, cutoff, ratio_at
 
 SECONDS = "seconds a step"
 
@@ -94,9 +94,7 @@ class Timed:
 def time_verdict(found: Interval | None, words: tuple[str, str], times: Iterable[StepTime]) -> str:
     """How a ratio of times lies to 1: the first word below it, the second above; undecided where times are doubted."""
     doubts = doubts_of(times)
-    if doubts:
-        return f"undecided ({doubts})"
-    return {"less": words[0], "more": words[1], "undecided": "undecided"}[compared(found, Interval(1, 1, 1))]
+    return f"undecided ({doubts})" if doubts else against(found, 1, words, unknown="undecided")
 
 
 def time_to_cutoff(study: Study, runs: Mapping[str, Record], way: Timed, reference: Cell) -> Interval | None:
@@ -105,9 +103,9 @@ def time_to_cutoff(study: Study, runs: Mapping[str, Record], way: Timed, referen
     A seed that never arrives counts as later than its last step, as in ratios: there is no upper end.
     """
     cut, records = cutoff(study, runs, reference), final_records(way.cell, runs)
-    if cut is None or len(records) < LAUNCHES:
+    if cut is None or not complete(records):
         return None
-    arrived = arrivals_of(study, records, cut)
+    arrived = arrivals(records, PLACES[study.metric], cut)
     steps = ratio(arrived, dict.fromkeys(arrived, 1.0), dict.fromkeys(arrived, float(way.cell.steps)))
     return None if steps is None else product(steps, way.step.interval)
 
@@ -116,16 +114,12 @@ def time_ratio(study: Study, runs: Mapping[str, Record], way: Timed, other: Time
     """The way's time to the cut-off over another's: steps seed by seed, seconds launch by launch."""
     cut = cutoff(study, runs, reference)
     mine, theirs = (final_records(each.cell, runs) for each in (way, other))
-    if cut is None or min(len(mine), len(theirs)) < LAUNCHES:
+    if cut is None or not (complete(mine) and complete(theirs)):
         return None
-    ends = dict.fromkeys(mine, float(way.cell.steps))
-    one = (
-        Interval(1.0, 1.0, 1.0)
-        if way.cell == other.cell
-        else ratio(arrivals_of(study, mine, cut), arrivals_of(study, theirs, cut), ends)
-    )
-    two = ratio(way.step.seconds, other.step.seconds, dict.fromkeys(way.step.seconds, 0.0))
-    return None if one is None or two is None else product(one, two)
+    same = way.cell == other.cell
+    steps = Interval(1.0, 1.0, 1.0) if same else ratio_at(mine, theirs, PLACES[study.metric], cut)
+    seconds = ratio(way.step.seconds, other.step.seconds, dict.fromkeys(way.step.seconds, 0.0))
+    return None if steps is None or seconds is None else product(steps, seconds)
 
 
 def soonest(times: Sequence[tuple[Timed, Interval]]) -> Timed:

@@ -6,8 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
-STUDENT = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571}
-"""The 97.5 % quantiles of Student's distribution, by the number of values (one degree of freedom less)."""
+from scipy import stats
 
 Point = tuple[float, float]
 """A step, and the loss there."""
@@ -49,21 +48,26 @@ def value_at(curve: Sequence[Point], step: float) -> float:
     raise ValueError(f"step {step:g} is not between the evaluations at {curve[0][0]:g} and {curve[-1][0]:g}")
 
 
+def quantile(number: int) -> float:
+    """The 97.5 % quantile of Student's distribution for so many values, with the three decimals of the rules."""
+    return round(float(stats.t.ppf(0.975, number - 1)), 3)
+
+
 def interval(values: Sequence[float]) -> Interval:
-    """The mean of two to six values with its two-sided 95 % Student interval."""
+    """The mean of two or more values with its two-sided 95 % Student interval."""
     mean = statistics.fmean(values)
-    half = STUDENT[len(values)] * statistics.stdev(values) / math.sqrt(len(values))
+    half = quantile(len(values)) * statistics.stdev(values) / math.sqrt(len(values))
     return Interval(mean, mean - half, mean + half)
 
 
 def geometric(values: Sequence[float]) -> Interval:
-    """The geometric mean of two to six positive values, with the interval of its logarithm."""
+    """The geometric mean of two or more positive values, with the interval of its logarithm."""
     return Interval(*map(math.exp, interval([math.log(value) for value in values])))
 
 
 def geometric_error(found: Interval, seeds: int = 3) -> float:
     """The standard error of a geometric mean whose interval this is."""
-    return found.mean * math.log(found.high / found.low) / (2 * STUDENT[seeds])
+    return found.mean * math.log(found.high / found.low) / (2 * quantile(seeds))
 
 
 def product(one: Interval, other: Interval) -> Interval:
@@ -104,6 +108,19 @@ def compared(one: Interval | None, other: Interval | None) -> Literal["less", "m
     if one.high < other.low:
         return "less"
     return "more" if one.low > other.high else "undecided"
+
+
+def against(
+    one: Interval | None, other: Interval | float | None, words: tuple[str, str], *, unknown: str = "open"
+) -> str:
+    """The first word where one lies below the other, the second where it lies above; else "undecided".
+
+    `unknown` while one of them is not known.
+    """
+    if one is None or other is None:
+        return unknown
+    other = other if isinstance(other, Interval) else Interval(other, other, other)
+    return {"less": words[0], "more": words[1], "undecided": "undecided"}[compared(one, other)]
 
 
 def bounded(found: Interval | None, bound: float) -> Literal["reached", "missed", "undecided"]:

@@ -1,15 +1,16 @@
 """A study's page, made of its store alone."""
 
 import statistics
-import textwrap
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from harness.cells import MOST_RUNS, Record, Study
+from harness.end_tables import plus_minus, shown
 from harness.figure import figure
 from harness.halving import extensions, rung_run, runs_left, used_rates
 from harness.intervals import Interval
+from harness.markdown import table, wrapped
 from harness.results import Result, against_reference, against_uncured, cutoff, cutoff_step, judged, outcome, result
 from stretto.files.destinations import write_whole
 
@@ -61,86 +62,53 @@ def _missing(
     return {"runs": runs_left(study, finished), "launches": [each for each in study.launches if each.key not in made]}
 
 
-def wrapped(text: str) -> str:
-    """Markdown with its long lines broken, but for tables, headings and code."""
-    lines, code = [], False
-    for line in text.split("\n"):
-        code ^= line.startswith("```")
-        plain = not code and not line.startswith(("|", "#", "!", "```"))
-        indent = "  " if line.startswith("- ") else ""
-        broken = textwrap.wrap(line, 120, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
-        lines += broken if plain and broken else [line]
-    return "\n".join(lines)
-
-
 def _claims(study: Study, found: Mapping[str, Result]) -> str:
     if not study.claims:
         return ""
-    lines = [
-        "## Figures to reach\n",
-        "| figure | verdict | lowest cell | its value |",
-        "|---|---|---|---|",
-    ]
+    rows = []
     for claim in study.claims:
         best, value, _ = judged(claim, found)[0]
-        lines.append(f"| {claim.text} | **{outcome(claim, found)}** | {best.cell.name} | {_shown(value, claim.kind)} |")
-    return "\n".join(lines) + "\n"
-
-
-def _shown(value: Interval | None, kind: str) -> str:
-    if value is None:
-        return "not known yet"
-    return f"{value}" if kind == "ratio" else f"{value} %"
+        told = "not known yet" if value is None else f"{value}{' %' if claim.kind == 'gap' else ''}"
+        rows.append([claim.text, f"**{outcome(claim, found)}**", best.cell.name, told])
+    return "## Figures to reach\n\n" + table(("figure", "verdict", "lowest cell", "its value"), rows)
 
 
 def _results(study: Study, found: Iterable[Result]) -> str:
     beside = any(cell.beside for cell in study.cells)
-    lines = [
-        "## Every cell\n",
+    text = (
+        "## Every cell\n\n"
         "Means of three seeds at the best rate, with the 95 % interval of the rules. *Ratio*: steps to the cut-off "
         f"over those of the same optimizer with {study.baseline}"
         f"{'; *beside*: over those of the optimizer that is not rotated' if beside else ''}. "
         "Memory in numbers for each parameter: copies of the weights + the optimizer's. ms a step is CPU time in "
-        "emulation; ~ marks a machine that was not quiet.\n",
-        f"| cell | method | best rate | steps | ratio |{' beside |' if beside else ''} last test loss | test error, % "
-        "| memory | ms |",
-        f"|---|---|---|---|---|{'---|' if beside else ''}---|---|---|---|",
-    ]
-    for each in found:
-        told = _cells(each)
-        told = told if beside else told[:3] + told[4:]
-        lines.append(f"| {each.cell.name} | `{each.cell.method}` | {' | '.join(told)} |")
-    return "\n".join(lines) + "\n"
-
-
-def _cells(each: Result) -> list[str]:
-    if not each.complete:
-        return [_rate(each), *[""] * 3, f"{len(each.records)} of 3 seeds", *[""] * 3]
-    records = list(each.records.values())
-    arrived = "" if each.arrived is None else f"{each.arrived:.0f}"
-    error = (
-        "" if each.error is None else f"{100 * each.error.mean:.1f} ± {100 * (each.error.high - each.error.mean):.1f}"
+        "emulation; ~ marks a machine that was not quiet.\n\n"
     )
+    rows = [[each.cell.name, f"`{each.cell.method}`", *_cells(each, beside=beside)] for each in found]
+    ratios = ("ratio", "beside") if beside else ("ratio",)
+    head = ("cell", "method", "best rate", "steps", *ratios, "last test loss", "test error, %", "memory", "ms")
+    return text + table(head, rows)
+
+
+def _cells(each: Result, *, beside: bool) -> list[str]:
+    rate = "" if each.rate is None else f"{each.rate:g}{' (edge)' if each.edge else ''}"
+    ratios = [shown(each.ratio), shown(each.beside)][: 1 + beside]
+    if not each.complete:
+        return [rate, "", *[""] * len(ratios), f"{len(each.records)} of 3 seeds", *[""] * 3]
+    records = list(each.records.values())
     memory = records[0].get("memory", {})
-    numbers = [f"{memory[key]:.3g}" for key in ("weight copies", "optimizer numbers") if key in memory]
     return [
-        _rate(each),
-        arrived,
-        "" if each.ratio is None else str(each.ratio),
-        "" if each.beside is None else str(each.beside),
-        f"{each.diverged} of 3 diverged" if each.loss is None else _plus(each.loss),
-        error,
-        " + ".join(numbers),
+        rate,
+        "" if each.arrived is None else f"{each.arrived:.0f}",
+        *ratios,
+        f"{each.diverged} of 3 diverged" if each.loss is None else _plus_minus(each.loss),
+        "" if each.error is None else plus_minus(each.error),
+        " + ".join(f"{memory[key]:.3g}" for key in ("weight copies", "optimizer numbers") if key in memory),
         _milliseconds(records),
     ]
 
 
-def _rate(each: Result) -> str:
-    return "" if each.rate is None else f"{each.rate:g}{' (edge)' if each.edge else ''}"
-
-
-def _plus(value: Interval) -> str:
-    return f"{value.mean:.4f} ± {value.high - value.mean:.4f}"
+def _plus_minus(loss: Interval) -> str:
+    return f"{loss.mean:.4f} ± {loss.high - loss.mean:.4f}"
 
 
 def _milliseconds(records: Sequence[Record]) -> str:
@@ -151,19 +119,17 @@ def _milliseconds(records: Sequence[Record]) -> str:
 
 def _verdicts(study: Study, found: Mapping[str, Result]) -> str:
     cured = any(cell.uncured for cell in study.cells)
-    lines = [
-        "## Verdicts\n",
+    text = (
+        "## Verdicts\n\n"
         "*Sooner* and *later* only where intervals have no point in common. An interval without an upper end (>) "
-        "begins at the smallest ratio of three seeds, and has no level of 95 %.\n",
-        f"| cell | against {study.baseline} |{f' against {study.plain} |' if cured else ''}",
-        f"|---|---|{'---|' if cured else ''}",
-    ]
-    lines += [
-        f"| {each.cell.name} | {against_reference(each)} |{f' {against_uncured(each, found)} |' if cured else ''}"
+        "begins at the smallest ratio of three seeds, and has no level of 95 %.\n\n"
+    )
+    rows = [
+        [each.cell.name, against_reference(each), *([against_uncured(each, found)] if cured else [])]
         for each in found.values()
         if each.cell.reference is not None
     ]
-    return "\n".join(lines) + "\n"
+    return text + table(("cell", f"against {study.baseline}", *([f"against {study.plain}"] if cured else [])), rows)
 
 
 def _cutoffs(study: Study, finished: Mapping[str, Record]) -> str:
@@ -177,18 +143,17 @@ def _cutoffs(study: Study, finished: Mapping[str, Record]) -> str:
 
 
 def _rates(study: Study, finished: Mapping[str, Record]) -> str:
-    lines = [
-        "## The first rung\n",
+    text = (
+        "## The first rung\n\n"
         f"Validation loss after half of the steps, seed 0, at each rate; {extensions(study, finished)} runs extended "
-        f"grids. {len(finished)} runs of at most {MOST_RUNS} in all.\n",
-        "| cell | rates and losses |",
-        "|---|---|",
-    ]
+        f"grids. {len(finished)} runs of at most {MOST_RUNS} in all.\n\n"
+    )
+    rows = []
     for cell in study.cells:
         tried = [(rate, finished.get(rung_run(cell, rate).key)) for rate in used_rates(cell, finished)]
         told = [f"{rate:g}: {_validation(record)}" for rate, record in tried if record is not None]
-        lines.append(f"| {cell.name} | {'; '.join(told)} |")
-    return "\n".join(lines) + "\n"
+        rows.append([cell.name, "; ".join(told)])
+    return text + table(("cell", "rates and losses"), rows)
 
 
 def _validation(record: Record) -> str:
@@ -207,24 +172,19 @@ def _commands(study: Study, finished: Mapping[str, Record]) -> str:
         f'python main.py {study.name}{data} --again "{cell}"   # one cell anew',
         "```\n",
     ]
-    for what, words in (("machine", _places(finished)), ("versions", _versions(finished))):
-        lines.append(
-            f"- {what}: " + ("; ".join(f"{name} ({count} runs)" for name, count in words.items()) or "none yet")
-        )
+    for what, words in (("machine", map(_place, finished.values())), ("versions", map(_versions, finished.values()))):
+        told = "; ".join(f"{name} ({count} runs)" for name, count in Counter(words).items())
+        lines.append(f"- {what}: {told or 'none yet'}")
     seconds = sum(record["steps"] * record["seconds a step"]["cpu"] for record in finished.values())
     lines.append(f"- training took {seconds / 60:.0f} minutes of one core, evaluations left out")
     return "\n".join(lines) + "\n"
 
 
-def _places(finished: Mapping[str, Record]) -> Counter[str]:
-    return Counter(
-        f"{each['processor']}, {each['cores']} cores, {each['threads']} thread a run"
-        for each in (record["machine"] for record in finished.values())
-    )
+def _place(record: Record) -> str:
+    where = record["machine"]
+    return f"{where['processor']}, {where['cores']} cores, {where['threads']} thread a run"
 
 
-def _versions(finished: Mapping[str, Record]) -> Counter[str]:
-    return Counter(
-        f"CPython {each['python']}, torch {each['torch']}, Stretto {each['stretto']} at {each['commit']}"
-        for each in (record["versions"] for record in finished.values())
-    )
+def _versions(record: Record) -> str:
+    of = record["versions"]
+    return f"CPython {of['python']}, torch {of['torch']}, Stretto {of['stretto']} at {of['commit']}"

@@ -1,15 +1,22 @@
-"""From a study's finished runs to what its page says of every cell: arrivals, ratios, losses, verdicts."""
+"""From a study's finished runs to what its page says of every cell: arrivals, ratios, losses, verdicts.
+
+All quantities are formed seed by seed. They are None while a seed is missing, and what runs have at their ends also
+where a seed diverged.
+"""
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from harness.cells import SEEDS, Cell, Claim, Record, Study
 from harness.halving import at_edge, chosen_rate, final_records
-from harness.intervals import Interval, Point, arrival, bounded, compared, interval, ratio, value_at
+from harness.intervals import Interval, Point, against, arrival, bounded, interval, ratio, value_at
 
-TEST, ERROR = 2, 3  # places in a point of a curve, behind the step and the training loss
+TRAINING, TEST, ERROR = 1, 2, 3  # places in a point of a curve, behind the step
 PLACES = {"loss": TEST, "error": ERROR}
+Records = Mapping[int, Record]
+"""The runs of rung 2 of a cell, by seed."""
+SOONER = ("sooner", "later")
 
 
 @dataclass(frozen=True)
@@ -21,7 +28,7 @@ class Result:
     """
 
     cell: Cell
-    records: Mapping[int, Record]
+    records: Records
     rate: float | None
     edge: bool
     loss: Interval | None
@@ -34,7 +41,7 @@ class Result:
     @property
     def complete(self) -> bool:
         """Whether all seeds are there."""
-        return len(self.records) == len(SEEDS)
+        return complete(self.records)
 
     @property
     def diverged(self) -> int:
@@ -42,40 +49,117 @@ class Result:
         return sum(record["diverged"] is not None for record in self.records.values())
 
 
+def finals(cells: Iterable[Cell], finished: Mapping[str, Record]) -> dict[str, Records]:
+    """Rung 2 of each cell whose seeds are all there, by the cell's name."""
+    found = {cell.name: final_records(cell, finished) for cell in cells}
+    return {name: records for name, records in found.items() if complete(records)}
+
+
+def complete(records: Records) -> bool:
+    """Whether all seeds are there."""
+    return len(records) == len(SEEDS)
+
+
+def sound(*cells: Records) -> bool:
+    """Whether all seeds of all of them are there and none diverged."""
+    return all(complete(records) and not any(each["diverged"] for each in records.values()) for records in cells)
+
+
 def curve(record: Record, place: int = TEST) -> list[Point]:
     """Steps and what a curve has there; evaluations that gave no number are left out."""
     return [(point[0], point[place]) for point in record["curve"] if point[place] is not None]
 
 
-def cutoff_step(study: Study, reference: Cell, share: float | None = None) -> float:
-    """The step of a reference at which its mean is the cut-off: the study's share of T, unless another is given."""
-    return (study.share if share is None else share) * (reference.horizon or study.horizon)
+def ends(records: Records, place: int = TEST) -> list[float]:
+    """What each seed has at its end."""
+    return [curve(records[seed], place)[-1][1] for seed in SEEDS]
 
 
-def cutoff(study: Study, finished: Mapping[str, Record], reference: Cell, share: float | None = None) -> float | None:
-    """The mean over seeds of a reference's test loss, or error, at that step; None while a seed is missing."""
-    records = final_records(reference, finished)
-    if len(records) < len(SEEDS) or any(record["diverged"] for record in records.values()):
+def last(records: Records | None, place: int = TEST) -> Interval | None:
+    """What a cell has at its end."""
+    return interval(ends(records, place)) if records and sound(records) else None
+
+
+def percent_above(mine: Records | None, theirs: Records | None) -> Interval | None:
+    """The last test loss above the other cell's, in %."""
+    return _compared_ends(mine, theirs, TEST, lambda one, other: 100 * (one / other - 1))
+
+
+def points_above(mine: Records | None, theirs: Records | None) -> Interval | None:
+    """How far the test error at the end is above another cell's, in percentage points."""
+    return _compared_ends(mine, theirs, ERROR, lambda one, other: 100 * (one - other))
+
+
+def _compared_ends(
+    mine: Records | None, theirs: Records | None, place: int, form: Callable[[float, float], float]
+) -> Interval | None:
+    if not mine or not theirs or not sound(mine, theirs):
         return None
-    step, place = cutoff_step(study, reference, share), PLACES[study.metric]
+    return interval(list(map(form, ends(mine, place), ends(theirs, place))))
+
+
+def last_difference(mine: Records | None, theirs: Records | None, place: int) -> Interval | None:
+    """What a cell has at its end minus what the other one has at that step."""
+    if not mine or not theirs or not sound(mine, theirs):
+        return None
+    points = {seed: curve(mine[seed], place)[-1] for seed in SEEDS}
+    return interval([value - value_at(curve(theirs[seed], place), step) for seed, (step, value) in points.items()])
+
+
+def cut_at(records: Records | None, place: int, share: float) -> float | None:
+    """The mean of what a reference has at this share of its steps."""
+    return mean_at(records, place, share * records[SEEDS[0]]["steps"]) if records else None
+
+
+def mean_at(records: Records, place: int, step: float) -> float | None:
+    """The mean of what a reference has at a step."""
+    if not sound(records):
+        return None
     return statistics.fmean(value_at(curve(record, place), step) for record in records.values())
+
+
+def cutoff_step(study: Study, reference: Cell) -> float:
+    """The step of a reference at which its mean is the cut-off: the study's share of T."""
+    return study.share * (reference.horizon or study.horizon)
+
+
+def cutoff(study: Study, finished: Mapping[str, Record], reference: Cell) -> float | None:
+    """The mean of a reference's test loss, or error, at that step."""
+    return mean_at(final_records(reference, finished), PLACES[study.metric], cutoff_step(study, reference))
+
+
+def arrivals(records: Records, place: int, cut: float) -> dict[int, float | None]:
+    """The arrival of each seed at a cut-off; None for one that never arrives."""
+    return {seed: arrival(curve(record, place), cut) for seed, record in records.items()}
+
+
+def ratio_at(mine: Records | None, theirs: Records | None, place: int, cut: float | None) -> Interval | None:
+    """Steps to a cut-off over those of the other cell."""
+    if not mine or not theirs or cut is None or not complete(mine):
+        return None
+    lengths = {seed: float(each["steps"]) for seed, each in mine.items()}
+    return ratio(arrivals(mine, place, cut), arrivals(theirs, place, cut), lengths)
+
+
+def ratio_to(study: Study, finished: Mapping[str, Record], cell: Cell, reference: Cell) -> Interval | None:
+    """The cell's arrivals over the reference's, at the reference's cut-off."""
+    mine, theirs = (final_records(each, finished) for each in (cell, reference))
+    return ratio_at(mine, theirs, PLACES[study.metric], cutoff(study, finished, reference))
 
 
 def result(study: Study, finished: Mapping[str, Record], cell: Cell) -> Result:
     """All that is known of a cell."""
-    records = final_records(cell, finished)
-    sound = len(records) == len(SEEDS) and not any(record["diverged"] for record in records.values())
-    reference = study.cell(cell.reference or cell.name)
+    records, reference = final_records(cell, finished), study.cell(cell.reference or cell.name)
     cut = cutoff(study, finished, reference)
-    arrivals = {} if cut is None else arrivals_of(study, records, cut)
-    known = [steps for steps in arrivals.values() if steps is not None]
+    arrived = {} if cut is None else arrivals(records, PLACES[study.metric], cut)
+    known = [steps for steps in arrived.values() if steps is not None]
     return Result(
         cell=cell,
         records=records,
         rate=chosen_rate(cell, finished),
         edge=at_edge(cell, finished),
-        loss=_last(records, TEST) if sound else None,
-        error=_last(records, ERROR) if sound else None,
+        loss=last(records, TEST),
+        error=last(records, ERROR),
         arrived=statistics.fmean(known) if len(known) == len(SEEDS) else None,
         ratio=None if cell.reference is None else ratio_to(study, finished, cell, reference),
         beside=None if cell.beside is None else ratio_to(study, finished, cell, study.cell(cell.beside)),
@@ -83,46 +167,11 @@ def result(study: Study, finished: Mapping[str, Record], cell: Cell) -> Result:
     )
 
 
-def ratio_to(
-    study: Study, finished: Mapping[str, Record], cell: Cell, reference: Cell, share: float | None = None
-) -> Interval | None:
-    """The cell's arrivals over the reference's, at the reference's cut-off; None while a seed is missing."""
-    cut, mine = cutoff(study, finished, reference, share), final_records(cell, finished)
-    if cut is None or len(mine) < len(SEEDS):
-        return None
-    theirs = final_records(reference, finished)
-    return ratio(
-        arrivals_of(study, mine, cut),
-        arrivals_of(study, theirs, cut),
-        {seed: float(cell.steps) for seed in mine},
-    )
-
-
-def arrivals_of(study: Study, records: Mapping[int, Record], cut: float) -> dict[int, float | None]:
-    """The arrival of each seed at a cut-off of the study's metric; None for one that never arrives."""
-    place = PLACES[study.metric]
-    return {seed: arrival(curve(record, place), cut) for seed, record in records.items()}
-
-
-def _last(records: Mapping[int, Record], place: int) -> Interval:
-    return interval([curve(record, place)[-1][1] for record in records.values()])
-
-
-def percent_above(mine: Mapping[int, Record], theirs: Mapping[int, Record]) -> Interval | None:
-    """The last test loss above the other cell's, in %, seed by seed; None where a seed is missing or diverged."""
-    for records in (mine, theirs):
-        if len(records) < len(SEEDS) or any(record["diverged"] for record in records.values()):
-            return None
-    pairs = [(curve(mine[seed])[-1][1], curve(theirs[seed])[-1][1]) for seed in SEEDS]
-    return interval([100 * (one / other - 1) for one, other in pairs])
-
-
 def judged(claim: Claim, results: Mapping[str, Result]) -> list[tuple[Result, Interval | None, str]]:
     """Each cell of a claim with its value and how this lies to the bound, the smallest mean first."""
-    values = [
-        (results[name], results[name].ratio if claim.kind == "ratio" else results[name].gap) for name in claim.cells
-    ]
-    rows = [(each, value, bounded(value, claim.bound)) for each, value in values]
+    found = [results[name] for name in claim.cells]
+    values = [each.ratio if claim.kind == "ratio" else each.gap for each in found]
+    rows = [(each, value, bounded(value, claim.bound)) for each, value in zip(found, values, strict=True)]
     return sorted(rows, key=lambda row: (row[1] is None, *((row[1].mean, row[1].low) if row[1] else ())))
 
 
@@ -142,18 +191,26 @@ def against_uncured(found: Result, results: Mapping[str, Result]) -> str:
     if found.cell.uncured is None:
         return ""
     other = results[found.cell.uncured]
-    one, two = found.ratio, other.ratio
-    if found.cell.reference != other.cell.reference:
-        one = found.beside  # a rotated cell: both against the optimizer that is not rotated
-    if one is None or two is None:
-        return "open"
-    return {"less": "sooner", "more": "later", "undecided": "undecided"}[compared(one, two)]
+    # of a rotated cell both are set against the optimizer that is not rotated
+    own = found.ratio if found.cell.reference == other.cell.reference else found.beside
+    return against(own, other.ratio, SOONER)
 
 
 def against_reference(found: Result) -> str:
     """Whether the cell is later than its reference: whether the whole interval of the ratio lies above 1."""
-    if found.cell.reference is None:
-        return ""
-    if found.ratio is None:
+    return "" if found.cell.reference is None else against(found.ratio, 1, SOONER)
+
+
+def by_error(one: Result, other: Result) -> str:
+    """Whether one cell has the smaller test error at the end: rule 9, by the difference seed by seed.
+
+    "open" while a seed of either is missing; "undecided" where a seed diverged, as there is no interval then.
+    """
+    if not (one.complete and other.complete):
         return "open"
-    return {"less": "sooner", "more": "later", "undecided": "undecided"}[compared(found.ratio, Interval(1, 1, 1))]
+    return against(points_above(one.records, other.records), 0, ("better", "worse"), unknown="undecided")
+
+
+def scaled(value: Interval | None, factor: float) -> Interval | None:
+    """An interval of a quantity times a number."""
+    return None if value is None else Interval(*(factor * each for each in value))

@@ -19,6 +19,7 @@ from harness.clock import (
 from harness.intervals import Interval, interval, ratio
 from harness.launches import LAUNCHES as NUMBER
 from harness.launches import Launch
+from harness.markdown import table
 
 from lecture_parts.launches import (
     BATCHES,
@@ -54,11 +55,6 @@ def clock(runs: Launches, launches: Launches) -> str:
     )
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head), *(f"| {' | '.join(row)} |" for row in rows)]
-    return "\n".join(lines) + "\n"
-
-
 def _spatial(launches: Launches) -> str:
     rows = []
     for processes, threads in SPATIAL:
@@ -75,7 +71,7 @@ def _spatial(launches: Launches) -> str:
         "processes and of rows and columns on 4: ms, medians of 10 repetitions, their geometric mean and interval "
         "over three launches; and how many times as fast as one process of one thread and of two. Processes beyond "
         "the number of cores take turns, and nothing is concluded from their times.\n\n"
-        + _table(("processes", "forward, ms", *TIMES, "step, ms", *TIMES, OTHERS), rows)
+        + table(("processes", "forward, ms", *TIMES, "step, ms", *TIMES, OTHERS), rows)
     )
 
 
@@ -102,7 +98,7 @@ def _utilisation(launches: Launches) -> str:
             parts.append(f"{network}: {OPEN}.\n")
             continue
         rows = [_batch_row(batch, times) for batch in BATCHES]
-        parts.append(f"{network}\n\n" + _table(HEAD, rows) + f"\n{_errors(times)}\n")
+        parts.append(f"{network}\n\n" + table(HEAD, rows) + f"\n{_errors(times)}\n")
     return "\n".join(parts)
 
 
@@ -173,7 +169,7 @@ def _bytes(launches: Launches) -> str:
         "whether it has a gradient. Operator: every layer cut by its outputs, as the formula has it; a convolution of "
         "two groups on two processes only gathers the gradient of its input, half of the formula's sum. "
         "Automatic: as the package cuts without a plan, pairs of layers with one sum behind. Messages below 256 bytes "
-        "(losses, counts) are left out.\n\n" + _table(("way", "bytes, counted", "by the formula", "verdict"), rows)
+        "(losses, counts) are left out.\n\n" + table(("way", "bytes, counted", "by the formula", "verdict"), rows)
     )
 
 
@@ -202,7 +198,7 @@ def _links(runs: Launches, launches: Launches) -> str:
         "p: predicted from loopback and the bytes of a step, where such links are not allowed). Links have no delay "
         "of their own. Intervals from both: half widths of logarithms as squares. *Sooner* and *later*, against "
         "all-reduce on the same link, only where all of the ratio's interval lies beside 1.\n\n"
-        + _table(("link", "way", "a step, ms", "seconds to the error", "against all-reduce", "", OTHERS), rows)
+        + table(("link", "way", "a step, ms", "seconds to the error", "against all-reduce", "", OTHERS), rows)
     )
 
 

@@ -3,11 +3,11 @@
 from collections.abc import Iterable, Mapping, Sequence
 
 from harness.cells import SEEDS, Cell, Record
-from harness.finals import Records, against, cut_at, finals, last, last_difference, ratio_at, scaled, shown
-from harness.intervals import Interval
-from harness.results import ERROR, TEST
+from harness.end_tables import shown
+from harness.intervals import Interval, against
+from harness.markdown import table
+from harness.results import ERROR, TEST, TRAINING, Records, cut_at, finals, last, last_difference, ratio_at, scaled
 
-TRAINING = 1  # the place of the training loss in a point of a curve
 METHODS = {
     "backprop": "backprop", "greedy": "greedy", "overlapping": "overlapping", "2 chunks": "chunked(chunks=2)",
 }  # fmt: skip
@@ -49,24 +49,23 @@ def both(found: Finals, where: str, name: str, place: int, cut: float | None) ->
 
 def widths(found: Finals) -> str:
     """Figures 3 and 8."""
-    lines = [
-        "## Figures 3 and 8: four methods, three widths\n",
+    text = (
+        "## Figures 3 and 8: four methods, three widths\n\n"
         "The paper: *under no circumstance is backprop the most efficient method for training*. Compute to backprop's "
         "own test loss at 90 % of its steps, times backprop's; width 1024 stands for figure 3. FLOPs as torch's "
         "counter has them; for width 4096 as the paper charges them, a backward as two forwards. Backprop is "
         "*dominated* if some local method needs less of both, the *cheapest* if all of them need more total "
-        "compute, by their whole intervals.\n",
-        "| network | method | serial | total | backprop is |",
-        "|---|---|---|---|---|",
-    ]
+        "compute, by their whole intervals.\n\n"
+    )
+    rows = []
     for where in WIDTHS:
         cut = cut_at(found.get(f"{where}, backprop"), TEST, SHARE)
         pairs = [both(found, where, name, TEST, cut) for name in LOCAL]
         verdict = efficiency(pairs)
         for name, pair in zip(LOCAL, pairs, strict=True):
-            lines.append(f"| {where} | {name} | {shown(pair[0])} | {shown(pair[1])} | {verdict} |")
+            rows.append([where, name, *map(shown, pair), verdict])
             verdict = ""
-    return "\n".join(lines) + "\n"
+    return text + table(("network", "method", "serial", "total", "backprop is"), rows)
 
 
 def efficiency(pairs: Sequence[Pair]) -> str:
@@ -81,48 +80,46 @@ def efficiency(pairs: Sequence[Pair]) -> str:
 
 def low_cutoffs(found: Finals) -> str:
     """Figure 9."""
-    lines = [
-        "## Figure 9: the decoder, cut-off by cut-off\n",
+    text = (
+        "## Figure 9: the decoder, cut-off by cut-off\n\n"
         "The paper: speed-ups around 4 at high losses, around 2 at lower ones and there by overlapping alone. Compute "
-        "to backprop's own test loss after so much of its steps, times backprop's.\n",
-        "| of backprop's steps | test loss | method | serial | total | serial compute |",
-        "|---|---|---|---|---|---|",
-    ]
+        "to backprop's own test loss after so much of its steps, times backprop's.\n\n"
+    )
+    rows = []
     for share in SHARES:
         cut = cut_at(found.get("decoder, backprop"), TEST, share)
         for name in LOCAL:
             serial, total = both(found, "decoder", name, TEST, cut)
             told = [_number(cut), name, shown(serial), shown(total), against(serial, 1, LESS)]
-            lines.append(f"| {100 * share:.0f} % | {' | '.join(told)} |")
-    return "\n".join(lines) + "\n"
+            rows.append([f"{100 * share:.0f} %", *told])
+    return text + table(("of backprop's steps", "test loss", "method", "serial", "total", "serial compute"), rows)
 
 
 def resnets(found: Finals) -> str:
     """Figures 5 and 10, apart."""
-    lines = []
+    parts = []
     found = {**found, **{name: at_own_steps(name, records) for name, records in found.items() if "ResNet" in name}}
     for figure, what, place in (("5", "training loss", TRAINING), ("10", "test error", ERROR)):
         cut = cut_at(found.get("ResNet-20, backprop"), place, SHARE)
-        lines += [
-            f"## Figure {figure}: ResNet-20, by {what}\n",
+        text = (
+            f"## Figure {figure}: ResNet-20, by {what}\n\n"
             f"Compute to backprop's own {what} at 90 % of its steps ({_number(cut) or 'not known yet'}), times "
-            "backprop's, and what it was at the end.\n",
-            f"| method | serial | total | serial compute | last {what} | against backprop |",
-            "|---|---|---|---|---|---|",
-        ]
-        reference = found.get("ResNet-20, backprop")
+            "backprop's, and what it was at the end.\n\n"
+        )
+        reference, rows = found.get("ResNet-20, backprop"), []
         for name in METHODS:
             serial, total = both(found, "ResNet-20", name, place, cut)
             mine = found.get(f"ResNet-20, {name}")
             known = [""] * 3 if name == "backprop" else [shown(serial), shown(total), against(serial, 1, LESS)]
             verdict = "" if name == "backprop" else against(last_difference(mine, reference, place), 0, LOWER)
-            lines.append(f"| {name} | {' | '.join(known)} | {shown(last(mine, place))} | {verdict} |")
-        lines.append("")
-    lines.append(
+            rows.append([name, *known, shown(last(mine, place)), verdict])
+        head = ("method", "serial", "total", "serial compute", f"last {what}", "against backprop")
+        parts.append(text + table(head, rows))
+    parts.append(
         f"Local methods tell a training loss {LAG} steps late: it counts at the step of its own minibatch, so that "
         f"their last ones are of minibatches up to {200 - LAG}, and are compared with backprop's there.\n"
     )
-    return "\n".join(lines)
+    return "\n".join(parts)
 
 
 def at_own_steps(name: str, records: Records) -> Records:
@@ -140,68 +137,54 @@ def at_own_steps(name: str, records: Records) -> Records:
 
 def layers_a_chunk(found: Finals) -> str:
     """The MLP of width 256 by the number of its chunks."""
-    lines = [
-        "## Layers a chunk\n",
-        "The MLP of width 256: 1 chunk is backprop, 8 are greedy.\n",
-        "| chunks | layers a chunk | serial | total | last test loss | against backprop |",
-        "|---|---|---|---|---|---|",
-    ]
-    reference = found.get("MLP 256, backprop")
+    reference, rows = found.get("MLP 256, backprop"), []
     cut = cut_at(reference, TEST, SHARE)
     for chunks, name in ((1, "backprop"), (2, "2 chunks"), (4, "4 chunks"), (8, "greedy")):
         serial, total = both(found, "MLP 256", name, TEST, cut) if chunks > 1 else (None, None)
         mine = found.get(f"MLP 256, {name}")
         verdict = against(last_difference(mine, reference, TEST), 0, LOWER) if chunks > 1 else ""
         told = [shown(serial), shown(total), shown(last(mine, TEST)), verdict]
-        lines.append(f"| {chunks} | {8 // chunks} | {' | '.join(told)} |")
-    return "\n".join(lines) + "\n"
+        rows.append([f"{chunks}", f"{8 // chunks}", *told])
+    text = "## Layers a chunk\n\nThe MLP of width 256: 1 chunk is backprop, 8 are greedy.\n\n"
+    return text + table(("chunks", "layers a chunk", "serial", "total", "last test loss", "against backprop"), rows)
 
 
 def random_labels(found: Finals) -> str:
     """The training error at the end."""
-    lines = [
-        "## Random labels\n",
+    text = (
+        "## Random labels\n\n"
         "The paper: backprop fits 0.78 of the labels, local updates 0.285. The error of all training images at the "
-        "end, whose labels were drawn anew.\n",
-        "| method | training error, % | against backprop |",
-        "|---|---|---|",
-    ]
-    reference = found.get("random labels, backprop")
+        "end, whose labels were drawn anew.\n\n"
+    )
+    reference, rows = found.get("random labels, backprop"), []
     for name in ("backprop", "greedy", "2 chunks"):
         mine = found.get(f"random labels, {name}")
         verdict = "" if name == "backprop" else against(last_difference(mine, reference, ERROR), 0, LOWER)
-        lines.append(f"| {name} | {shown(scaled(last(mine, ERROR), 100))} | {verdict} |")
-    return "\n".join(lines) + "\n"
+        rows.append([name, shown(scaled(last(mine, ERROR), 100)), verdict])
+    return text + table(("method", "training error, %", "against backprop"), rows)
 
 
 def claims(found: Finals) -> str:
     """The abstract's three."""
-    return "\n".join(
-        [
-            "## The abstract's claims\n",
-            "Memory and bytes are counted, so that they have no intervals.\n",
-            *counted_claims(found),
-            high_compute(found),
-        ]
-    )
+    text = "## The abstract's claims\n\nMemory and bytes are counted, so that they have no intervals.\n"
+    return "\n".join([text, counted_claims(found), high_compute(found)])
 
 
-def counted_claims(found: Finals) -> list[str]:
+def counted_claims(found: Finals) -> str:
     """The memory of a worker, and the bytes between workers, each against what it is to be compared with."""
-    lines = [
+    text = (
         f"*Memory*: the largest worker's, activations included, at most that of pipelined backprop with equally large "
         f"minibatches ({' or '.join(f'`{name}`' for name in PIPELINES)}, the smaller one). *Bytes* between workers in "
-        "a step: at most those of model parallelism, backprop on the same stages.\n",
-        "| network | method | memory, MB | pipelined, MB | verdict | bytes, kB | model parallelism, kB | verdict |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
+        "a step: at most those of model parallelism, backprop on the same stages.\n\n"
+    )
+    rows = []
     for where in (*WIDTHS, "decoder", "ResNet-20", HIGH):
         reference = found.get(f"{where}, backprop")
         for name in LOCAL:
             mine = found.get(f"{where}, {name}")
             if mine is None or reference is None:
                 if where != HIGH or name != "overlapping":  # which is no cell
-                    lines.append(f"| {where} | {name} |  |  | open |  |  | open |")
+                    rows.append([where, name, "", "", "open", "", "", "open"])
                 continue
             own, theirs = mine[SEEDS[0]]["worker"], reference[SEEDS[0]]
             pipelined = min(each["memory"] for each in theirs["pipelined"].values())
@@ -210,8 +193,9 @@ def counted_claims(found: Finals) -> list[str]:
                 f"{own['sent'] / 1e3:.0f}", f"{theirs['worker']['sent'] / 1e3:.0f}",
                 _kept(own["sent"], theirs["worker"]["sent"]),
             ]  # fmt: skip
-            lines.append(f"| {where} | {name} | {' | '.join(told)} |")
-    return [*lines, ""]
+            rows.append([where, name, *told])
+    head = ("memory, MB", "pipelined, MB", "verdict", "bytes, kB", "model parallelism, kB", "verdict")
+    return text + table(("network", "method", *head), rows)
 
 
 def high_compute(found: Finals) -> str:
@@ -219,17 +203,16 @@ def high_compute(found: Finals) -> str:
     references = [found.get(f"{where}, backprop") for where in ("MLP 1024", HIGH)]
     cuts = [cut_at(reference, TEST, SHARE) for reference in references]
     cut = None if None in cuts else max(each for each in cuts if each is not None)
-    lines = [
+    text = (
         "*Particularly effective in the high-compute regime*: serial compute to one test loss, times backprop's with "
         "as large batches, falls from batches of 64 to 1024 (MLP 1024). The loss is the higher one of what backprop "
-        f"has at 90 % of its steps with either batch, so that both get there: {_number(cut) or 'not known yet'}.\n",
-        "| method | batches of 64 | batches of 1024 | verdict |",
-        "|---|---|---|---|",
-    ]
+        f"has at 90 % of its steps with either batch, so that both get there: {_number(cut) or 'not known yet'}.\n\n"
+    )
+    rows = []
     for name in ("greedy", "2 chunks"):
         small, large = (both(found, where, name, TEST, cut)[0] for where in ("MLP 1024", HIGH))
-        lines.append(f"| {name} | {shown(small)} | {shown(large)} | {against(large, small, REACHED)} |")
-    return "\n".join(lines) + "\n"
+        rows.append([name, shown(small), shown(large), against(large, small, REACHED)])
+    return text + table(("method", "batches of 64", "batches of 1024", "verdict"), rows)
 
 
 def _kept(value: float, bound: float) -> str:
