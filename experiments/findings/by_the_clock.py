@@ -9,7 +9,7 @@ from clock_parts.launches import launches
 from clock_parts.methods import METHODS
 from clock_parts.page import clock
 from clock_parts.settings import PROCESSES, SETTINGS, Chosen, trainer_of
-from harness import Cell, Study, first, measured_training, shuffled
+from harness import Cell, Study, held_out, measured_training, shuffled
 
 STEPS, HORIZON, EVERY = 450, 300, 25
 
@@ -20,11 +20,8 @@ def train(cell: Cell, rate: float, seed: int, steps: int, path: str | None) -> d
     data = setting.data(path)
     minibatch = shuffled(data.train, setting.batch, seed)
     trainer = trainer_of(setting, cell.method, cell.settings["stages"], data, rate=rate, seed=seed)
-    held_out = {
-        name: first(split, setting.tested, setting.evaluated)
-        for name, split in (("test", data.test), ("validation", data.validation))
-    }
-    return measured_training(trainer, minibatch, steps, EVERY, **held_out)
+    held = held_out(data, setting.tested, setting.evaluated)
+    return measured_training(trainer, minibatch, steps, EVERY, **held)
 
 
 def cells(methods: Chosen) -> tuple[Cell, ...]:
@@ -33,29 +30,13 @@ def cells(methods: Chosen) -> tuple[Cell, ...]:
     for letter, setting in SETTINGS.items():
         reference = f"{letter}, synchronous"
         found.append(
-            Cell(
-                reference,
-                "backprop",
-                setting.optimizer,
-                setting.grid,
-                STEPS,
-                {"setting": letter, "stages": 1},
-            )
+            Cell(reference, "backprop", setting.optimizer, setting.grid, STEPS, {"setting": letter, "stages": 1})
         )
         for kind, by_setting in methods.items():
             for processes in PROCESSES:
-                method = by_setting[letter][processes]
-                found.append(
-                    Cell(
-                        f"{letter}, {kind}, {processes} stages",
-                        method,
-                        setting.optimizer,
-                        setting.grid,
-                        STEPS,
-                        {"setting": letter, "stages": processes},
-                        reference=reference,
-                    )
-                )
+                name, method = f"{letter}, {kind}, {processes} stages", by_setting[letter][processes]
+                chosen = {"setting": letter, "stages": processes}
+                found.append(Cell(name, method, setting.optimizer, setting.grid, STEPS, chosen, reference))
     return tuple(found)
 
 

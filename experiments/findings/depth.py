@@ -1,13 +1,12 @@
 """Study 1, depth: which cure for delay keeps a decoder of 32 blocks training as fast as no delay does. See rules.md."""
 
-import itertools
 import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 import torch
-from harness import Cell, Claim, Study, first, measured_training, shuffled
+from harness import Cell, Claim, Study, held_out, measured_training, shuffled
 from harness.cells import Record
 from harness.end_tables import loss_table
 from harness.examples import text
@@ -103,7 +102,7 @@ def network(vocabulary: int, stages: int, seed: int) -> list[nn.Module]:
         layers = [Embedding(vocabulary), *(Block() for _ in range(BLOCKS)), Unembedding(vocabulary)]
     each = BLOCKS // stages
     cuts = [0, *(1 + each * s for s in range(1, stages)), len(layers)]
-    return [nn.Sequential(*layers[start:end]) for start, end in itertools.pairwise(cuts)]
+    return stretto.split(layers, cuts)
 
 
 def rate_at(update: int) -> float:
@@ -127,9 +126,7 @@ def train(cell: Cell, rate: float, seed: int, steps: int, path: str | None) -> d
             optimizer, cell.method, device="cpu", workers=1, seed=seed, clip=CLIP,
             scheduler=lambda optimizer: torch.optim.lr_scheduler.LambdaLR(optimizer, rate_at),
         )  # fmt: skip
-    assert data.test is not None
-    held_out = {"test": first(data.test, WINDOWS), "validation": first(data.validation, WINDOWS)}
-    return measured_training(trainer, shuffled(data.train, BATCH, seed), steps, EVERY, **held_out)
+    return measured_training(trainer, shuffled(data.train, BATCH, seed), steps, EVERY, **held_out(data, WINDOWS))
 
 
 def cells() -> tuple[Cell, ...]:

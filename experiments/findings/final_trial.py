@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from harness import Cell, Study, first, measured_training, shuffled
+from harness import Cell, Study, held_out, measured_training, shuffled
 from harness.cells import Record
 from harness.end_tables import error_table, percent
 from harness.halving import final_records
@@ -49,9 +49,7 @@ def train(cell: Cell, rate: float, seed: int, steps: int, path: str | None) -> d
             [Chain(*model.layers)] if alone else model.layers, model.loss, partial(OPTIMIZERS[cell.optimizer], lr=rate),
             cell.method, example=minibatch(0)[0], device="cpu", workers=1, seed=seed,
         )  # fmt: skip
-    assert data.test is not None, "Fashion-MNIST has a test split"
-    test, validation = first(data.test, HELD_OUT), first(data.validation, HELD_OUT)
-    measured = measured_training(trainer, minibatch, steps, EVERY, test=test, validation=validation)
+    measured = measured_training(trainer, minibatch, steps, EVERY, **held_out(data, HELD_OUT))
     return {**measured, "resolved": str(trainer.method)}
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from depth import loss, rate_at
-from harness import Cell, Claim, Run, Study, first, measured_training, shuffled
+from harness import Cell, Claim, Run, Study, held_out, measured_training, shuffled
 from harness.cells import SEEDS, Record
 from harness.counted import compute
 from harness.decoder import BATCH, BLOCKS, CONTEXT, WIDTH, WINDOWS, decoder, text
@@ -43,10 +43,7 @@ def train(cell: Cell, rate: float, seed: int, steps: int, path: str | None) -> d
     counted: dict[str, Any] = {"vocabulary": data.num_classes}
     if Run(cell, rate, seed, steps).counts:
         counted["compute"] = compute(trainer, x[:EXAMPLES], y[:EXAMPLES])
-    assert data.test is not None
-    held_out = {"test": first(data.test, WINDOWS), "validation": first(data.validation, WINDOWS)}
-    measured = measured_training(trainer, batch, steps, EVERY, **held_out)
-    return {**measured, **counted}
+    return {**measured_training(trainer, batch, steps, EVERY, **held_out(data, WINDOWS)), **counted}
 
 
 def _optimizer(rate: float) -> Callable[[list[nn.Parameter]], torch.optim.Optimizer]:

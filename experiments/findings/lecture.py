@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from harness import Cell, Study, first, measured_training, shuffled
+from harness import Cell, Study, held_out, measured_training, shuffled
 from harness.examples import mnist, stages_of
 from lecture_parts.launches import LAUNCHES, SYNCS, WIDTH
 from lecture_parts.page import clock
@@ -27,9 +27,8 @@ def train(cell: Cell, rate: float, seed: int, steps: int, path: str | None) -> d
         stages_of(mlp(data, width=WIDTH), 1, seed), cross_entropy, partial(torch.optim.SGD, lr=rate), cell.method,
         mesh=stretto.Mesh(data=2), sync=cell.settings["sync"], device="cpu", seed=seed,
     )  # fmt: skip
-    assert data.test is not None
-    held_out = {"test": first(data.test, TESTED, 1000), "validation": first(data.validation, TESTED, 1000)}
-    return measured_training(trainer, shuffled(data.train, BATCH, seed), steps, EVERY, **held_out)
+    minibatch = shuffled(data.train, BATCH, seed)
+    return measured_training(trainer, minibatch, steps, EVERY, **held_out(data, TESTED, 1000))
 
 
 def cells() -> tuple[Cell, ...]:

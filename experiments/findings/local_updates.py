@@ -3,20 +3,18 @@
 Laskin, Metz et al. 2020 (arXiv 2012.03837). The sections of its page are in `sections/local_updates.py`.
 """
 
-import itertools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
 from depth import loss as token_loss
-from harness import Cell, Run, Study, first, measured_training, shuffled
+from harness import Cell, Run, Study, held_out, measured_training, shuffled
 from harness.counted import compute, worker_costs
 from harness.decoder import BATCH as TEXT_BATCH
 from harness.decoder import WINDOWS, decoder, text
 from harness.examples import mnist
-from harness.training import Batches
 from sections.local_updates import METHODS, PIPELINES, more
 from torch import nn
 from torch.nn.functional import cross_entropy
@@ -26,7 +24,6 @@ from stretto.data import Dataset, Split
 from stretto.data.table import randomised
 from stretto.models import build
 from stretto.models.resnet import ReluSum
-from stretto.nn.chain import Chain
 
 HELD_OUT, MEMORISED = 1_000, 1_000
 LAYERS, DEPTH = 8, 20  # of the MLP, of the ResNet
@@ -37,13 +34,12 @@ EXAMPLES = 2  # of the batch on which costs are counted
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """What a cell trains: stages, a loss, training data, and held-out batches."""
+    """What a cell trains: stages, a loss, and data; `held` of its test and validation examples count."""
 
     stages: list[nn.Module]
     loss: Callable[..., torch.Tensor]
-    data: Split
-    test: Batches
-    validation: Batches
+    data: Dataset
+    held: int
 
 
 def images(path: str | None) -> Dataset:
@@ -56,18 +52,16 @@ def task(cell: Cell, seed: int, path: str | None) -> Task:
     network = cell.settings["network"]
     if network == "decoder":
         words = text(path)
-        assert words.test is not None
-        held = first(words.test, WINDOWS), first(words.validation, WINDOWS)
-        return Task(decoder(words, seed), stretto.mean(token_loss), words.train, *held)
+        return Task(decoder(words, seed), stretto.mean(token_loss), words, WINDOWS)
     data = images(path)
-    assert data.test is not None
     stages = resnet(data, seed) if network == "resnet" else mlp(data, seed, cell.settings["width"])
     if cell.settings.get("random labels"):
         drawn = randomised(data, True).train
-        memorised = Split(drawn.x[:MEMORISED], drawn.y[:MEMORISED])
-        everything = first(memorised, MEMORISED)
-        return Task(stages, cross_entropy, memorised, everything, everything)
-    return Task(stages, cross_entropy, data.train, first(data.test, HELD_OUT), first(data.validation, HELD_OUT))
+        memorised = Split(*drawn.first(MEMORISED))
+        return Task(
+            stages, cross_entropy, replace(data, train=memorised, validation=memorised, test=memorised), MEMORISED
+        )
+    return Task(stages, cross_entropy, data, HELD_OUT)
 
 
 def mlp(data: Dataset, seed: int, width: int) -> list[nn.Module]:
@@ -80,23 +74,21 @@ def resnet(data: Dataset, seed: int) -> list[nn.Module]:
     layers = build("cifar-resnet", data, seed=seed, depth=DEPTH).layers
     ends = [n + 1 for n, layer in enumerate(layers) if isinstance(layer, ReluSum)]
     cuts = [0, *ends[:-1], len(layers)]
-    return [Chain(*layers[start:end]) for start, end in itertools.pairwise(cuts)]
+    return stretto.split(layers, cuts)
 
 
 def train(cell: Cell, rate: float, seed: int, steps: int, path: str | None) -> dict[str, Any]:
     """One run, and what the method costs there."""
     wanted, size = task(cell, seed, path), cell.settings["batch"]
-    batch = shuffled(wanted.data, size, seed)
+    batch = shuffled(wanted.data.train, size, seed)
     x, y = batch(0)
     trainer = stretto.Trainer(
         wanted.stages, wanted.loss, _optimizer(cell.optimizer, rate), cell.method, example=x,
         device="cpu", seed=seed,
     )  # fmt: skip
     counted = costs(cell, trainer, x, y) if Run(cell, rate, seed, steps).counts else {}
-    measured = measured_training(
-        trainer, batch, steps, cell.settings["every"], test=wanted.test, validation=wanted.validation
-    )
-    return {**measured, **counted}
+    held = held_out(wanted.data, wanted.held)
+    return {**measured_training(trainer, batch, steps, cell.settings["every"], **held), **counted}
 
 
 def costs(cell: Cell, trainer: stretto.Trainer, x: torch.Tensor, y: torch.Tensor) -> dict[str, Any]:

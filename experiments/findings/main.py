@@ -6,10 +6,12 @@ python experiments/findings/main.py advice
 """
 
 import argparse
+import contextlib
 import importlib
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -22,7 +24,8 @@ from harness.halving import next_runs, runs_left  # noqa: E402
 from harness.launches import launches_left, make_launches  # noqa: E402
 from harness.page import write_page  # noqa: E402
 from harness.store import Store  # noqa: E402
-from harness.work import in_processes, work  # noqa: E402
+from harness.work import work  # noqa: E402
+from torch.multiprocessing.spawn import spawn  # noqa: E402
 
 from stretto.methods.advice import Finding  # noqa: E402
 
@@ -49,13 +52,10 @@ def study_called(name: str) -> Study:
     return study
 
 
-def work_at(name: str, folder: str, data: str | None, jobs: int, only: str) -> None:
+def work_at(_: int, name: str, folder: str, data: str | None, jobs: int, only: str) -> None:
     """One of several processes at a study."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        work(study_called(name), Store(Path(folder) / "runs.jsonl"), data, jobs, only)
-    except KeyboardInterrupt:
-        sys.exit(130)
+    work(study_called(name), Store(Path(folder) / "runs.jsonl"), data, jobs, only)
 
 
 def write_advice() -> str:
@@ -119,30 +119,31 @@ def main() -> None:
 def _launch(study: Study, store: Store, chosen: argparse.Namespace) -> None:
     if not study.launches:
         raise SystemExit(f"study {study.name} has no timed launches: leave --launch out")
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     wanted = [each for each in study.launches if chosen.only in each.key]
-    try:
+    with _interruptible(store, "launches"):
         make_launches(wanted, store, noisy=chosen.noisy, steps=chosen.steps)
-    except KeyboardInterrupt:
-        print(
-            f"interrupted: {len(store.read())} launches are in {store.path}; the same command goes on", file=sys.stderr
-        )
-        sys.exit(130)
 
 
 def _make_runs(study: Study, store: Store, chosen: argparse.Namespace) -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as Ctrl-C does
     left = len(runs_left(study, store.read()))
     print(f"{study.name}: {len(store.read())} runs finished, {left} left", file=sys.stderr, flush=True)
-    try:
+    with _interruptible(store, "runs"):
         if chosen.jobs == 1:
             work(study, store, chosen.data, 1, chosen.only)
         else:
             arguments = (study.name, str(store.path.parent), chosen.data, chosen.jobs, chosen.only)
-            in_processes(work_at, arguments, chosen.jobs)
+            spawn(work_at, arguments, nprocs=chosen.jobs, daemon=True)
+
+
+@contextlib.contextmanager
+def _interruptible(store: Store, what: str) -> Iterator[None]:
+    """Where SIGTERM and Ctrl-C end the command, which says how to go on."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
     except KeyboardInterrupt:
-        print(f"interrupted: {len(store.read())} runs are in {store.path}; the same command goes on", file=sys.stderr)
+        print(f"interrupted: {len(store.read())} {what} are in {store.path}; the same command goes on", file=sys.stderr)
         sys.exit(130)
 
 

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from harness import Cell, Study, first, measured_training, shuffled
+from harness import Cell, Study, held_out, measured_training, shuffled
 from harness.cells import SEEDS, Record, Run
 from harness.end_tables import error_table, percent
 from harness.halving import chosen_rate, final_records, value
@@ -105,17 +105,14 @@ def train(cell: Cell, rate: float, seed: int, steps: int, path: str | None) -> d
     assert path is None, "main.py refuses --data for this study"
     task = TASKS[cell.settings["task"]]
     data, model = dataset(task.data), network(task, seed)
-    assert data.test is not None, "the package's own data sets have a test split"
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*it will overshoot")  # of SpecTrain on digits: the page says so
         trainer = stretto.Trainer(
             stages_of(task, model, cell.settings["stages"]), model.loss, optimizer(task, rate), cell.method,
             device="cpu", workers=1, seed=seed,
         )  # fmt: skip
-    return measured_training(
-        trainer, shuffled(data.train, task.batch, seed), steps, task.steps // 10, test=first(data.test, HELD_OUT),
-        validation=first(data.validation, HELD_OUT), window=WINDOW if task.batch == 1 else 1,
-    )  # fmt: skip
+    minibatch, window = shuffled(data.train, task.batch, seed), WINDOW if task.batch == 1 else 1
+    return measured_training(trainer, minibatch, steps, task.steps // 10, **held_out(data, HELD_OUT), window=window)
 
 
 def cells() -> tuple[Cell, ...]:

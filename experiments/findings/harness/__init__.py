@@ -5,14 +5,14 @@ that this follows are in rules.md.
 """
 
 from harness.cells import Cell, Claim, Run, Study
-from harness.training import first, measured_training, shuffled
+from harness.training import held_out, measured_training, shuffled
 
 __all__ = [
     "Cell",
     "Claim",
     "Run",
     "Study",
-    "first",
+    "held_out",
     "measured_training",
     "shuffled",
 ]

@@ -2,13 +2,13 @@
 
 import functools
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+import stretto
 from stretto.data import Dataset, Split, load
 from stretto.models.model import Recipe
 
@@ -65,5 +65,4 @@ def stages_of(recipe: Recipe, count: int, seed: int) -> list[nn.Module]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         blocks = [make() for make in recipe]
-    bounds = range(0, len(blocks) + 1, len(blocks) // count)
-    return [nn.Sequential(*blocks[start:end]) for start, end in pairwise(bounds)]
+    return stretto.split(blocks, range(0, len(blocks) + 1, len(blocks) // count))

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -174,21 +174,14 @@ def cores_of_others() -> float:
 def _quiet(launch: Launch, *, noisy: bool) -> float:
     """Wait until others use at most `QUIET` cores; returns how many they use. Raises SystemExit when it takes long."""
     begin = time.monotonic()
-    for others in _looks():
-        if noisy or others <= QUIET:
-            return others
+    while (others := cores_of_others()) > QUIET and not noisy:
         if time.monotonic() - begin > PATIENCE:
-            break
+            raise SystemExit(
+                f"other programs used more than {QUIET} cores for {PATIENCE:.0f} s: give the same command on a quiet "
+                "machine and it goes on, or give it --noisy, and its figures are marked"
+            )
         print(f"{launch.key} waits: other programs use {others:.1f} cores", end="\r", file=sys.stderr, flush=True)
-    raise SystemExit(
-        f"other programs used more than {QUIET} cores for {PATIENCE:.0f} s: give the same command on a quiet machine "
-        "and it goes on, or give it --noisy, and its figures are marked"
-    )
-
-
-def _looks() -> Iterator[float]:
-    while True:
-        yield cores_of_others()
+    return others
 
 
 def _prepare_imports(launches: Sequence[Launch]) -> None:

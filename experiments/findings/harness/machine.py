@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-import stretto
+from stretto.study.store import versions as of_packages
 
 HERE = Path(__file__).parent
 QUIET = 0.3  # of load, beyond the runs under way
@@ -17,11 +17,8 @@ QUIET = 0.3  # of load, beyond the runs under way
 
 @functools.cache
 def versions() -> dict[str, str]:
-    """Of CPython, torch and Stretto, and the commit of the repository when the process first asks."""
-    return {
-        "python": platform.python_version(), "torch": torch.__version__, "stretto": stretto.__version__,
-        "commit": _git("rev-parse", "--short=10", "HEAD"),
-    }  # fmt: skip
+    """Of Python and packages, and the commit of the repository when the process first asks."""
+    return {**of_packages(), "commit": _git("rev-parse", "--short=10", "HEAD")}
 
 
 def machine() -> dict[str, Any]:

@@ -3,7 +3,6 @@
 import fcntl
 import json
 import signal
-import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from hashlib import sha256
@@ -11,6 +10,7 @@ from pathlib import Path
 
 from harness.cells import Record, Run
 from stretto.files.destinations import write_whole
+from stretto.processes.fork_server import blocked
 
 CLAIMS = ".claims"  # files that processes lock: one for the store, one for each run under way
 
@@ -31,7 +31,7 @@ class Store:
 
     def add(self, record: Record) -> None:
         """Add a run, or replace the one with its key; an interrupt waits until it is written."""
-        with _uninterrupted(), self._locked("store", wait=True):
+        with blocked(signal.SIGINT, signal.SIGTERM), self._locked("store", wait=True):
             records = {**self.read(), record["key"]: record}
             lines = [json.dumps(each, allow_nan=False) for each in records.values()]
             write_whole(self.path, "\n".join(lines) + "\n")
@@ -56,17 +56,3 @@ class Store:
                 yield False
                 return
             yield True  # closing the file frees the lock
-
-
-@contextmanager
-def _uninterrupted() -> Iterator[None]:
-    """Let SIGINT and SIGTERM wait until the block's end; they reach the main thread alone."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    signals = {signal.SIGINT, signal.SIGTERM}
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import stretto
-from stretto.data import Split
+from stretto.data import Dataset, Split
 
 Batches = Sequence[tuple[Any, Any]]
 DIVERGED = 4.0  # times its first training loss
@@ -102,10 +102,11 @@ def shuffled(split: Split, batch: int, seed: int) -> Callable[[int], tuple[Any, 
     return minibatch
 
 
-def first(split: Split, number: int, batch: int | None = None) -> Batches:
-    """The first examples of a split, as one batch or in batches of so many."""
-    x, y = split.first(number)
-    return list(zip(x.split(batch or number), y.split(batch or number), strict=True))
+def held_out(data: Dataset, number: int, batch: int | None = None) -> dict[str, Batches]:
+    """The first examples of the test and of the validation split, as one batch or in batches of so many."""
+    assert data.test is not None
+    splits = {"test": data.test, "validation": data.validation}
+    return {name: list(Split(*split.first(number)).batches(batch or number)) for name, split in splits.items()}
 
 
 def optimizer_numbers(trainer: stretto.Trainer) -> float:

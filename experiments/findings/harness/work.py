@@ -1,10 +1,9 @@
 """Making a study's runs: any number of processes, each of which takes the next run that nobody is at."""
 
-import multiprocessing
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -16,7 +15,6 @@ from harness.machine import QUIET, load, machine, versions
 from harness.store import Store
 
 PAUSE = 2.0  # seconds until another look at what others have finished
-Wanted = Callable[[Run], bool]
 
 
 def make_run(study: Study, run: Run, data: str | None, jobs: int = 1) -> dict[str, Any]:
@@ -66,25 +64,3 @@ def progress(study: Study, finished: Mapping[str, Record], record: Record, secon
         f"[{len(finished)}/{len(finished) + len(left)}] {record['key']}: {end}, {seconds:.0f} s; "
         f"about {minutes / 60:.1f} h left"
     )
-
-
-def in_processes(target: Callable[..., None], arguments: tuple[Any, ...], jobs: int) -> None:
-    """Call the function in `jobs` processes and wait; what they have finished is stored, whatever ends them.
-
-    Raises RuntimeError if one failed, KeyboardInterrupt if this one was interrupted: the others are ended, too.
-    """
-    context = multiprocessing.get_context("spawn")
-    processes = [context.Process(target=target, args=arguments) for _ in range(jobs)]
-    for process in processes:
-        process.start()
-    try:
-        for process in processes:
-            process.join()
-    finally:
-        for process in processes:
-            if process.is_alive():
-                process.terminate()
-            process.join()
-    failed = [process.exitcode for process in processes if process.exitcode]
-    if failed:
-        raise RuntimeError(f"{len(failed)} of {jobs} processes failed, with exit status {failed}: see above")
