@@ -15,6 +15,7 @@ import pytest
 
 import stretto
 from stretto.methods.advice import finding_for, findings
+from stretto.nn.chain import Chain
 
 FINDINGS = Path(__file__).parent.parent / "experiments" / "findings"
 FLAT = {0: 4.0, 10: 3.0, 20: 2.0}
@@ -299,7 +300,7 @@ def test_a_run_is_measured_as_plain_training(harness, monkeypatch):
 
     def trained(rate, stages, method="backprop"):
         trainer = stretto.Trainer(
-            depth.network(9, stages, 0), stretto.mean(depth.loss), lambda p: torch.optim.SGD(p, lr=rate), method,
+            depth.network(9, stages, 0), depth.token_cross_entropy, lambda p: torch.optim.SGD(p, lr=rate), method,
             device="cpu",
         )  # fmt: skip
         held = {"test": batches[:1], "validation": batches[:1]}
@@ -309,12 +310,14 @@ def test_a_run_is_measured_as_plain_training(harness, monkeypatch):
     model = torch.nn.Sequential(*depth.network(9, 1, 0))
     for x, y in batches[:4]:
         model.zero_grad()
-        depth.loss(model(x), y).backward()
+        depth.token_cross_entropy(model(x), y).backward()
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter -= 0.1 * parameter.grad
     assert [point[0] for point in found["curve"]] == [0, 2, 4]
-    assert found["curve"][-1][2] == pytest.approx(depth.loss(model(batches[0][0]), batches[0][1]).item(), rel=1e-4)
+    assert found["curve"][-1][2] == pytest.approx(
+        depth.token_cross_entropy(model(batches[0][0]), batches[0][1]).item(), rel=1e-4
+    )
     assert found["diverged"] is None
     assert found["validation"] == found["curve"][-1][2]
     wild, _ = trained(1e4, 1)
@@ -458,7 +461,7 @@ def test_updates_of_one_example_are_plain_sgd_with_scaled_momentum(harness, monk
     x, _ = slides.dataset(words.data).train.first(2)
     whole, cut = (slides.stages_of(words, slides.network(words, 3), number) for number in (1, words.stages))
     assert (len(cut), len(slides.network(task, 1).layers)) == (32, 34)
-    assert torch.equal(slides.Chain(*cut)(x), whole[0](x))
+    assert torch.equal(Chain(*cut)(x), whole[0](x))
 
 
 def test_a_run_of_the_final_trial_keeps_the_method_it_was_made_with(harness, monkeypatch):

@@ -11,16 +11,19 @@ from harness.cells import Record
 from harness.end_tables import loss_table
 from harness.examples import text
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, gelu, layer_norm, scaled_dot_product_attention
+from torch.nn.functional import gelu, layer_norm, scaled_dot_product_attention
 
 import stretto
-from stretto.optim import SOAP, muon
+from stretto.losses import token_cross_entropy
+from stretto.optim import SOAP, muon, warmup
 
 BLOCKS, WIDTH, HEADS, CONTEXT, BATCH = 32, 32, 2, 32, 16
 STEPS, HORIZON, EVERY, WARMUP, CLIP = 450, 300, 25, 30, 1.0
 WINDOWS = 256  # of the test and of the validation text, in one batch
 RESCHEDULE = 110  # updates of PipeMare's T1
 
+SCHEDULE = warmup(WARMUP, then=lambda updates: (WARMUP / (WARMUP + updates + 1)) ** 0.5)
+"""A warm-up, then the inverse square root, for any length of training."""
 OPTIMIZERS: dict[str, Callable[..., Any]] = {
     "SGD": partial(torch.optim.SGD, momentum=0.9),
     "AdamW": partial(torch.optim.AdamW, betas=(0.9, 0.99), weight_decay=0.01),
@@ -105,16 +108,6 @@ def network(vocabulary: int, stages: int, seed: int) -> list[nn.Module]:
     return stretto.split(layers, cuts)
 
 
-def rate_at(update: int) -> float:
-    """A warm-up, then the inverse square root: as a share of the peak, for any length of training."""
-    return min((update + 1) / WARMUP, (WARMUP / (update + 1)) ** 0.5)
-
-
-def loss(output: Tensor, target: Tensor) -> Tensor:
-    """The mean over tokens, output [N, T, V]."""
-    return cross_entropy(output.flatten(0, 1), target.flatten())
-
-
 def train(cell: Cell, rate: float, seed: int, steps: int, path: str | None) -> dict[str, Any]:
     """One run; how often it evaluates and how much it keeps does not depend on the cell."""
     data = text(path, CONTEXT)
@@ -122,9 +115,8 @@ def train(cell: Cell, rate: float, seed: int, steps: int, path: str | None) -> d
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*it will overshoot")  # of pipeoptim: that is what is asked
         trainer = stretto.Trainer(
-            network(data.num_classes, cell.settings["stages"], seed), stretto.mean(loss),
-            optimizer, cell.method, device="cpu", workers=1, seed=seed, clip=CLIP,
-            scheduler=lambda optimizer: torch.optim.lr_scheduler.LambdaLR(optimizer, rate_at),
+            network(data.num_classes, cell.settings["stages"], seed), token_cross_entropy,
+            optimizer, cell.method, device="cpu", workers=1, seed=seed, clip=CLIP, scheduler=SCHEDULE,
         )  # fmt: skip
     return measured_training(trainer, shuffled(data.train, BATCH, seed), steps, EVERY, **held_out(data, WINDOWS))
 

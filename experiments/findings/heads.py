@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from depth import loss, rate_at
+from depth import SCHEDULE
 from harness import Cell, Claim, Run, Study, held_out, measured_training, shuffled
 from harness.cells import SEEDS, Record
 from harness.counted import compute
@@ -19,6 +19,7 @@ from torch import nn
 import stretto
 from stretto.errors import UsageError
 from stretto.heads import HEADS, build
+from stretto.losses import token_cross_entropy
 
 STEPS, EVERY = 350, 25
 EXAMPLES = 2  # of the batch on which compute is counted
@@ -36,9 +37,8 @@ def train(cell: Cell, rate: float, seed: int, steps: int, path: str | None) -> d
     batch = shuffled(data.train, BATCH, seed)
     x, y = batch(0)
     trainer = stretto.Trainer(
-        decoder(data, seed), stretto.mean(loss), _optimizer(rate), cell.method, example=x, device="cpu",
-        seed=seed, scheduler=lambda optimizer: torch.optim.lr_scheduler.LambdaLR(optimizer, rate_at),
-        clip=cell.settings.get("clip"),
+        decoder(data, seed), token_cross_entropy, _optimizer(rate), cell.method, example=x, device="cpu",
+        seed=seed, scheduler=SCHEDULE, clip=cell.settings.get("clip"),
     )  # fmt: skip
     counted: dict[str, Any] = {"vocabulary": data.num_classes}
     if Run(cell, rate, seed, steps).counts:

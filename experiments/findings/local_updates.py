@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from depth import loss as token_loss
 from harness import Cell, Run, Study, held_out, measured_training, shuffled
 from harness.counted import compute, worker_costs
 from harness.decoder import BATCH as TEXT_BATCH
@@ -22,6 +21,7 @@ from torch.nn.functional import cross_entropy
 import stretto
 from stretto.data import Dataset, Split
 from stretto.data.table import randomised
+from stretto.losses import token_cross_entropy
 from stretto.models import build
 from stretto.models.resnet import ReluSum
 
@@ -52,7 +52,7 @@ def task(cell: Cell, seed: int, path: str | None) -> Task:
     network = cell.settings["network"]
     if network == "decoder":
         words = text(path)
-        return Task(decoder(words, seed), stretto.mean(token_loss), words, WINDOWS)
+        return Task(decoder(words, seed), token_cross_entropy, words, WINDOWS)
     data = images(path)
     stages = resnet(data, seed) if network == "resnet" else mlp(data, seed, cell.settings["width"])
     if cell.settings.get("random labels"):

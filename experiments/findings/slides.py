@@ -24,7 +24,6 @@ from torch import nn
 import stretto
 from stretto.data import Dataset, load
 from stretto.models import Model, build
-from stretto.nn.chain import Chain
 
 ONE, DIGITS, WORDS = "one example", "digits", "number words"
 MOMENTUM, SCALED_FROM = 0.9, 128  # SGD's, and the batch whose momentum and rate updates of one example are scaled from
@@ -80,14 +79,10 @@ def network(task: Task, seed: int) -> Model:
 
 
 def stages_of(task: Task, model: Model, number: int) -> list[nn.Module]:
-    """The layers in so many stages: all in one, one a stage, or groups of about equal FLOPs."""
-    if number == 1:
-        return [Chain(*model.layers)]
-    if number == len(model.layers):
-        return model.layers
+    """The layers in so many stages of about equal FLOPs."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*its fair share")  # 1.35 times: whole layers allow no less
-        return list(stretto.split(model.layers, number, example=dataset(task.data).train.x[: task.batch]))
+        return stretto.split(model.layers, number, example=dataset(task.data).train.x[: task.batch])
 
 
 def optimizer(task: Task, rate: float) -> Callable[[list[nn.Parameter]], torch.optim.Optimizer]:

@@ -1,10 +1,10 @@
 """The page's section on time to the same test error, made of study 5's runs and launches."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from harness.cells import Cell, Record, Study
-from harness.clock import Timed, doubts_of, load_told, soonest, step_time, time_ratio, time_to_cutoff, time_verdict
+from harness.clock import Timed, doubts_of, load_told, soonest, step_time, time_ratio, time_verdict, times_to_cutoff
 from harness.intervals import Interval, bounded
 from harness.markdown import table
 
@@ -50,31 +50,21 @@ def clock(study: Study, methods: Chosen, runs: Records, launches: Records) -> st
     return "\n".join(parts)
 
 
-def _timed(study: Study, methods: Chosen, launches: Records, place: Place) -> list[Timed]:
+def _timed(study: Study, methods: Chosen, launches: Records, place: Place) -> dict[str, Timed]:
     """The ways whose steps are known here."""
-    found = []
+    found = {}
     for way in ways(methods, place.letter, place.processes):
         link = None if way == SYNCHRONOUS[0] else place.link
         step = step_time(launch(methods, place.letter, way, place.processes, link), launches)
         if step is not None:
-            found.append(Timed(way, _cell(study, place, way), step))
+            stages = "synchronous" if way in SYNCHRONOUS else f"{way}, {place.processes} stages"
+            found[way] = Timed(study.cell(f"{place.letter}, {stages}"), step)
     return found
 
 
-def _cell(study: Study, place: Place, way: str) -> Cell:
-    stages = "synchronous" if way in SYNCHRONOUS else f"{way}, {place.processes} stages"
-    return study.cell(f"{place.letter}, {stages}")
-
-
-def _times(study: Study, runs: Records, timed: Sequence[Timed], place: Place) -> list[tuple[Timed, Interval]]:
-    reference = study.cell(f"{place.letter}, synchronous")
-    found = [(way, time_to_cutoff(study, runs, way, reference)) for way in timed]
-    return [(way, seconds) for way, seconds in found if seconds is not None]
-
-
-def _best(times: Sequence[tuple[Timed, Interval]], *, synchronous: bool, complete: int) -> Timed | None:
+def _best(times: Mapping[str, Interval], *, synchronous: bool, complete: int) -> str | None:
     """The soonest of the synchronous ways, or of the others; None while one of them is not known."""
-    own = [each for each in times if (each[0].name in SYNCHRONOUS) == synchronous]
+    own = {name: seconds for name, seconds in times.items() if (name in SYNCHRONOUS) == synchronous}
     return soonest(own) if len(own) == complete else None
 
 
@@ -82,29 +72,29 @@ def _claims(study: Study, methods: Chosen, runs: Records, launches: Records) -> 
     """The figure, and what the same setting comes to over other links."""
     rows = []
     letter, processes, fixed = CLAIMED
+    reference = study.cell(f"{letter}, synchronous")
     text = f"the best asynchronous or local way at least {TIMES} times as soon as every synchronous one"
     for link in (fixed, *(link for link in LINKS if link != fixed)):
         place = Place(letter, processes, link)
-        times = _times(study, runs, _timed(study, methods, launches, place), place)
+        timed = _timed(study, methods, launches, place)
+        times = times_to_cutoff(study, runs, timed, reference)
         ours = _best(times, synchronous=False, complete=len(methods))
-        theirs = [way for way, _ in times if way.name in SYNCHRONOUS]
         verdict, told = "not finished", ""
-        if ours is not None and len(theirs) == len(SYNCHRONOUS):
-            verdict, told = _judged(study, runs, ours, theirs, place)
+        if ours is not None and times.keys() >= {*SYNCHRONOUS}:
+            verdict, told = _judged(study, runs, ours, timed, reference)
         rows.append([f"{place}: {text if link == fixed else 'the same, no figure'}", f"**{verdict}**", told])
     return table(("figure", "verdict", "way and times as soon"), rows)
 
 
-def _judged(study: Study, runs: Records, ours: Timed, theirs: Sequence[Timed], place: Place) -> tuple[str, str]:
-    """Reached if it is so against each of them, missed if it is not against some."""
-    reference = study.cell(f"{place.letter}, synchronous")
-    ratios = {way.name: time_ratio(study, runs, ours, way, reference) for way in theirs}
+def _judged(study: Study, runs: Records, ours: str, timed: Mapping[str, Timed], reference: Cell) -> tuple[str, str]:
+    """Reached if it is so against each of the synchronous ways, missed if it is not against some."""
+    ratios = {name: time_ratio(study, runs, timed[ours], timed[name], reference) for name in SYNCHRONOUS}
     verdicts = {bounded(found, 1 / TIMES) for found in ratios.values()}
     verdict = "missed" if "missed" in verdicts else "reached" if verdicts == {"reached"} else "undecided"
-    doubts = doubts_of(way.step for way in (ours, *theirs))
-    marks = "".join(sorted({*"".join(way.step.mark for way in (ours, *theirs))}))
+    steps = [timed[name].step for name in (ours, *SYNCHRONOUS)]
+    doubts, marks = doubts_of(steps), "".join(sorted({*"".join(step.mark for step in steps)}))
     told = ", ".join(f"{_as_soon(found)} as {name}" for name, found in ratios.items())
-    return f"undecided ({doubts})" if doubts else verdict, f"{ours.name}: {marks}{told}"
+    return f"undecided ({doubts})" if doubts else verdict, f"{ours}: {marks}{told}"
 
 
 def _as_soon(found: Interval | None) -> str:
@@ -117,20 +107,19 @@ def _as_soon(found: Interval | None) -> str:
 
 
 def _table(study: Study, methods: Chosen, runs: Records, launches: Records, place: Place) -> str:
-    timed = _timed(study, methods, launches, place)
-    times = _times(study, runs, timed, place)
+    timed, reference = _timed(study, methods, launches, place), study.cell(f"{place.letter}, synchronous")
+    times = times_to_cutoff(study, runs, timed, reference)
     theirs = _best(times, synchronous=True, complete=len(SYNCHRONOUS))
-    synchronous = [each.step for each in timed if each.name in SYNCHRONOUS]
+    synchronous = [timed[name].step for name in SYNCHRONOUS if name in timed]
     rows = []
     for way, method in ways(methods, place.letter, place.processes).items():
-        step = next((each.step for each in timed if each.name == way), None)
-        own = next(((each, seconds) for each, seconds in times if each.name == way), None)
-        ratio, verdict = "", ""
-        if own is not None and theirs is not None and own[0] != theirs:
-            found = time_ratio(study, runs, own[0], theirs, study.cell(f"{place.letter}, synchronous"))
-            ratio, verdict = _as_soon(found), time_verdict(found, ("sooner", "later"), (own[0].step, *synchronous))
+        shown, others, ratio, verdict = OPEN, "", "", ""
+        if way in timed:
+            shown, others = timed[way].step.shown, f"{timed[way].step.others:.2f}"
+        if way in times and theirs is not None and way != theirs:
+            found = time_ratio(study, runs, timed[way], timed[theirs], reference)
+            ratio, verdict = _as_soon(found), time_verdict(found, ("sooner", "later"), (timed[way].step, *synchronous))
         name = f"{way}, `{method}`" if way not in SYNCHRONOUS else way
-        shown, others = (OPEN, "") if step is None else (step.shown, f"{step.others:.2f}")
-        rows.append([name, shown, "" if own is None else str(own[1]), ratio, verdict, others])
+        rows.append([name, shown, str(times.get(way, "")), ratio, verdict, others])
     head = ("way", "a step, ms", "seconds to the error", "times as soon", "verdict", "cores of others")
     return f"### {place}\n\n{table(head, rows)}"

@@ -8,25 +8,22 @@ from functools import partial
 from typing import Any
 
 import torch
-from depth import loss, rate_at
+from depth import SCHEDULE
 from harness.examples import made_up, mnist, stages_of, text
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import stretto
 from stretto.data import Dataset
+from stretto.losses import token_cross_entropy
 from stretto.models.mlp import mlp
 from stretto.models.model import Recipe
 from stretto.models.transformer import transformer
+from stretto.optim import warmup
 
 Chosen = Mapping[str, Mapping[str, Mapping[int, str]]]
 """Methods by kind ("asynchronous", "local"), setting and number of processes."""
 PROCESSES, LINKS = (2, 4), (None, 100, 400)
-
-
-def constant(update: int) -> float:
-    """The rate of setting A."""
-    return 1.0
 
 
 @dataclass(frozen=True)
@@ -40,30 +37,26 @@ class Setting:
     optimizer: str
     step: Callable[..., torch.optim.Optimizer]
     grid: tuple[float, ...]
-    rate_at: Callable[[int], float]
+    scheduler: Callable[[Any], torch.optim.lr_scheduler.LambdaLR]
     clip: float | None
     batch: int
     activations: int
     tested: int
     evaluated: int
 
-    def scheduler(self, optimizer: Any) -> torch.optim.lr_scheduler.LambdaLR:
-        """The schedule of the rate."""
-        return torch.optim.lr_scheduler.LambdaLR(optimizer, self.rate_at)
-
 
 SETTINGS = {
     "A": Setting(
         data=partial(mnist, tested=2000), random=lambda: made_up((1, 28, 28), 10), recipe=partial(mlp, width=1024),
         loss=cross_entropy, optimizer="SGD", step=partial(torch.optim.SGD, momentum=0.9),
-        grid=(0.003, 0.01, 0.03, 0.1), rate_at=constant, clip=None, batch=64, activations=64 * 1024,
+        grid=(0.003, 0.01, 0.03, 0.1), scheduler=warmup(0), clip=None, batch=64, activations=64 * 1024,
         tested=2000, evaluated=500,
     ),
     "B": Setting(
         data=partial(text, context=64), random=lambda: made_up((64,), 100, tokens=True),
-        recipe=partial(transformer, depth=8, width=128, heads=4), loss=loss, optimizer="AdamW",
+        recipe=partial(transformer, depth=8, width=128, heads=4), loss=token_cross_entropy, optimizer="AdamW",
         step=partial(torch.optim.AdamW, betas=(0.9, 0.99), weight_decay=0.01), grid=(0.001, 0.002, 0.004, 0.008),
-        rate_at=rate_at, clip=1.0, batch=16, activations=16 * 64 * 128, tested=256, evaluated=64,
+        scheduler=SCHEDULE, clip=1.0, batch=16, activations=16 * 64 * 128, tested=256, evaluated=64,
     ),
 }  # fmt: skip
 
@@ -73,7 +66,7 @@ def trainer_of(setting: Setting, method: str, stages: int, data: Dataset, *, rat
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*it will overshoot")  # of predictions: that is what is asked
         return stretto.Trainer(
-            stages_of(setting.recipe(data), stages, seed), stretto.mean(setting.loss), partial(setting.step, lr=rate),
+            stages_of(setting.recipe(data), stages, seed), setting.loss, partial(setting.step, lr=rate),
             method, example=data.train.x[:2], scheduler=setting.scheduler, clip=setting.clip, device="cpu", seed=seed,
         )  # fmt: skip
 

@@ -1,6 +1,6 @@
 """From launches and runs to times on a page: seconds a step, times to a cut-off, and which of two is sooner."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from harness.cells import Cell, Record, Study
@@ -86,7 +86,6 @@ def _of(launch: Launch, launches: Mapping[str, Record]) -> dict[int, Record]:
 class Timed:
     """A way to train: the cell whose runs say how many steps it takes, and how long its steps took."""
 
-    name: str
     cell: Cell
     step: StepTime
 
@@ -122,9 +121,17 @@ def time_ratio(study: Study, runs: Mapping[str, Record], way: Timed, other: Time
     return None if steps is None or seconds is None else product(steps, seconds)
 
 
-def soonest(times: Sequence[tuple[Timed, Interval]]) -> Timed:
+def times_to_cutoff(
+    study: Study, runs: Mapping[str, Record], ways: Mapping[str, Timed], reference: Cell
+) -> dict[str, Interval]:
+    """The time of each way whose time is known."""
+    found = {name: time_to_cutoff(study, runs, way, reference) for name, way in ways.items()}
+    return {name: seconds for name, seconds in found.items() if seconds is not None}
+
+
+def soonest(times: Mapping[str, Interval]) -> str:
     """The way with the least time; of those that do not always arrive the one with the least lower end."""
-    return min(times, key=lambda each: (each[1].mean, each[1].low))[0]
+    return min(times, key=lambda name: (times[name].mean, times[name].low))
 
 
 def load_told(launches: Mapping[str, Record]) -> str:

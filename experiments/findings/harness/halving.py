@@ -19,28 +19,19 @@ def value(record: Record) -> float:
     return math.inf if found is None or not math.isfinite(found) else float(found)
 
 
-def grid(cell: Cell, finished: Mapping[str, Record], spare: int = MOST_EXTENSIONS) -> tuple[float, ...]:
+def grid(cell: Cell, finished: Mapping[str, Record]) -> tuple[float, ...]:
     """The cell's rates, with those that extend the grid where its best rate lies at the edge.
 
-    At most `spare` are added, and none while a rate of the grid so far is not finished.
+    None is added while a rate of the grid so far is not finished.
     """
     rates = cell.rates
-    for _ in range(min(spare, MOST_EXTENSIONS)):
-        beyond = next_rate(cell, rates, finished)
-        if beyond is None:
+    for _ in range(MOST_EXTENSIONS):
+        best = best_of(cell, rates, finished)
+        beside = {rates[0]: rates[1], rates[-1]: rates[-2]}  # of the edges
+        if best not in beside:
             break
-        rates = tuple(sorted((*rates, beyond)))
+        rates = tuple(sorted((*rates, float(f"{best * best / beside[best]:.6g}"))))
     return rates
-
-
-def next_rate(cell: Cell, rates: tuple[float, ...], finished: Mapping[str, Record]) -> float | None:
-    """The rate beyond the edge at which the best one lies; None if it lies inside, or is not known yet."""
-    best = best_of(cell, rates, finished)
-    if best is None:
-        return None
-    if best == rates[0]:
-        return float(f"{rates[0] * rates[0] / rates[1]:.6g}")
-    return float(f"{rates[-1] * rates[-1] / rates[-2]:.6g}") if best == rates[-1] else None
 
 
 def best_of(cell: Cell, rates: tuple[float, ...], finished: Mapping[str, Record]) -> float | None:

@@ -5,7 +5,6 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -17,22 +16,6 @@ from stretto.data import Dataset, Split
 Batches = Sequence[tuple[Any, Any]]
 DIVERGED = 4.0  # times its first training loss
 SHOWN = 6  # significant digits of what is stored
-
-
-@dataclass
-class _Times:
-    """Seconds of training alone, without the evaluations."""
-
-    wall: float = 0.0
-    cpu: float = 0.0
-    began: tuple[float, float] = field(default=(0.0, 0.0))
-
-    def __enter__(self) -> None:
-        self.began = time.perf_counter(), time.process_time()
-
-    def __exit__(self, *_: object) -> None:
-        self.wall += time.perf_counter() - self.began[0]
-        self.cpu += time.process_time() - self.began[1]
 
 
 class _Losses:
@@ -68,11 +51,13 @@ def measured_training(
     asynchronous methods are told `lag` steps late; each counts where it is told. Numbers that are none are None.
     `window` is of how many training losses rule 15 takes the mean, of the first ones and of the last.
     """
-    times, losses, diverged, told = _Times(), _Losses(window), None, []
+    wall = cpu = 0.0
+    losses, diverged, told = _Losses(window), None, []
     curve = [[0, None, *_evaluated(trainer, test)]]
     for n in range(steps):
-        with times:
-            loss = trainer.step(*batches(n))
+        began = time.perf_counter(), time.process_time()
+        loss = trainer.step(*batches(n))
+        wall, cpu = wall + time.perf_counter() - began[0], cpu + time.process_time() - began[1]
         if loss is not None:
             told.append(loss)
             if losses.diverge(loss):
@@ -87,7 +72,7 @@ def measured_training(
         "curve": curve,
         "validation": None if diverged else _number(trainer.evaluate(validation)["loss"]),
         "diverged": diverged,
-        "seconds a step": {"wall": _number(times.wall / done), "cpu": _number(times.cpu / done)},
+        "seconds a step": {"wall": _number(wall / done), "cpu": _number(cpu / done)},
         "memory": {"weight copies": weight_copies(trainer), "optimizer numbers": optimizer_numbers(trainer)},
     }
 

@@ -1,7 +1,7 @@
 """The page's sections on what study 4 times and counts, made of its runs and launches."""
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from harness.cells import Record, Study
 from harness.clock import (
@@ -13,8 +13,8 @@ from harness.clock import (
     soonest,
     step_time,
     time_ratio,
-    time_to_cutoff,
     time_verdict,
+    times_to_cutoff,
 )
 from harness.intervals import Interval, interval, ratio
 from harness.launches import LAUNCHES as NUMBER
@@ -179,18 +179,16 @@ def _links(runs: Launches, launches: Launches) -> str:
     study: Study = lecture.STUDY
     reference, rows = study.cells[0], []
     for link in LINKS:
-        found = [(name, step_time(replicas(name, link), launches)) for name in SYNCS]
-        ways = [Timed(name, study.cell(name), step) for name, step in found if step is not None]
-        times = [(way, time_to_cutoff(study, runs, way, reference)) for way in ways]
-        known = [(way, seconds) for way, seconds in times if seconds is not None]
-        best = soonest(known) if len(known) == len(SYNCS) and not doubts_of(way.step for way in ways) else None
-        for name, step in found:
-            seconds = next((seconds for way, seconds in known if way.name == name), None)
+        steps = {name: step_time(replicas(name, link), launches) for name in SYNCS}
+        ways = {name: Timed(study.cell(name), step) for name, step in steps.items() if step is not None}
+        times = times_to_cutoff(study, runs, ways, reference)
+        known = len(times) == len(SYNCS) and not doubts_of(way.step for way in ways.values())
+        best = soonest(times) if known else None
+        for name, step in steps.items():
             rows.append(
                 ["loopback" if link is None else f"{link} Mbit/s", name, OPEN if step is None else step.shown,
-                 "" if seconds is None else str(seconds), _against(study, runs, ways, name),
-                 "soonest by its mean" if best is not None and best.name == name else "",
-                 "" if step is None else f"{step.others:.2f}"]
+                 str(times.get(name, "")), _against(study, runs, ways.get(name), ways.get(reference.name)),
+                 "soonest by its mean" if best == name else "", "" if step is None else f"{step.others:.2f}"]
             )  # fmt: skip
     return (
         "### Time to the same test error over links\n\nSeconds to the error that all-reduce has at step 360: steps "
@@ -202,13 +200,8 @@ def _links(runs: Launches, launches: Launches) -> str:
     )
 
 
-def _against(study: Study, runs: Launches, ways: Sequence[Timed], name: str) -> str:
-    pick: Callable[[str], Timed | None] = lambda wanted: next((way for way in ways if way.name == wanted), None)  # noqa: E731
-    first = study.cells[0]
-    mine, theirs = pick(name), pick(first.name)
-    if name == first.name or mine is None or theirs is None:
+def _against(study: Study, runs: Launches, mine: Timed | None, theirs: Timed | None) -> str:
+    if mine is None or theirs is None or mine is theirs:
         return ""
-    found = time_ratio(study, runs, mine, theirs, first)
-    if found is None:
-        return ""
-    return f"{found}, {time_verdict(found, ('sooner', 'later'), (mine.step, theirs.step))}"
+    found = time_ratio(study, runs, mine, theirs, theirs.cell)
+    return "" if found is None else f"{found}, {time_verdict(found, ('sooner', 'later'), (mine.step, theirs.step))}"
