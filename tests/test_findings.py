@@ -304,7 +304,7 @@ def test_a_run_is_measured_as_plain_training(harness, monkeypatch):
             device="cpu",
         )  # fmt: skip
         held = {"test": batches[:1], "validation": batches[:1]}
-        return harness.training.measured_training(trainer, lambda n: batches[n], 4, 2, **held), trainer
+        return harness.training.measured_training(trainer, lambda n: batches[n], 4, 2, held), trainer
 
     found, _ = trained(0.1, 1)
     model = torch.nn.Sequential(*depth.network(9, 1, 0))

@@ -20,8 +20,7 @@ def train(cell: Cell, rate: float, seed: int, steps: int, path: str | None) -> d
     data = setting.data(path)
     minibatch = shuffled(data.train, setting.batch, seed)
     trainer = trainer_of(setting, cell.method, cell.settings["stages"], data, rate=rate, seed=seed)
-    held = held_out(data, setting.tested, setting.evaluated)
-    return measured_training(trainer, minibatch, steps, EVERY, **held)
+    return measured_training(trainer, minibatch, steps, EVERY, held_out(data, setting.tested, setting.evaluated))
 
 
 def cells(methods: Chosen) -> tuple[Cell, ...]:

@@ -118,7 +118,7 @@ def train(cell: Cell, rate: float, seed: int, steps: int, path: str | None) -> d
             network(data.num_classes, cell.settings["stages"], seed), token_cross_entropy,
             optimizer, cell.method, device="cpu", workers=1, seed=seed, clip=CLIP, scheduler=SCHEDULE,
         )  # fmt: skip
-    return measured_training(trainer, shuffled(data.train, BATCH, seed), steps, EVERY, **held_out(data, WINDOWS))
+    return measured_training(trainer, shuffled(data.train, BATCH, seed), steps, EVERY, held_out(data, WINDOWS))
 
 
 def cells() -> tuple[Cell, ...]:

@@ -49,7 +49,7 @@ def train(cell: Cell, rate: float, seed: int, steps: int, path: str | None) -> d
             [Chain(*model.layers)] if alone else model.layers, model.loss, partial(OPTIMIZERS[cell.optimizer], lr=rate),
             cell.method, example=minibatch(0)[0], device="cpu", workers=1, seed=seed,
         )  # fmt: skip
-    measured = measured_training(trainer, minibatch, steps, EVERY, **held_out(data, HELD_OUT))
+    measured = measured_training(trainer, minibatch, steps, EVERY, held_out(data, HELD_OUT))
     return {**measured, "resolved": str(trainer.method)}
 
 

@@ -43,7 +43,7 @@ def train(cell: Cell, rate: float, seed: int, steps: int, path: str | None) -> d
     counted: dict[str, Any] = {"vocabulary": data.num_classes}
     if Run(cell, rate, seed, steps).counts:
         counted["compute"] = compute(trainer, x[:EXAMPLES], y[:EXAMPLES])
-    return {**measured_training(trainer, batch, steps, EVERY, **held_out(data, WINDOWS)), **counted}
+    return {**measured_training(trainer, batch, steps, EVERY, held_out(data, WINDOWS)), **counted}
 
 
 def _optimizer(rate: float) -> Callable[[list[nn.Parameter]], torch.optim.Optimizer]:

@@ -28,7 +28,7 @@ def train(cell: Cell, rate: float, seed: int, steps: int, path: str | None) -> d
         mesh=stretto.Mesh(data=2), sync=cell.settings["sync"], device="cpu", seed=seed,
     )  # fmt: skip
     minibatch = shuffled(data.train, BATCH, seed)
-    return measured_training(trainer, minibatch, steps, EVERY, **held_out(data, TESTED, 1000))
+    return measured_training(trainer, minibatch, steps, EVERY, held_out(data, TESTED, 1000))
 
 
 def cells() -> tuple[Cell, ...]:

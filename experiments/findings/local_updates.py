@@ -88,7 +88,7 @@ def train(cell: Cell, rate: float, seed: int, steps: int, path: str | None) -> d
     )  # fmt: skip
     counted = costs(cell, trainer, x, y) if Run(cell, rate, seed, steps).counts else {}
     held = held_out(wanted.data, wanted.held)
-    return {**measured_training(trainer, batch, steps, cell.settings["every"], **held), **counted}
+    return {**measured_training(trainer, batch, steps, cell.settings["every"], held), **counted}
 
 
 def costs(cell: Cell, trainer: stretto.Trainer, x: torch.Tensor, y: torch.Tensor) -> dict[str, Any]:

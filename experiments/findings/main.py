@@ -133,7 +133,7 @@ def _make_runs(study: Study, store: Store, chosen: argparse.Namespace) -> None:
             work(study, store, chosen.data, 1, chosen.only)
         else:
             arguments = (study.name, str(store.path.parent), chosen.data, chosen.jobs, chosen.only)
-            spawn(work_at, arguments, nprocs=chosen.jobs, daemon=True)
+            spawn(work_at, arguments, nprocs=chosen.jobs, daemon=True)  # type: ignore[no-untyped-call]
 
 
 @contextlib.contextmanager

@@ -107,7 +107,7 @@ def train(cell: Cell, rate: float, seed: int, steps: int, path: str | None) -> d
             device="cpu", workers=1, seed=seed,
         )  # fmt: skip
     minibatch, window = shuffled(data.train, task.batch, seed), WINDOW if task.batch == 1 else 1
-    return measured_training(trainer, minibatch, steps, task.steps // 10, **held_out(data, HELD_OUT), window=window)
+    return measured_training(trainer, minibatch, steps, task.steps // 10, held_out(data, HELD_OUT), window=window)
 
 
 def cells() -> tuple[Cell, ...]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from harness.cells import Run, Study
 from harness.halving import chosen_rate, final_records
 from harness.intervals import interval
+from harness.results import Records
 from harness.store import Store
 from harness.work import make_run
 
@@ -41,5 +42,5 @@ def train_again(study: Study, store: Store, name: str, seeds: Sequence[int], dat
     return 0 if inside else 1
 
 
-def _before(records: dict[int, dict[str, object]], seed: int) -> str:
-    return f"{records[seed]['curve'][-1][2]:.5g}" if seed in records else "not among its seeds"  # type: ignore[index]
+def _before(records: Records, seed: int) -> str:
+    return f"{records[seed]['curve'][-1][2]:.5g}" if seed in records else "not among its seeds"

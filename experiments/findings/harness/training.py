@@ -4,7 +4,7 @@ import math
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -38,22 +38,22 @@ def measured_training(
     batches: Callable[[int], tuple[Any, Any]],
     steps: int,
     every: int,
+    held: Mapping[str, Batches],
     *,
-    test: Batches,
-    validation: Batches,
     window: int = 1,
 ) -> dict[str, Any]:
     """Train for so many steps and evaluate before the first one and after every `every`.
 
-    `batches(n)` is minibatch n. Returns the curve, a list of [step, mean training loss since the last evaluation, test
-    loss, test error]; the validation loss at the end, None for a run that diverged; `diverged`, the step at which it
-    was stopped, or None; the seconds a step, wall and CPU; and the memory, as rule 11 counts it. Training losses of
-    asynchronous methods are told `lag` steps late; each counts where it is told. Numbers that are none are None.
-    `window` is of how many training losses rule 15 takes the mean, of the first ones and of the last.
+    `batches(n)` is minibatch n, `held` what `held_out` returned. Returns the curve, a list of [step, mean training loss
+    since the last evaluation, test loss, test error]; the validation loss at the end, None for a run that diverged;
+    `diverged`, the step at which it was stopped, or None; the seconds a step, wall and CPU; and the memory, as rule 11
+    counts it. Training losses of asynchronous methods are told `lag` steps late; each counts where it is told. Numbers
+    that are none are None. `window` is of how many training losses rule 15 takes the mean, of the first ones and of the
+    last.
     """
     wall = cpu = 0.0
     losses, diverged, told = _Losses(window), None, []
-    curve = [[0, None, *_evaluated(trainer, test)]]
+    curve = [[0, None, *_evaluated(trainer, held["test"])]]
     for n in range(steps):
         began = time.perf_counter(), time.process_time()
         loss = trainer.step(*batches(n))
@@ -65,12 +65,12 @@ def measured_training(
                 break
         if (n + 1) % every == 0 or n + 1 == steps:
             mean = sum(told) / len(told) if told else None
-            curve.append([n + 1, _number(mean), *_evaluated(trainer, test)])
+            curve.append([n + 1, _number(mean), *_evaluated(trainer, held["test"])])
             told = []
     done = diverged or steps
     return {
         "curve": curve,
-        "validation": None if diverged else _number(trainer.evaluate(validation)["loss"]),
+        "validation": None if diverged else _number(trainer.evaluate(held["validation"])["loss"]),
         "diverged": diverged,
         "seconds a step": {"wall": _number(wall / done), "cpu": _number(cpu / done)},
         "memory": {"weight copies": weight_copies(trainer), "optimizer numbers": optimizer_numbers(trainer)},

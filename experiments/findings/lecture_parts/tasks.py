@@ -52,6 +52,18 @@ def sgd(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=1e-3)
 
 
+def plain_step(model: nn.Module, x: Any, y: Tensor) -> Callable[[], None]:
+    """A step of plain training on this minibatch."""
+    optimizer = sgd(model.parameters())
+
+    def step() -> None:
+        optimizer.zero_grad()
+        cross_entropy(model(x), y).backward()
+        optimizer.step()
+
+    return step
+
+
 def spatial(threads: int = 1, steps: int | None = None) -> Measure:
     """Seconds of a forward and of a step on slabs, medians; outputs are first compared with one process's."""
     torch.set_num_threads(threads)
@@ -64,16 +76,11 @@ def spatial(threads: int = 1, steps: int | None = None) -> Measure:
         model = stretto.parallel.spatial(model, mesh)
         torch.testing.assert_close(model(stretto.parallel.scatter(x[:1], mesh)), plain(x[:1]), rtol=1e-3, atol=1e-3)
         x = stretto.parallel.scatter(x, mesh)
-    optimizer = sgd(model.parameters())
+    step = plain_step(model, x, y)
 
     def forward() -> None:
         with torch.no_grad():
             model(x)
-
-    def step() -> None:
-        optimizer.zero_grad()
-        cross_entropy(model(x), y).backward()
-        optimizer.step()
 
     def measure() -> dict[str, float]:
         return {name: _median(work, steps or REPETITIONS) for name, work in (("forward", forward), ("step", step))}
@@ -99,18 +106,11 @@ def utilisation(network: str, steps: int | None = None) -> Measure:
     torch.manual_seed(0)
     layers = [make() for make in recipe]
     model = nn.Sequential(*layers)
-    optimizer = sgd(model.parameters())
 
     def measure() -> dict[str, float]:
         figures = {f"predicted, {batch}": seconds for batch, seconds in _predicted(layers, steps).items()}
         for batch in BATCHES:
-            x, y = torch.randn(batch, 1, 28, 28), torch.randint(10, (batch,))
-
-            def step(x: Tensor = x, y: Tensor = y) -> None:
-                optimizer.zero_grad()
-                cross_entropy(model(x), y).backward()
-                optimizer.step()
-
+            step = plain_step(model, torch.randn(batch, 1, 28, 28), torch.randint(10, (batch,)))
             step()
             begin = time.perf_counter()
             step()
@@ -199,15 +199,7 @@ def _operator_parallel(x: Tensor, y: Tensor, size: int, *, automatic: bool) -> C
     mesh = init_device_mesh("cpu", (size,), mesh_dim_names=("tensor",))
     with_weights = [name for name, layer in model.named_modules() if isinstance(layer, nn.Conv2d | nn.Linear)]
     plan = None if automatic else dict.fromkeys(with_weights, "column")
-    model = stretto.parallel.tensor(model, mesh, plan=plan, parameters="local")
-    optimizer = sgd(model.parameters())
-
-    def step() -> None:
-        optimizer.zero_grad()
-        cross_entropy(model(x), y).backward()
-        optimizer.step()
-
-    return step
+    return plain_step(stretto.parallel.tensor(model, mesh, plan=plan, parameters="local"), x, y)
 
 
 def replicas(sync: str, every: int, steps: int | None = None) -> Measure:
