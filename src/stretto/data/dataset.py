@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import count, islice
+from itertools import chain, count, islice
 from typing import Any, Literal, Protocol, TypeAlias
 
 import torch
@@ -70,17 +70,27 @@ class RowReader(ABC):
             )
         return self.read_all(self._plan(batch_size, seed, drop_last=drop_last, start=start))
 
+    def epoch(
+        self, number: int, batch_size: int, seed: int, *, shuffled: bool = True, drop_last: bool, start: int = 0
+    ) -> Iterator[tuple[Any, Any]]:
+        """Read the batches of an epoch of training, counted from 0, from batch `start` on.
+
+        Batch k depends on the split, `batch_size`, `seed`, the epoch and k alone.
+        """
+        drawn = derive(seed, "epoch", number)
+        return self.read_all(self._plan(batch_size, drawn, shuffled=shuffled, drop_last=drop_last, start=start))
+
     def first_training_batches(self, batch_size: int, seed: int, number: int) -> Iterator[tuple[Any, Any]]:
-        """The first batches of `forever` with this seed, at most `number` in the first epoch, read in this process."""
-        plan = self._plan(batch_size, derive(seed, "epoch", 0), drop_last=True, start=0)
+        """The first full batches of epoch 0, at most `number`, read in this process."""
+        plan = self._plan(batch_size, derive(seed, "epoch", 0), drop_last=True)
         return (self.read(rows, drawn) for rows, drawn in islice(plan, number))
 
     def _plan(
-        self, batch_size: int, seed: int | None, *, drop_last: bool, start: int
+        self, batch_size: int, seed: int | None, *, shuffled: bool = True, drop_last: bool, start: int = 0
     ) -> Iterator[tuple[Tensor | slice, int | None]]:
-        # The rows and the seed of each batch, from batch `start` on.
+        # The rows and the seed of each batch, from batch `start` on; without a seed in order.
         stop = len(self) - len(self) % batch_size if drop_last else len(self)
-        chunks = torch.split(_order(len(self), seed)[:stop], batch_size)
+        chunks = torch.split(_order(len(self), seed if shuffled else None)[:stop], batch_size)
         return (
             # In-order batches of tensors are views: nothing is copied.
             (_index(rows, seed), None if seed is None else derive(seed, "augment", k))
@@ -178,14 +188,12 @@ def forever(split: RowReader, batch_size: int, seed: int, *, start: int = 0) -> 
     if start < 0:
         raise UsageError(f"start={start} must be at least 0")
     split.batches(batch_size, drop_last=True)  # refuses a bad size now rather than at the first batch
-    return _epochs(split, batch_size, seed, start)
-
-
-def _epochs(split: RowReader, batch_size: int, seed: int, start: int) -> Iterator[tuple[Any, Any]]:
     first, skip = divmod(start, len(split) // batch_size)
-    for epoch in count(first):
-        begin = skip if epoch == first else 0
-        yield from split.batches(batch_size, seed=derive(seed, "epoch", epoch), drop_last=True, start=begin)
+    epochs = (
+        split.epoch(number, batch_size, seed, drop_last=True, start=skip if number == first else 0)
+        for number in count(first)
+    )
+    return chain.from_iterable(epochs)
 
 
 def _order(length: int, seed: int | None) -> Tensor:

@@ -26,7 +26,6 @@ from stretto.data.user_data import (
 )
 from stretto.errors import UsageError
 from stretto.nn.batch import Examples, examples_of, first_size, refuse_workers
-from stretto.nn.seeding import derive
 from stretto.options.checks import shown
 from stretto.trainer.microbatches import MinibatchCut
 
@@ -131,16 +130,14 @@ class Rows(Feed):
 
     def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
         """Read the rows of each batch; where nothing is needed, nothing is read."""
-        seed = derive(self.seed, "epoch", number)
-        order = torch.arange(len(self.split))
-        if self._shuffled:
-            order = torch.randperm(len(self.split), generator=torch.Generator("cpu").manual_seed(seed))
-        chunks = torch.split(order, [*self._sizes, len(order) - sum(self._sizes)])[: len(self._sizes)]
-        wanted = ((rows, derive(seed, "augment", k)) for k, rows in enumerate(chunks) if k >= start)
         sizes = self._sizes[start:]
         if not (self._needs.x or self._needs.y):
             return (Batch(size, None, None) for size in sizes)
-        pairs = zip(sizes, self.split.read_all(wanted), strict=False)
+        drop_last = sum(self._sizes) < len(self.split)
+        batches = self.split.epoch(
+            number, self._size, self.seed, shuffled=self._shuffled, drop_last=drop_last, start=start
+        )
+        pairs = zip(sizes, batches, strict=False)
         return (Batch(size, x if self._needs.x else None, y if self._needs.y else None) for size, (x, y) in pairs)
 
     def in_order(self) -> Iterator[tuple[Any, Any]]:
