@@ -92,11 +92,6 @@ class Checkpoints:
         self._settings = {key: value for key, value in settings.to_json().items() if key not in FREE}
         self._run = run
         self.folder = checkpoints_of(run)
-        self.every = settings.checkpoint_every
-
-    def due(self, step: int) -> bool:
-        """Whether to drain and save after this step."""
-        return self.every is not None and step % self.every == 0
 
     def save(self, trainer: Trainer, step: int, progress: Mapping[str, Any]) -> Path:
         """Save the trainer, and `progress` as JSON, after a step; a collective. Returns the checkpoint's folder."""

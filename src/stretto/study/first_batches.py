@@ -17,12 +17,12 @@ from stretto.data.dataset import RowReader
 from stretto.data.user_data import UserData, form, is_classes
 from stretto.errors import UsageError
 from stretto.nn.batch import inputs_of, with_names_of
-from stretto.nn.seeding import derive
 from stretto.settings.runs import known
 from stretto.splitting.export.exported import fixed_sizes, refuse_misfit
 from stretto.study.evaluation import EVALUATION_BATCH
 from stretto.study.prepare import Prepared, costs_of, metrics_of
 from stretto.trainer.evaluate import Metric, MetricTally
+from stretto.trainer.fit import derive_seed
 
 TRAINING_BATCHES = 3  # that are looked at before a run, besides the last of validation
 
@@ -53,8 +53,8 @@ def first_inputs(
 
 def read_first(loaded: data.Dataset | UserData, batch_size: int, seed: int) -> Iterator[tuple[str, Any]]:
     """(which batch, its inputs): the first training batches, then the last validation batch."""
-    drawn = derive(seed, "batches")
-    for index, (x, _) in enumerate(loaded.train.first_training_batches(batch_size, drawn, TRAINING_BATCHES)):
+    first = loaded.train.first_training_batches(batch_size, derive_seed(seed), TRAINING_BATCHES)
+    for index, (x, _) in enumerate(first):
         yield f"batch {index} of train", x
     stop = len(loaded.validation)
     last = (stop - 1) // EVALUATION_BATCH

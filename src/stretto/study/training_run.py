@@ -1,5 +1,6 @@
 """One run: from its trainer through its steps, with evaluations, measurements and checkpoints, to its folder."""
 
+import itertools
 import math
 import os
 import socket
@@ -7,7 +8,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,15 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stretto.data import forever
 from stretto.measure import Costs
 from stretto.measure.energy import EnergyMeter, energy_meter
 from stretto.models.hugging_face import write_surroundings
 from stretto.nn.deferred import RemoteStage
 from stretto.nn.devices import name_of, pick_device_of
-from stretto.nn.seeding import derive
 from stretto.options.import_object import is_model_folder
-from stretto.processes.stop_request import StopRequest
 from stretto.report.record import Record, Stored
 from stretto.runtime.process_memory import forget_most_held
 from stretto.runtime.world import is_one_machine
@@ -46,17 +44,26 @@ from stretto.study.prepare import Prepared, costs_of, metrics_of, prepare
 from stretto.study.store import STUDY, RunWriter, versions, writing
 from stretto.trackers import RunDescription
 from stretto.trackers import find as find_trackers
+from stretto.trainer.feed import Batch, Needs, Rows
+from stretto.trainer.fit import Loop, Position, derive_seed
 from stretto.trainer.tracking import Tracking, bubble_of, drawing_of
+from stretto.trainer.trainer import Trainer
 
 TIMEOUT = 600.0  # seconds that workers wait for each other unless said otherwise
 OnStep = Callable[[int, float | None], None]  # (steps done, latest known training loss)
 
 
-def training_batches(prepared: Prepared, start: int = 0) -> Iterator[tuple[Any, Any]]:
-    """The endless minibatches of a run, in its order, from step `start` on."""
-    settings = prepared.settings
-    seed = derive(settings.seed, "batches")
-    return forever(prepared.dataset.train, known(settings.batch_size), seed, start=start)
+def feed_of(prepared: Prepared) -> Rows:
+    """The minibatches of a run, all of them full; every process reads them."""
+    settings, loaded = prepared.settings, prepared.dataset
+    needs, seed = Needs(x=True, y=True), derive_seed(settings.seed)
+    return Rows(loaded.train, loaded.name, known(settings.batch_size), needs, shuffled=True, drop_last=True, seed=seed)
+
+
+def training_batches(prepared: Prepared) -> Iterator[tuple[Any, Any]]:
+    """The endless minibatches of a run, in its order."""
+    feed = feed_of(prepared)
+    return ((x, y) for number in itertools.count() for _, x, y in feed.epoch(number))
 
 
 @dataclass(frozen=True)
@@ -113,23 +120,26 @@ def counting(advance: Callable[[int], object]) -> OnStep:
     return on_step
 
 
-class TrainingRun:
+class TrainingRun(Loop[Trainer]):
     """A run while it is made, by `make`: trained from where its progress is, which is kept up to date and written."""
 
+    _feed: Rows
     _writer: RunWriter
     _progress: Progress
     _meter: EnergyMeter
     _profile: OperationProfile
-    _tracking: Tracking
-    _request: StopRequest | None
+    _on_step: OnStep
 
     def __init__(self, task: Task, prepared: Prepared) -> None:
-        self._task, self._prepared, self._trainer, self._settings = task, prepared, prepared.trainer, prepared.settings
         settings = prepared.settings
+        self._task, self._prepared, self._settings = task, prepared, settings
         self._costs = costs_of(prepared) if task.costs is None else task.costs
         self._checkpoints = Checkpoints(settings, task.folder)
+        every = settings.checkpoint_every
+        super().__init__(prepared.trainer, saves=task.keeps or every is not None, save_every=every)
+        self._feed = feed_of(prepared)
         self._recordings = self._trainer.record() if task.trace or task.operations else []
-        self._steps, self._batch_size = known(settings.steps), known(settings.batch_size)
+        self._steps = known(settings.steps)
         self._evaluated = evaluation_steps(self._steps, known(settings.evaluations))
         observed = self._trainer.processes == 1 and not is_model_folder(settings.model)  # it takes copies of all stages
         self._windows = ObservationWindows(self._trainer, self._steps) if observed else None
@@ -144,9 +154,14 @@ class TrainingRun:
             RunWriter(task.folder, trainer.rank, trainer.processes, resume=task.resume) as self._writer,
         ):
             self._begin()
-            stoppable = task.keeps or self._checkpoints.every
-            with StopRequest() if stoppable else nullcontext() as self._request, self._tracked() as self._tracking:
-                self._train(on_step)
+            self._on_step = on_step
+            with self._listening(), self._tracked() as self._tracking:
+                self._meter.start()
+                if self._train():
+                    raise KeyboardInterrupt(f"stopped after step {self._place.step}, which is saved")
+                if self._progress.diverged_at is None:
+                    last = self._progress.points[-1]
+                    self._progress.final = final_scores(self._prepared, last, self._bleu, self._metrics)
                 self._tracking.evaluation(self._progress.steps, test_scores(self._progress))
                 self._progress.tracker_ids = self._tracking.for_checkpoint()
                 record = self._record()
@@ -160,6 +175,8 @@ class TrainingRun:
         trainer, writer = self._trainer, self._writer
         saved, complaints = self._checkpoints.load(trainer) if self._task.resume else (None, [])
         progress = self._progress = Progress() if saved is None else saved
+        self._place = Position(*divmod(progress.steps, self._feed.per_epoch), progress.steps)
+        self._losses, self._told = [math.nan] * progress.steps, progress.steps
         progress.meter = meter_of(self._prepared) if self._task.alone else None
         self._meter = progress.meter or EnergyMeter(())
         ramp = trainer.schedule.drain + 1
@@ -207,40 +224,32 @@ class TrainingRun:
         finally:
             tracking.close(finished=finished)
 
-    def _train(self, on_step: OnStep) -> None:
-        # Raises KeyboardInterrupt, having saved, once a process has been asked to stop.
-        progress = self._progress
-        done = progress.steps
-        batches = training_batches(self._prepared, done)
-        self._meter.start()
-        for step, (x, y) in zip(range(done + 1, self._steps + 1), batches, strict=False):
-            with self._profile.around(step):
-                loss = self._step(step, x, y)
-            on_step(step, loss)
-            if loss is not None and not math.isfinite(loss):
-                progress.diverged_at = step
-                return
-            self._observe(step)
-            if step in self._evaluated and not self._evaluate(step):
-                progress.diverged_at = step
-                return
-            self._save_or_stop(step)
-        progress.final = final_scores(self._prepared, progress.points[-1], self._bleu, self._metrics)
+    def _over(self) -> bool:
+        return self._progress.diverged_at is not None or self._place.step == self._steps
 
-    def _step(self, step: int, x: Any, y: Any) -> float | None:
-        # One step, timed; returns the loss that is known now, which may be that of an earlier step.
+    def _step(self, batch: Batch) -> None:
+        step, progress = self._place.step + 1, self._progress
+        with self._profile.around(step):
+            loss = self._timed_step(step, batch)
+        self._on_step(step, loss)
+        finite = loss is None or math.isfinite(loss)
+        if finite:
+            self._observe(step)
+        if not finite or (step in self._evaluated and not self._evaluate(step)):
+            progress.diverged_at = step
+
+    def _timed_step(self, step: int, batch: Batch) -> float | None:
+        # Returns the loss that is known now, which may be that of an earlier step.
         before = time.perf_counter()
         if self._windows is not None:
             self._windows.before(step)
-        loss = self._trainer.step(x, y)
-        flushed = self._trainer.flush() if step == self._steps or self._checkpoints.due(step) else []
+        loss = self._train_on(batch)
+        if step == self._steps or self._is_save_due(step):
+            self._trainer.flush()
         seconds = time.perf_counter() - before
         self._progress.step_seconds.append(seconds)
         self._meter.tick()
-        self._tracking.step(step, self._batch_size / seconds)
-        if loss is not None:
-            self._tracking.loss(step - self._trainer.lag, loss)
-        self._tracking.last_losses(step, flushed)
+        self._tell(batch.examples / seconds)
         return loss
 
     def _observe(self, step: int) -> None:
@@ -268,20 +277,16 @@ class TrainingRun:
             writer.event("measurement", **measurement.to_json())
         return True
 
-    def _save_or_stop(self, step: int) -> None:
-        # After the last step there is nothing to save, and nothing to stop.
-        trainer, request = self._trainer, self._request
-        stops = request is not None and trainer.backend.should_stop(trainer.entered, trainer.lag, request.received)
-        stops = stops and step < self._steps
-        if stops or (self._checkpoints.due(step) and step < self._steps):
-            with self._meter.paused():
-                self._tracking.last_losses(step, self._trainer.flush())  # saving would, and drop them
-                self._tracking.settle()
-                self._progress.tracker_ids = self._tracking.for_checkpoint()
-                path = self._checkpoints.save(self._trainer, self._progress.steps, self._progress.to_json())
-            self._writer.worker_event("checkpoint", step=step, path=str(path))
-        if stops:
-            raise KeyboardInterrupt(f"stopped after step {step}, which is saved")
+    def _end_epoch(self, after: Position) -> None: ...
+
+    def _save(self) -> None:
+        step = self._place.step
+        with self._meter.paused():
+            self._flush()
+            self._tracking.settle()
+            self._progress.tracker_ids = self._tracking.for_checkpoint()
+            path = self._checkpoints.save(self._trainer, step, self._progress.to_json())
+        self._writer.worker_event("checkpoint", step=step, path=str(path))
 
     def _write_results(self, record: Record) -> None:
         # Write the last event, traces and weights of a run that has ended, and give it its folder; a collective.
@@ -353,7 +358,7 @@ class TrainingRun:
             points=tuple(progress.points),
             observations=tuple(progress.observations),
             measurements=tuple(progress.measurements),
-            total_flops=progress.steps * self._batch_size * costs.total,
+            total_flops=progress.steps * known(settings.batch_size) * costs.total,
             serial_flops=costs.serial_after(progress.steps),
             seconds=sum(progress.step_seconds),
             seconds_per_step=self._trainer.backend.all_reduce_max([median])[0],

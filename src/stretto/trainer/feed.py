@@ -105,6 +105,8 @@ class Rows(Feed):
     Batch k of an epoch depends on the data, the size, the seed, the epoch and k alone.
     """
 
+    per_epoch: int
+
     def __init__(
         self, split: RowReader, where: str, batch_size: int, needs: Needs, *, shuffled: bool, drop_last: bool, seed: int
     ) -> None:

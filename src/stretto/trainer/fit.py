@@ -1,17 +1,22 @@
-"""`Trainer.fit`: goes through data for some epochs or steps, evaluates, saves, resumes and stops."""
+"""`Trainer.fit`: goes through data for some epochs or steps, evaluates, saves, resumes and stops.
+
+`Loop` has the steps themselves, which the runs of studies make, too.
+"""
 
 import math
 import os
 import time
 import uuid
 import warnings
+from abc import ABC, abstractmethod
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Generic, TypeAlias, TypeVar
 
 from torch.utils.data import DataLoader
 
@@ -38,6 +43,8 @@ Callback: TypeAlias = Callable[[Any, Entry], Any]
 
 Log: TypeAlias = Callable[[dict[str, Any]], Any] | str | Tracker | Sequence[str | Tracker]
 """What `fit` logs to: a function of each step, or the names of experiment trackers."""
+
+T = TypeVar("T", bound=TrainerLike)
 
 RECENT = 50  # steps over which the speed is measured
 SAME_DATA = (
@@ -98,7 +105,7 @@ class FitArguments:
 
 
 @dataclass(frozen=True)
-class FitPosition:
+class Position:
     """How far training is: epochs that are over, batches trained of the next one, and steps in all."""
 
     epoch: int = 0
@@ -141,28 +148,126 @@ class Speed:
         return sum(examples for _, examples in self.steps) / seconds if seconds else 0.0
 
 
-class FitLoop:
+class Loop(ABC, Generic[T]):
+    """Trains from `_place` on until it is over, or until a process is asked to stop, where training `_saves`.
+
+    Losses are those of all steps, nan of those before a checkpoint that has none.
+    """
+
+    _feed: Feed
+    _tracking: Tracking
+    _request: StopRequest | None
+    _on_loss: Callable[[int, float], object] | None = None  # (step, its loss) besides trackers, once it is known
+
+    def __init__(self, trainer: T, *, saves: bool, save_every: int | None = None) -> None:
+        self._trainer, self._backend, self._saves, self._save_every = trainer, trainer.backend, saves, save_every
+        self._place, self._losses = Position(), list[float]()
+        self._told = 0  # steps whose loss is told
+        self._unknown: dict[int, int] = {}  # steps whose loss is not known yet, by the trainer's number of each
+        self._between_steps = True  # and so the place belongs to the state of the data
+        self._stop = self._backend.new_request()
+
+    @abstractmethod
+    def _over(self) -> bool: ...
+
+    @abstractmethod
+    def _step(self, batch: Batch) -> None: ...  # by `_train_on` and `_tell`, and what comes after each
+
+    @abstractmethod
+    def _end_epoch(self, after: Position) -> None: ...  # the next one begins at `after`
+
+    @abstractmethod
+    def _save(self) -> None: ...  # a collective, which flushes
+
+    @contextmanager
+    def _listening(self) -> Iterator[None]:
+        # To the trainer's losses, and to requests to stop.
+        with StopRequest() if self._saves else nullcontext() as self._request:
+            self._trainer.listeners.append(self._hear)
+            try:
+                yield
+            finally:
+                self._trainer.listeners.remove(self._hear)
+
+    def _train(self) -> bool:
+        # Whether it was stopped, and saved: all processes after the same step, some steps after one of them was asked.
+        while not self._over():
+            self._between_steps = False
+            for batch in self._feed.epoch(self._place.epoch, self._place.batch):
+                self._step(batch)
+                if self._over():
+                    return False
+                stops = self._is_asked_to_stop()
+                if stops or self._is_save_due(self._place.step):
+                    self._save()
+                if stops:
+                    return True
+                self._between_steps = False
+            after = replace(self._place, epoch=self._place.epoch + 1, batch=0)
+            self._end_epoch(after)
+            self._place, self._between_steps = after, True
+        return False
+
+    def _is_asked_to_stop(self) -> bool:
+        asked, trainer = self._request, self._trainer
+        return asked is not None and self._backend.should_stop(trainer.entered, trainer.lag, asked.received, self._stop)
+
+    def _is_save_due(self, step: int) -> bool:
+        return self._save_every is not None and step % self._save_every == 0
+
+    def _train_on(self, batch: Batch) -> float | None:
+        place = self._place
+        self._unknown[self._trainer.entered] = place.step
+        loss = self._trainer.step(batch.x, batch.y)
+        self._place, self._between_steps = replace(place, batch=place.batch + 1, step=place.step + 1), True
+        return loss
+
+    def _tell(self, examples_per_second: float) -> None:
+        self._tracking.step(self._place.step, examples_per_second)
+        self._tell_losses()
+
+    def _hear(self, minibatch: int, loss: float) -> None:
+        # Those of steps before this loop, and of steps that a callback makes, are none of its own.
+        if minibatch in self._unknown:
+            number = self._unknown.pop(minibatch)
+            assert number == len(self._losses), f"the loss of step {number} after {len(self._losses)}"
+            self._losses.append(loss)
+
+    def _tell_losses(self) -> None:
+        # A step whose telling is interrupted is told again when training goes on.
+        for number in range(self._told, len(self._losses)):
+            self._tracking.loss(number + 1, self._losses[number])
+            if self._on_loss is not None:
+                self._on_loss(number + 1, self._losses[number])
+            self._told = number + 1
+
+    def _flush(self) -> None:
+        self._trainer.flush()
+        self._tell_losses()
+
+
+class FitLoop(Loop[TrainerLike]):
     """One call of `Trainer.fit`, on each process."""
 
+    _line: Progress
+
     def __init__(self, trainer: TrainerLike, needs: Needs, train: Any, validation: Any, given: FitArguments) -> None:
-        self._trainer, self._of, self._given = trainer, trainer.specification, given
-        self._backend = backend = trainer.backend
-        self._needs = needs
+        super().__init__(trainer, saves=given.checkpoint is not None)
+        self._of, self._given, self._needs = trainer.specification, given, needs
         self._began = trainer.entered
         self._train_data, self._validation_data = train, validation
-        self._place, self._last = FitPosition(), 0  # the step of the last entry
+        self._last = 0  # the step of the last entry
         self._sizes: list[int] = []  # examples of the steps whose train loss is in no entry yet
         self._open: deque[Interval] = deque()
         self._history = History()
-        self._unknown: dict[int, int] = {}  # steps whose loss is not known yet, by the trainer's number of each
-        self._told = 0  # steps whose loss is logged
+        self._history.steps = self._losses
         self._tracker_ids: dict[str, str] = {}  # of the run that a checkpoint goes on with
         self._speed = Speed()
         self.interrupted: str | None = None  # that it was asked to stop, and how to go on
-        self._request = backend.new_request()
         self._by_callback = False  # whether a callback has stopped it
-        self._between_steps = True  # and so the place belongs to the state of the data
-        self._first = backend.rank == 0
+        self._first = self._backend.rank == 0
+        if self._first and given.on_step is not None:
+            self._on_loss = partial(log_loss, given.on_step, self._speed)
         self._told_dropped = False
         metrics = [f"validation_{name}" for name in given.metrics or {}]
         if given.metrics and validation is None:
@@ -179,7 +284,7 @@ class FitLoop:
         found = self._given.checkpoint is not None and checkpoint.exists(self._given.checkpoint)
         if self._given.checkpoint is not None:
             make_room(self._given.checkpoint)
-        self._description = self._describe(found) if self._given.checkpoint is not None or self._several else {}
+        self._description = self._describe(found) if self._saves or self._several else {}
         self._backend.compare(self._description, "goes through other data, or with other arguments,", SAME_DATA)
         if found:
             self._resume()
@@ -187,34 +292,35 @@ class FitLoop:
         self._tell_losses()
         shown_here = self._first and not self._given.quiet
         self._bubble = bubble_of(self._trainer) if shown_here else None
-        with (
-            ExitStack() as ends,
-            StopRequest() if self._given.checkpoint is not None else nullcontext() as request,
-            progress("fit", self._total(), done=self._place.step, silent=not shown_here, figures=self._figures) as line,
-        ):
-            self._trainer.listeners.append(self._hear)
-            ends.callback(self._trainer.listeners.remove, self._hear)
+        line = progress("fit", self._total(), done=self._place.step, silent=not shown_here, figures=self._figures)
+        with self._listening(), line as self._line:
             self._speed.resume()
             finished = False
             try:
-                self._train_to_the_end(line, request)
+                self._train_to_the_end()
                 finished = self.interrupted is None
             finally:
+                del self._line  # which refers to this loop: a Trainer that nobody uses any more is freed at once
                 together = finished or self.interrupted is not None or not self._several
                 self._tracking.close(finished=finished, settles=together)
         return self._history
 
-    def _train_to_the_end(self, line: Progress, request: StopRequest | None) -> None:
+    def _train_to_the_end(self) -> None:
         try:
-            self._train(line, request)
+            if self._last < self._place.step and self._due() and not self._history.stopped:
+                self._end_interval(self._place)  # it was interrupted before that
+            if not self._over():
+                self._tell_dropped()
+            if self._train():
+                self.interrupted = self._how_to_go_on()
         except KeyboardInterrupt as error:
-            if self._given.checkpoint is not None and not self._several and not (request and request.received):
+            if self._saves and not self._several and not (self._request and self._request.received):
                 self._save_after(error)
             raise
         if self.interrupted is None:
             self._flush()
             self._complete()
-            if request is not None and self._backend.any_process(request.received):
+            if self._request is not None and self._backend.any_process(self._request.received):
                 self.interrupted = f"fit had ended, after step {self._place.step}"
 
     def _track(self) -> Tracking:
@@ -299,59 +405,25 @@ class FitLoop:
         ends = ((self._given.steps, self._place.step), (self._given.epochs, self._place.epoch))
         return self._history.stopped is not None or any(end is not None and done >= end for end, done in ends)
 
-    def _train(self, line: Progress, request: StopRequest | None) -> None:
-        if self._last < self._place.step and self._due() and not self._history.stopped:
-            self._end_interval(self._place)  # it was interrupted before that
-        while not self._over():
-            self._tell_dropped()
-            self._between_steps = False
-            for batch in self._feed.epoch(self._place.epoch, self._place.batch):
-                self._step(batch, line)
-                self._complete()
-                if self._due():
-                    self._end_interval(self._place)
-                if self._over() or self._is_asked_to_stop(request):
-                    return
-                self._between_steps = False
-            if not self._place.batch:
-                raise self._no_batches()
-            after = replace(self._place, epoch=self._place.epoch + 1, batch=0)
-            if self._given.evaluate_every is None and self._place.step > self._last:
-                self._end_interval(after)
-            self._place, self._between_steps = after, True
-            self._tell_dropped()
-
-    def _step(self, batch: Batch, line: Progress) -> None:
-        place = self._place
-        self._unknown[self._trainer.entered] = place.step
-        self._trainer.step(batch.x, batch.y)
-        self._place = replace(place, batch=place.batch + 1, step=place.step + 1)
+    def _step(self, batch: Batch) -> None:
+        self._train_on(batch)
         self._sizes.append(batch.examples)
-        self._between_steps = True
         self._speed.add(batch.examples)
-        self._tracking.step(self._place.step, self._speed.examples_per_second)
-        self._tell_losses()
-        line.advance()
+        self._tell(self._speed.examples_per_second)
+        self._line.advance()
+        self._complete()
+        if self._due():
+            self._end_interval(self._place)
 
-    def _hear(self, minibatch: int, loss: float) -> None:
-        # Those of steps before this call, and of steps that a callback makes, are no part of the history.
-        if minibatch in self._unknown:
-            number = self._unknown.pop(minibatch)
-            assert number == len(self._history.steps), f"the loss of step {number} after {len(self._history.steps)}"
-            self._history.steps.append(loss)
-
-    def _tell_losses(self) -> None:
-        # A step whose logging is interrupted is told again when training goes on.
-        for number in range(self._told, len(self._history.steps)):
-            loss = self._history.steps[number]
-            self._tracking.loss(number + 1, loss)
-            if self._given.on_step is not None and self._first:
-                rate = self._speed.examples_per_second
-                self._given.on_step({"step": number + 1, "loss": loss, "examples_per_second": rate})
-            self._told = number + 1
+    def _end_epoch(self, after: Position) -> None:
+        if not self._place.batch:
+            raise self._no_batches()
+        if self._given.evaluate_every is None and self._place.step > self._last:
+            self._end_interval(after)
+        self._tell_dropped()
 
     def _figures(self) -> str:
-        place, losses = self._place, self._history.steps
+        place, losses = self._place, self._losses
         texts = [f"epoch {place.epoch + 1}", f"loss {losses[-1]:.4g}" if losses else "loss -"]
         texts.append(f"{self._speed.examples_per_second:,.0f} examples/s")
         if self._bubble is not None:
@@ -363,10 +435,6 @@ class FitLoop:
     def _due(self) -> bool:
         every, step = self._given.evaluate_every, self._place.step
         return step == self._given.steps or (every is not None and step % every == 0)
-
-    def _flush(self) -> None:
-        self._trainer.flush()
-        self._tell_losses()
 
     def _tell_dropped(self) -> None:
         if self._feed.dropped and self._first and not self._told_dropped:
@@ -393,11 +461,11 @@ class FitLoop:
 
     # -- entries of the history -------------------------------------------------------------------------------------
 
-    def _end_interval(self, after: FitPosition) -> None:
+    def _end_interval(self, after: Position) -> None:
         # Evaluates, saves, and tells callbacks; `after` is the place from which to go on.
         given = self._given
         at_end = (given.steps, after.step), (given.epochs, after.epoch)
-        if given.checkpoint is not None or any(end == done for end, done in at_end):
+        if self._saves or any(end == done for end, done in at_end):
             self._flush()
         measured: dict[str, float] = {}
         if self._validation is not None:
@@ -421,13 +489,13 @@ class FitLoop:
     def _complete(self) -> None:
         # Entries whose losses are all known, which under asynchronous methods is `lag` steps after their end.
         ready = []
-        while self._open and self._open[0].step <= len(self._history.steps):
+        while self._open and self._open[0].step <= len(self._losses):
             ready.append(self._entry(self._open.popleft()))
             self._history.entries.append(ready[-1])
             self._tracking.evaluation(ready[-1]["step"], {k: v for k, v in ready[-1].items() if k != "step"})
             if self._waiting is not None and self._waiting.should_stop(ready[-1][self._waiting.rule.metric]):
                 self._history.stopped = self._patience()
-        if ready and self._given.checkpoint is not None:
+        if ready and self._saves:
             self._save()
         for entry in ready:
             self._call(entry)
@@ -435,7 +503,7 @@ class FitLoop:
     def _entry(self, interval: Interval) -> Entry:
         count = interval.step - interval.first
         sizes, self._sizes = self._sizes[:count], self._sizes[count:]
-        losses = self._history.steps[interval.first : interval.step]
+        losses = self._losses[interval.first : interval.step]
         loss = math.fsum(map(float.__mul__, losses, map(float, sizes))) / sum(sizes) if finite(losses) else math.nan
         return {"epoch": interval.epoch, "step": interval.step, "train_loss": loss, **interval.measured}
 
@@ -449,21 +517,10 @@ class FitLoop:
         if self._backend.any_process(bool(wanted)):
             self._by_callback = True
             self._history.stopped = f"by a callback after step {entry['step']}"
-            if self._given.checkpoint is not None:
+            if self._saves:
                 self._save()
 
     # -- checkpoints ------------------------------------------------------------------------------------------------
-
-    def _is_asked_to_stop(self, request: StopRequest | None) -> bool:
-        # On several processes all stop after the same step, some steps after one of them was asked.
-        if request is None:
-            return False
-        entered, lag = self._trainer.entered, self._trainer.lag
-        if not self._backend.should_stop(entered, lag, request.received, self._request):
-            return False
-        self._save()
-        self.interrupted = self._how_to_go_on()
-        return True
 
     def _save_after(self, error: KeyboardInterrupt) -> None:
         # An interrupt that came not as a signal, from a callback or the data.
@@ -495,7 +552,7 @@ class FitLoop:
             "place": [self._place.epoch, self._place.batch, self._place.step],
             "last": self._last,
             "sizes": self._sizes,
-            "losses": array("d", self._history.steps).tobytes(),
+            "losses": array("d", self._losses).tobytes(),
             "told": self._told,
             "entries": self._history.entries,
             "by_callback": self._by_callback,
@@ -524,9 +581,9 @@ class FitLoop:
         losses = array("d")
         losses.frombytes(state["losses"])
         self._began, self._tracker_ids = state["began"], state.get("trackers", {})
-        self._place, self._last = FitPosition(*state["place"]), state["last"]
+        self._place, self._last = Position(*state["place"]), state["last"]
         self._sizes, self._by_callback = list(state["sizes"]), state["by_callback"]
-        self._history.steps, self._history.entries = losses.tolist(), state["entries"]
+        self._losses[:], self._history.entries = losses, state["entries"]
         self._told = state.get("told", len(losses))
         if isinstance(self._feed, Rows):
             self._feed.seed = derive_seed(self._of.seed, self._began)
@@ -549,10 +606,14 @@ class FitLoop:
             self._history.stopped = self._patience()
 
 
+def log_loss(log: Callable[[dict[str, Any]], Any], speed: Speed, step: int, loss: float) -> None:
+    log({"step": step, "loss": loss, "examples_per_second": speed.examples_per_second})
+
+
 SAME_ON_RESUME = ("train", "digest of train", "batch_size")
 
 
-def derive_seed(seed: int, began: int) -> int:
+def derive_seed(seed: int, began: int = 0) -> int:
     """The seed of the order of examples: another one where a trainer goes on with a second `fit`."""
     return derive(seed, "batches", *([began] if began else []))
 

@@ -95,11 +95,6 @@ class Tracking:
             self._told = number
             self._run.write(number, {"loss": value, **self._open.pop(number, {})})
 
-    def last_losses(self, entered: int, values: Sequence[float]) -> None:
-        """The losses of the last of `entered` steps, as `flush` returns them."""
-        for number, value in enumerate(values, start=entered - len(values) + 1):
-            self.loss(number, value)
-
     def evaluation(self, number: int, values: Mapping[str, float | None]) -> None:
         if self._run is not None:
             self._run.write(number, {key: float(value) for key, value in values.items() if value is not None})
