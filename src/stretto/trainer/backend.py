@@ -2,7 +2,7 @@
 
 import os
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any, NamedTuple
@@ -16,8 +16,9 @@ from stretto.emulate import Emulator
 from stretto.emulate.emulator import EmulatedReducer, EmulatedReplicas, LocalServers, OrderedReplicas, record
 from stretto.errors import UsageError
 from stretto.mesh import Mesh
-from stretto.nn.chain import Chain
+from stretto.nn.batch import call, common_length, first_size, inputs_on, target_on, to_device
 from stretto.nn.devices import pick_device
+from stretto.nn.preserve import evaluating
 from stretto.nn.shapes import trace
 from stretto.replicas import Order, Sync
 from stretto.replicas.parameter_server.client import Servers
@@ -28,7 +29,7 @@ from stretto.stage.intra_stage import StageSharing
 from stretto.stage.stage import Stage
 from stretto.stage.trainer_arguments import Specification
 from stretto.tracing import Recording
-from stretto.trainer.evaluate import Metric, evaluate, predict
+from stretto.trainer.evaluate import Metric, Tally
 
 State = dict[str, Tensor]
 Outputs = list[tuple[Tensor, ...]]  # of each stage, for one example
@@ -183,14 +184,57 @@ class Backend:
         batches: Iterable[tuple[Any, Any]],
         metrics: Sequence[Metric],
     ) -> dict[str, float]:
-        """As `stretto.trainer.evaluate.evaluate`, the same on every process."""
-        return evaluate(Chain(*stages), specification, batches, metrics)
+        """The mean "loss", the "accuracy" and the metrics, as `Trainer.evaluate` says, the same on every process."""
+        precision, tally = specification.precision, Tally(metrics)
+        with self._evaluating(stages):
+            for x, y in self._read_here(batches):
+
+                def count(output: Any, examples: int, x: Any = x, y: Any = y) -> None:
+                    target = target_on(y, specification.device)
+                    examples = examples or first_size(target) or first_size(x)
+                    tally.add(precision.outputs(output), target, specification.loss, examples)
+
+                self._forward(stages, specification, x, count)
+        return tally.result(self._sums_of_last(stages, tally.sums()))
 
     def predict(
         self, stages: Sequence[nn.Module], specification: Specification, batches: Iterable[Any]
     ) -> list[Any] | None:
-        """As `stretto.trainer.evaluate.predict`, on rank 0; None elsewhere."""
-        return predict(Chain(*stages), specification, batches)
+        """The output for each batch of inputs, on the CPU, as the loss would get it, on rank 0; None elsewhere."""
+        outputs: list[Any] = []
+
+        def keep(output: Any, _: int) -> None:
+            outputs.append(to_device(specification.precision.outputs(output), torch.device("cpu")))
+
+        with self._evaluating(stages):
+            for x in batches:
+                self._forward(stages, specification, x, keep)
+        return outputs
+
+    @contextmanager
+    def _evaluating(self, stages: Sequence[nn.Module]) -> Iterator[None]:
+        with evaluating(stages), torch.no_grad():
+            yield
+
+    def _read_here(self, batches: Iterable[Any]) -> Iterable[Any]:
+        # The batches that this process's replica runs: all, or none.
+        return batches
+
+    def _forward(
+        self, stages: Sequence[nn.Module], specification: Specification, x: Any, use: Callable[[Any, int], None]
+    ) -> None:
+        """Run a batch through the stages; where the last one is, call use(output, examples: 0 if x does not tell)."""
+        given: Any = specification.precision.inputs(inputs_on(x, specification.device))
+        examples = common_length(given)
+        with specification.precision.forward(specification.device):
+            for stage in stages:
+                output = call(stage, given)
+                given = output if isinstance(output, tuple) else (output,)
+            use(output, examples)
+
+    def _sums_of_last(self, stages: Sequence[nn.Module], sums: list[float]) -> list[float]:
+        # The sums of the process that has counted.
+        return sums
 
     def gather(self, states: Mapping[int, State]) -> dict[int, State] | None:
         """The states of all processes' stages, by stage, on rank 0; None elsewhere. `states` are this process's."""

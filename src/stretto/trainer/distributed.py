@@ -24,11 +24,10 @@ from stretto.collectives.stored_calibration import Basis, basis
 from stretto.emulate.emulator import EmulatedReducer, LocalServers
 from stretto.errors import UsageError
 from stretto.mesh import Mesh, Placement
-from stretto.nn.batch import call, common_length, first_size, inputs_on, target_on, to_device
+from stretto.nn.batch import call, common_length, inputs_on, to_device
 from stretto.nn.buckets import align, tensors_of
 from stretto.nn.deferred import RemoteStage
 from stretto.nn.devices import pick_device_of, synchronizer
-from stretto.nn.preserve import evaluating
 from stretto.nn.shapes import trace
 from stretto.nn.sharded_modules import release
 from stretto.replicas import AllReduce, Order, ParameterServer, Sync
@@ -51,7 +50,6 @@ from stretto.stage.trainer_arguments import Specification
 from stretto.tracing import Recording
 from stretto.tracing.recording import worker_name
 from stretto.trainer.backend import Backend, InterpreterPlan, Outputs, State, emulates_all
-from stretto.trainer.evaluate import Metric, Tally
 
 LOGGER = logging.getLogger("stretto")
 DEPTH = 4  # values sent outside a schedule that may wait for their receiver
@@ -334,32 +332,13 @@ class SeveralProcesses(Backend):
             elif tie.user in stages and tie.owner not in stages:
                 stages[tie.user].take_over(self._from(self._ranks[self._home_of[tie.owner]], self.cpu).receive().value)
 
-    def evaluate(
-        self,
-        stages: Sequence[nn.Module],
-        specification: Specification,
-        batches: Iterable[tuple[Any, Any]],
-        metrics: Sequence[Metric],
-    ) -> dict[str, float]:
-        """Run each batch through the stages of replica 0, each in its process; the last stage's process sums up.
-
-        Replicas that shard their weights all take part, since none has whole weights without the others.
-        """
-        last = self._last_home(stages)  # the rank that sums up
-        device, precision, tally = specification.device, specification.precision, Tally(metrics)
-        with self._evaluating(stages):
-            for x, y in self._read_here(batches):
-
-                def count(output: Any, examples: int, y: Any = y) -> None:
-                    target = target_on(y, device)
-                    tally.add(precision.outputs(output), target, specification.loss, examples or first_size(target))
-
-                self._forward(stages, specification, x, count)
-        sums = torch.tensor(tally.sums(), dtype=torch.float64)
+    def _sums_of_last(self, stages: Sequence[nn.Module], sums: list[float]) -> list[float]:
+        last = self._last_home(stages)
+        shared = torch.tensor(sums, dtype=torch.float64)
         self._settle()  # the broadcast below does not wait for messages in other replicas and parts
         with self._meeting(last):
-            dist.broadcast(sums, group_src=last, group=self.group)
-        return tally.result(sums.tolist())
+            dist.broadcast(shared, group_src=last, group=self.group)
+        return shared.tolist()
 
     def predict(
         self, stages: Sequence[nn.Module], specification: Specification, batches: Iterable[Any]
@@ -388,7 +367,7 @@ class SeveralProcesses(Backend):
         return self._placement.rank(0, self._home_of[len(stages) - 1])
 
     def _read_here(self, batches: Iterable[Any]) -> Iterator[Any]:
-        # The batches that this process's replica runs: all, or none.
+        # Of replicas the first one runs them, or all where none has whole weights without the others.
         for batch in batches:  # draws as many random numbers as in replica 0
             if not self.replicas[0] or self._sharded:
                 yield batch
@@ -396,7 +375,7 @@ class SeveralProcesses(Backend):
     @contextmanager
     def _evaluating(self, stages: Sequence[nn.Module]) -> Iterator[None]:
         here = [stage for stage in stages if not isinstance(stage, RemoteStage)]
-        with evaluating(here), torch.no_grad():
+        with super()._evaluating(here):
             yield
         for stage in here:
             release(stage)
@@ -404,7 +383,7 @@ class SeveralProcesses(Backend):
     def _forward(
         self, stages: Sequence[nn.Module], specification: Specification, x: Any, use: Callable[[Any, int], None]
     ) -> None:
-        """Run a batch through the stages, each in its process; the last one's calls use(output, examples)."""
+        # Each stage in its process.
         homes, me, device = self._homes(stages), self.rank, specification.device
         given: tuple[Any, ...] = ()
         examples = 0

@@ -1,22 +1,20 @@
-"""Loss, accuracy and metrics of a model over batches, and its outputs."""
+"""Loss, accuracy and metrics of a model over batches."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, SupportsFloat
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import binary_cross_entropy, binary_cross_entropy_with_logits
 
 from stretto.errors import UsageError
 from stretto.losses import CrossEntropy, Loss, Sum, mean_and_weight, understand
-from stretto.nn.batch import call, counted, examples_of, inputs_on, target_on, to_device
-from stretto.nn.preserve import evaluating
+from stretto.nn.batch import counted
 from stretto.options.checks import mapping, shown
 from stretto.options.user_errors import explained
-from stretto.stage.trainer_arguments import Specification
 
 RETURNED = "return one number, a mean over the batch's examples, or (sum, count)"
 RESERVED = ("loss", "accuracy")  # keys that an evaluation has anyway
@@ -155,12 +153,12 @@ class Tally:
         targets = self.targets if self._are_classes else 0.0
         return [self.loss, self.weight, self.examples, self.hits, targets, *values]
 
-    def result(self, sums: Sequence[float] | None = None) -> dict[str, float]:
-        """The mean "loss", the "accuracy" if there are targets to hit, and the metrics; of `sums`, or its own.
+    def result(self, sums: Sequence[float]) -> dict[str, float]:
+        """The mean "loss", the "accuracy" if there are targets to hit, and the metrics, of such `sums`.
 
         Raises UsageError if nothing counts.
         """
-        loss, weight, examples, hits, targets, *values = self.sums() if sums is None else sums
+        loss, weight, examples, hits, targets, *values = sums
         if not examples:
             raise UsageError("evaluate got no examples: the iterable of batches is empty (a used-up generator?)")
         if not weight:
@@ -170,45 +168,6 @@ class Tally:
             )
         accuracy = {"accuracy": hits / targets} if targets else {}
         return {"loss": loss / weight, **accuracy, **dict(zip(self.metrics, values, strict=True))}
-
-
-@torch.no_grad()
-def evaluate(
-    model: nn.Module,
-    specification: Specification,
-    batches: Iterable[tuple[Any, Any]],
-    metrics: Sequence[Metric] = (),
-) -> dict[str, float]:
-    """The mean "loss" over examples, or over what the loss counts, the "accuracy" over targets, and the metrics.
-
-    There is an accuracy where targets are classes: whole numbers below the number of columns, which is at least 2, with
-    one dimension less than outputs. Those below 0 (padding), and what torch's cross entropy ignores, do not count.
-    Where the loss compares outputs with next tokens, so does the accuracy. For one column it is that of targets 0 and
-    1, if the loss is their binary cross entropy. Batches are weighted by their number of examples, or, where the loss
-    gives (sum, count), by that count. Raises UsageError when there are no examples, or nothing counts.
-    """
-    device, precision, tally = specification.device, specification.precision, Tally(metrics)
-    with evaluating([model]):
-        for x, y in batches:
-            tensors, target = precision.inputs(inputs_on(x, device)), target_on(y, device)
-            with precision.forward(device):
-                output = call(model, tensors)
-                tally.add(precision.outputs(output), target, specification.loss, examples_of(tensors, target))
-    return tally.result()
-
-
-@torch.no_grad()
-def predict(model: nn.Module, specification: Specification, batches: Iterable[Any]) -> list[Any]:
-    """The model's output for each batch of inputs, on the CPU, as the loss would get it."""
-    device, precision = specification.device, specification.precision
-    outputs: list[Any] = []
-    with evaluating([model]):
-        for x in batches:
-            tensors = precision.inputs(inputs_on(x, device))
-            with precision.forward(device):
-                output = call(model, tensors)
-            outputs.append(to_device(precision.outputs(output), torch.device("cpu")))
-    return outputs
 
 
 def countable(output: Any, target: Any) -> bool:
