@@ -107,7 +107,7 @@ def test_a_twin_is_cut_where_the_run_is():
     settings = resolve(replace(SETTINGS, stages=2, bounds=(0, 1, 3)))
     prepared = prepare(settings)
     weights = prepared.trainer.gather()
-    copied = ModelCopy(prepared).load(weights)
+    copied = ModelCopy(prepared).load(weights).model
     assert {key: value.tolist() for key, value in copied.state_dict().items()} == {
         key: value.tolist() for key, value in weights.items()
     }

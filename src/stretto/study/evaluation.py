@@ -26,11 +26,10 @@ from stretto.data.user_data import TensorSplit, UserData
 from stretto.measure import Costs
 from stretto.models.encoder_decoder import find_bleu, score
 from stretto.nn.batch import to_device
-from stretto.nn.chain import Chain
 from stretto.report.record import Measurement, Observation, Point
 from stretto.settings.runs import known
 from stretto.study.checkpoints import Progress
-from stretto.study.prepare import Prepared, build_model, prepare, stages_of
+from stretto.study.prepare import Prepared, prepare
 from stretto.trainer.backend import in_one_process
 from stretto.trainer.evaluate import Metric, refuse_undefined
 from stretto.trainer.trainer import Trainer
@@ -51,21 +50,23 @@ ONE_PROCESS: dict[str, Any] = {
 
 
 class ModelCopy:
-    """The run's network in float32, cut into the same stages; built when it is first needed."""
+    """A Trainer of the run's stages and heads in float32, on one process, which trains nothing."""
 
     def __init__(self, prepared: Prepared) -> None:
-        self._prepared = prepared
-        self._model: Chain | None = None
+        self._settings = replace(prepared.settings, **ONE_PROCESS)
+        self._trainer: Trainer | None = None  # built when it is first needed
 
-    def load(self, weights: Mapping[str, Tensor]) -> Chain:
-        """Load the weights that `Trainer.gather` returned, without those of heads, and return the network."""
-        if self._model is None:
-            settings, train = self._prepared.settings, self._prepared.dataset.train
-            model = build_model(settings, settings.seed)
-            stages = stages_of(settings, model, train.first(known(settings.batch_size))[0])
-            self._model = Chain(*stages).to(self._prepared.trainer.device)
-        self._model.load_state_dict({key: value for key, value in weights.items() if not key.startswith("heads.")})
-        return self._model
+    def load(self, weights: Mapping[str, Tensor]) -> Trainer:
+        """Load the weights that `Trainer.gather` returned."""
+        if self._trainer is None:
+            with in_one_process():
+                self._trainer = prepare(self._settings).trainer
+        parts: dict[str, nn.Module | None] = {f"{n}.": stage for n, stage in enumerate(self._trainer.stages)}
+        parts |= {f"heads.{n}.": head for n, head in enumerate(self._trainer.heads)}
+        for prefix, module in parts.items():
+            if module is not None:
+                module.load_state_dict({k.removeprefix(prefix): v for k, v in weights.items() if k.startswith(prefix)})
+        return self._trainer
 
 
 class Bleu:
@@ -93,7 +94,7 @@ class Bleu:
         weights = None if text is None else self._prepared.trainer.gather()
         if text is None or weights is None:
             return None
-        model, device = self._copy.load(weights), self._prepared.trainer.device
+        model, device = self._copy.load(weights).model, self._prepared.trainer.device
         return score(model, x.to(device), y.to(device), text, find_bleu())
 
 
@@ -158,7 +159,6 @@ class Measurer:
         goals = [steps * (time + 1) / MEASUREMENTS for time in range(MEASUREMENTS)]
         self._steps = {min(evaluated, key=lambda step: abs(step - goal)) for goal in goals} if self._wanted else set()
         self._copy = ModelCopy(prepared)
-        self._stages_and_heads: tuple[list[nn.Module], list[nn.Module | None]] | None = None
 
     def measure(self, step: int) -> Measurement | None:
         """The measurements after a step; None if nothing is measured at this step."""
@@ -168,7 +168,8 @@ class Measurer:
         return Measurement(step=step) if weights is None else self._measure(step, weights)
 
     def _measure(self, step: int, weights: Mapping[str, Tensor]) -> Measurement:
-        model, loss, train = self._copy.load(weights), self._prepared.model.loss, self._prepared.dataset.train
+        copy, loss, train = self._copy.load(weights), self._prepared.model.loss, self._prepared.dataset.train
+        model = copy.model
         device = self._prepared.trainer.device
         sharp, trace, square = None, None, None
         if "sharpness" in self._wanted:
@@ -181,23 +182,22 @@ class Measurer:
             trace, square = noise.trace, noise.square
         sharp, trace, square = finite((sharp, trace, square))
         return Measurement(
-            step=step, sharpness=sharp, noise_trace=trace, gradient_square=square, **self._by_stage(weights)
+            step=step, sharpness=sharp, noise_trace=trace, gradient_square=square, **self._by_stage(copy)
         )
 
-    def _by_stage(self, weights: Mapping[str, Tensor]) -> dict[str, Any]:
+    def _by_stage(self, copy: Trainer) -> dict[str, Any]:
         """The fields of a `Measurement` that have a value for each stage, and the filters."""
         dataset, fields = self._prepared.dataset, dict[str, Any]()
-        stages, heads = self._load(weights) if {"cosine", "probes", "filters"} & set(self._wanted) else ([], [])
         if "cosine" in self._wanted:
             reach, loss = self._prepared.trainer.rules.reach, self._prepared.model.loss
-            aligned = alignment(stages, heads, reach, loss, [self._examples(dataset.train, COSINE_EXAMPLES)])
+            aligned = alignment(copy.stages, copy.heads, reach, loss, [self._examples(dataset.train, COSINE_EXAMPLES)])
             fields |= {"cosines": finite(aligned.cosines), "local_losses": finite(aligned.losses)}
         if "probes" in self._wanted:
             fitted, tested = (self._examples(split, PROBE_EXAMPLES) for split in (dataset.train, dataset.validation))
-            fields["probes"] = finite(probes(stages, fitted, tested))
+            fields["probes"] = finite(probes(copy.stages, fitted, tested))
         if "filters" in self._wanted:
             x, _ = dataset.train.first(1)
-            pictures = filters(Chain(*stages), x.shape[1:]) if isinstance(x, Tensor) else None
+            pictures = filters(copy.model, x.shape[1:]) if isinstance(x, Tensor) else None
             if pictures is not None:
                 shape = (pictures.channels, pictures.height, pictures.width)
                 fields |= {"filters": pictures.pictures, "filter_shape": shape}
@@ -209,19 +209,6 @@ class Measurer:
         each = sum(leaf.numel() for leaf in tree_flatten(y)[0] if isinstance(leaf, Tensor))
         chosen = sample(split, max(1, targets // max(1, each)))
         return on(self._prepared.trainer.device, chosen.x, chosen.y)
-
-    def _load(self, weights: Mapping[str, Tensor]) -> tuple[list[nn.Module], list[nn.Module | None]]:
-        """Copies of the run's stages and heads, in float32, with these weights."""
-        if self._stages_and_heads is None:
-            with in_one_process():
-                trainer = prepare(replace(self._prepared.settings, **ONE_PROCESS)).trainer
-            self._stages_and_heads = list(trainer.stages), list(trainer.heads)
-        stages, heads = self._stages_and_heads
-        by_prefix = {f"{index}.": stage for index, stage in enumerate(stages)}
-        by_prefix |= {f"heads.{index}.": head for index, head in enumerate(heads) if head is not None}
-        for prefix, module in by_prefix.items():
-            module.load_state_dict({k.removeprefix(prefix): v for k, v in weights.items() if k.startswith(prefix)})
-        return stages, heads
 
 
 def sample(train: RowReader, examples: int) -> TensorSplit:
