@@ -44,6 +44,10 @@ class Needs(NamedTuple):
     def examples(self) -> int:
         return 1 if self.cut is None else self.cut.parts
 
+    def of(self, x: Any, y: Any) -> tuple[Any, Any]:
+        """A batch as this process reads it."""
+        return x if self.x else None, y if self.y else None
+
     def too_few(self, examples: int, reason: str, *remedies: str) -> UsageError:
         """The refusal of batches with fewer examples than that."""
         return UsageError(reason) if self.cut is None else self.cut.too_few(examples, reason, *remedies)
@@ -105,22 +109,19 @@ class Rows(Feed):
     Batch k of an epoch depends on the data, the size, the seed, the epoch and k alone.
     """
 
+    batch_size: int
     per_epoch: int
 
     def __init__(
         self, split: RowReader, where: str, batch_size: int, needs: Needs, *, shuffled: bool, drop_last: bool, seed: int
     ) -> None:
         self.split, self.where = split, where
-        self.batch_size = self._size = batch_size
-        self._needs, self._shuffled, self.seed = needs, shuffled, seed
-        self._sizes = [batch_size] * (len(split) // batch_size)
-        rest = len(split) % batch_size
-        if rest and not drop_last:
-            self._sizes.append(rest)
-        self.dropped = 0
-        if self._sizes and self._sizes[-1] < needs.examples:
-            self.dropped = self._sizes.pop()
-        if not self._sizes or self._sizes[0] < needs.examples:
+        self._needs, self._shuffled, self.batch_size, self.seed = needs, shuffled, batch_size, seed
+        self.per_epoch, rest = divmod(len(split), batch_size)
+        self.dropped = rest if rest < needs.examples and not drop_last else 0
+        self._drop_last = drop_last or rest < needs.examples
+        self.per_epoch += not self._drop_last
+        if not self.per_epoch or batch_size < needs.examples:
             raise needs.too_few(
                 min(batch_size, len(split)),
                 f"{where} has {len(split)} examples, which make no batch that can be trained: batch_size={batch_size}"
@@ -128,25 +129,20 @@ class Rows(Feed):
                 f"least {needs.examples} examples",
                 "another batch_size",
             )
-        self.per_epoch = len(self._sizes)
 
     def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
         """Read the rows of each batch; where nothing is needed, nothing is read."""
-        sizes = self._sizes[start:]
+        size, shuffled, drop_last = self.batch_size, self._shuffled, self._drop_last
+        sizes = (min(size, len(self.split) - k * size) for k in range(start, self.per_epoch))
         if not (self._needs.x or self._needs.y):
-            return (Batch(size, None, None) for size in sizes)
-        drop_last = sum(self._sizes) < len(self.split)
-        batches = self.split.epoch(
-            number, self._size, self.seed, shuffled=self._shuffled, drop_last=drop_last, start=start
-        )
-        pairs = zip(sizes, batches, strict=False)
-        return (Batch(size, x if self._needs.x else None, y if self._needs.y else None) for size, (x, y) in pairs)
+            return (Batch(examples, None, None) for examples in sizes)
+        batches = self.split.epoch(number, size, self.seed, shuffled=shuffled, drop_last=drop_last, start=start)
+        return (Batch(examples, *self._needs.of(x, y)) for examples, (x, y) in zip(sizes, batches, strict=False))
 
     def in_order(self) -> Iterator[tuple[Any, Any]]:
         if not (self._needs.x or self._needs.y):
-            return itertools.repeat((None, None), math.ceil(len(self.split) / self._size))
-        pairs = self.split.batches(self._size)
-        return ((x if self._needs.x else None, y if self._needs.y else None) for x, y in pairs)
+            return itertools.repeat((None, None), math.ceil(len(self.split) / self.batch_size))
+        return itertools.starmap(self._needs.of, self.split.batches(self.batch_size))
 
     def refuse_once(self) -> None:
         """Do nothing: rows can be read again."""
@@ -207,7 +203,7 @@ class Stream(Feed):
                 if not skipped and restored is not None:
                     set_generators(self._batches, restored["now"])
                 continue
-            yield Batch(examples, x if self._needs.x else None, y if self._needs.y else None)
+            yield Batch(examples, *self._needs.of(x, y))
 
     def _again(self) -> Iterator[Any]:
         if self._begun:
@@ -250,8 +246,7 @@ class Stream(Feed):
 
     def in_order(self) -> Iterator[tuple[Any, Any]]:
         for index, batch in enumerate(self._again()):
-            x, y = self._pair(index, batch)
-            yield (x if self._needs.x else None, y if self._needs.y else None)
+            yield self._needs.of(*self._pair(index, batch))
 
     @property
     def extent(self) -> str:
