@@ -165,39 +165,29 @@ class Measurer:
         if step not in self._steps:
             return None
         weights = self._prepared.trainer.gather()
-        return Measurement(step=step) if weights is None else self._measure(step, weights)
+        return Measurement(step=step, **({} if weights is None else self._fields(self._copy.load(weights))))
 
-    def _measure(self, step: int, weights: Mapping[str, Tensor]) -> Measurement:
-        copy, loss, train = self._copy.load(weights), self._prepared.model.loss, self._prepared.dataset.train
-        model = copy.model
-        device = self._prepared.trainer.device
-        sharp, trace, square = None, None, None
+    def _fields(self, copy: Trainer) -> dict[str, Any]:
+        """The fields of a `Measurement` that are asked for."""
+        dataset, loss, device = self._prepared.dataset, self._prepared.model.loss, self._prepared.trainer.device
+        model, train, fields = copy.model, dataset.train, dict[str, Any]()
         if "sharpness" in self._wanted:
             batches = [on(device, *batch) for batch in sample(train, SHARP_EXAMPLES).batches(SHARP_EXAMPLES)]
-            sharp = sharpness(model, loss, batches).value
+            (fields["sharpness"],) = finite((sharpness(model, loss, batches).value,))
         if "noise" in self._wanted:
-            small = min(NOISE_BATCH, len(train) // 2)
-            pairs = sample(train, NOISE_EXAMPLES).batches(small, drop_last=True)
+            pairs = sample(train, NOISE_EXAMPLES).batches(min(NOISE_BATCH, len(train) // 2), drop_last=True)
             noise = noise_scale(model, loss, (on(device, x, y) for x, y in pairs))
-            trace, square = noise.trace, noise.square
-        sharp, trace, square = finite((sharp, trace, square))
-        return Measurement(
-            step=step, sharpness=sharp, noise_trace=trace, gradient_square=square, **self._by_stage(copy)
-        )
-
-    def _by_stage(self, copy: Trainer) -> dict[str, Any]:
-        """The fields of a `Measurement` that have a value for each stage, and the filters."""
-        dataset, fields = self._prepared.dataset, dict[str, Any]()
+            fields["noise_trace"], fields["gradient_square"] = finite((noise.trace, noise.square))
         if "cosine" in self._wanted:
-            reach, loss = self._prepared.trainer.rules.reach, self._prepared.model.loss
-            aligned = alignment(copy.stages, copy.heads, reach, loss, [self._examples(dataset.train, COSINE_EXAMPLES)])
+            reach = self._prepared.trainer.rules.reach
+            aligned = alignment(copy.stages, copy.heads, reach, loss, [self._examples(train, COSINE_EXAMPLES)])
             fields |= {"cosines": finite(aligned.cosines), "local_losses": finite(aligned.losses)}
         if "probes" in self._wanted:
-            fitted, tested = (self._examples(split, PROBE_EXAMPLES) for split in (dataset.train, dataset.validation))
+            fitted, tested = (self._examples(split, PROBE_EXAMPLES) for split in (train, dataset.validation))
             fields["probes"] = finite(probes(copy.stages, fitted, tested))
         if "filters" in self._wanted:
-            x, _ = dataset.train.first(1)
-            pictures = filters(copy.model, x.shape[1:]) if isinstance(x, Tensor) else None
+            x, _ = train.first(1)
+            pictures = filters(model, x.shape[1:]) if isinstance(x, Tensor) else None
             if pictures is not None:
                 shape = (pictures.channels, pictures.height, pictures.width)
                 fields |= {"filters": pictures.pictures, "filter_shape": shape}
