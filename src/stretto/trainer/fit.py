@@ -14,7 +14,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeAlias, TypeVar
 
@@ -41,7 +40,8 @@ from stretto.trainer.tracking import Tracking, TrainerLike, bubble_of, drawing_o
 Callback: TypeAlias = Callable[[Any, Entry], Any]
 """(trainer, the history's newest entry) -> True to stop, anything else to go on."""
 
-Log: TypeAlias = Callable[[dict[str, Any]], Any] | str | Tracker | Sequence[str | Tracker]
+OnStep: TypeAlias = Callable[[dict[str, Any]], Any]
+Log: TypeAlias = OnStep | str | Tracker | Sequence[str | Tracker]
 """What `fit` logs to: a function of each step, or the names of experiment trackers."""
 
 T = TypeVar("T", bound=TrainerLike)
@@ -96,7 +96,7 @@ class FitArguments:
         flag("fit: quiet", self.quiet)
 
     @property
-    def on_step(self) -> Callable[[dict[str, Any]], Any] | None:
+    def on_step(self) -> OnStep | None:
         return self.log if callable(self.log) else None
 
     @property
@@ -157,10 +157,10 @@ class Loop(ABC, Generic[T]):
     _feed: Feed
     _tracking: Tracking
     _request: StopRequest | None
-    _on_loss: Callable[[int, float], object] | None = None  # (step, its loss) besides trackers, once it is known
 
-    def __init__(self, trainer: T, *, saves: bool, save_every: int | None = None) -> None:
+    def __init__(self, trainer: T, *, saves: bool, save_every: int | None = None, log: OnStep | None = None) -> None:
         self._trainer, self._backend, self._saves, self._save_every = trainer, trainer.backend, saves, save_every
+        self._log, self._examples_per_second = log if self._backend.rank == 0 else None, 0.0
         self._place, self._losses = Position(), list[float]()
         self._told = 0  # steps whose loss is told
         self._unknown: dict[int, int] = {}  # steps whose loss is not known yet, by the trainer's number of each
@@ -191,13 +191,16 @@ class Loop(ABC, Generic[T]):
 
     def _train(self) -> bool:
         # Whether it was stopped, and saved: all processes after the same step, some steps after one of them was asked.
+        trainer, asked = self._trainer, self._request
         while not self._over():
             self._between_steps = False
             for batch in self._feed.epoch(self._place.epoch, self._place.batch):
                 self._step(batch)
                 if self._over():
                     return False
-                stops = self._is_asked_to_stop()
+                stops = asked is not None and self._backend.should_stop(
+                    trainer.entered, trainer.lag, asked.received, self._stop
+                )
                 if stops or self._is_save_due(self._place.step):
                     self._save()
                 if stops:
@@ -207,10 +210,6 @@ class Loop(ABC, Generic[T]):
             self._end_epoch(after)
             self._place, self._between_steps = after, True
         return False
-
-    def _is_asked_to_stop(self) -> bool:
-        asked, trainer = self._request, self._trainer
-        return asked is not None and self._backend.should_stop(trainer.entered, trainer.lag, asked.received, self._stop)
 
     def _is_save_due(self, step: int) -> bool:
         return self._save_every is not None and step % self._save_every == 0
@@ -223,6 +222,7 @@ class Loop(ABC, Generic[T]):
         return loss
 
     def _tell(self, examples_per_second: float) -> None:
+        self._examples_per_second = examples_per_second
         self._tracking.step(self._place.step, examples_per_second)
         self._tell_losses()
 
@@ -236,10 +236,11 @@ class Loop(ABC, Generic[T]):
     def _tell_losses(self) -> None:
         # A step whose telling is interrupted is told again when training goes on.
         for number in range(self._told, len(self._losses)):
-            self._tracking.loss(number + 1, self._losses[number])
-            if self._on_loss is not None:
-                self._on_loss(number + 1, self._losses[number])
-            self._told = number + 1
+            step, loss = number + 1, self._losses[number]
+            self._tracking.loss(step, loss)
+            if self._log is not None:
+                self._log({"step": step, "loss": loss, "examples_per_second": self._examples_per_second})
+            self._told = step
 
     def _flush(self) -> None:
         self._trainer.flush()
@@ -252,7 +253,7 @@ class FitLoop(Loop[TrainerLike]):
     _line: Progress
 
     def __init__(self, trainer: TrainerLike, needs: Needs, train: Any, validation: Any, given: FitArguments) -> None:
-        super().__init__(trainer, saves=given.checkpoint is not None)
+        super().__init__(trainer, saves=given.checkpoint is not None, log=given.on_step)
         self._of, self._given, self._needs = trainer.specification, given, needs
         self._began = trainer.entered
         self._train_data, self._validation_data = train, validation
@@ -266,8 +267,6 @@ class FitLoop(Loop[TrainerLike]):
         self.interrupted: str | None = None  # that it was asked to stop, and how to go on
         self._by_callback = False  # whether a callback has stopped it
         self._first = self._backend.rank == 0
-        if self._first and given.on_step is not None:
-            self._on_loss = partial(log_loss, given.on_step, self._speed)
         self._told_dropped = False
         metrics = [f"validation_{name}" for name in given.metrics or {}]
         if given.metrics and validation is None:
@@ -604,10 +603,6 @@ class FitLoop(Loop[TrainerLike]):
                 self._waiting.should_stop(entry[self._waiting.rule.metric])
         if self._waiting is not None and self._waiting.waited:
             self._history.stopped = self._patience()
-
-
-def log_loss(log: Callable[[dict[str, Any]], Any], speed: Speed, step: int, loss: float) -> None:
-    log({"step": step, "loss": loss, "examples_per_second": speed.examples_per_second})
 
 
 SAME_ON_RESUME = ("train", "digest of train", "batch_size")
