@@ -260,11 +260,12 @@ def test_the_live_bar_ends_at_100_percent(capsys, monkeypatch):
 
 
 def python(code):
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "100"}
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
 
 
-HELP = ["--help", "compare --help", "train --help", "show --help", "simulate --help", "report --help", "--version"]
+VERBS = ("calibrate", "compare", "doctor", "inspect", "plan", "report", "show", "simulate", "train")
+HELP = ["--help", *(f"{verb} --help" for verb in VERBS), "--version"]
 ASKED = f"""
 import sys
 from stretto.cli import main
@@ -276,12 +277,13 @@ for words in {HELP}:
 """
 
 
-def test_help_imports_nothing_heavy():
+def test_help_imports_nothing_heavy_and_fits_on_two_screens():
     done = python(ASKED)
     assert done.returncode == 0, done.stderr
     *helps, version = done.stdout.split("\f")[:-1]
     assert [words.split()[0] for words, said in zip(HELP, helps, strict=False) if "stretto" not in said.lower()] == []
     assert len(helps) == len(HELP) - 1
+    assert [said.split()[2] for said in helps if len(said.splitlines()) > 100] == []
     assert version[0].isdigit()
 
 

@@ -28,9 +28,9 @@ class Selection:
     """What of a study file is run."""
 
     size: str | None = None
-    """Size of a study file: small (the machine at hand) or full (a cluster); small unless said otherwise."""
+    """Size of a study file: small (this machine, the default) or full (a cluster)."""
     part: str | None = None
-    """The part of a study file to run; one after the other unless said otherwise, each in a folder of its own."""
+    """The part of a study file to run; by default all, one after the other."""
 
 
 @dataclass(frozen=True)
@@ -63,23 +63,19 @@ def compare(
     Parameters
     ----------
     config
-        TOML file with any of the options below; those on the command line win. Or a study file: the title, source and
-        claim of a paper's figure, settings, and tables [small] and [full] that override them; [parts.NAME] where the
-        figure has several sweeps. studies/ has those of the papers.
+        TOML file with any of the options below; those on the command line win. Or a study file (studies/): the title,
+        source and claim of a figure, settings, tables [small] and [full] that override them, and [parts.NAME] for
+        several sweeps.
     jobs
-        Runs made at a time, each in a process of its own; unless said otherwise one a core, divided by --threads. With
-        --workers, whose processes a run has for itself, one.
+        Runs made at a time; by default one a core, divided by --threads; with --workers one.
     timeout
-        With --workers, seconds that a worker waits for another (600 unless said otherwise); then the run has failed.
+        With --workers, seconds that a worker waits for another; by default 600.
     storage
-        Where several of these commands, on any machines, share the runs among them: journal:PATH (a file, also on a
-        shared disk), sqlite:///PATH (a file of one machine), postgresql://USER:PASSWORD@HOST/NAME. Give all the same
-        settings; each makes what no other one does, and has all in its report. The runs of one that is lost are
-        made by others. Needs optuna: the extra "sweep".
+        Where several of these commands share runs: journal:PATH, sqlite:///PATH or
+        postgresql://USER:PASSWORD@HOST/NAME. Give all the same settings. Needs optuna: the extra "sweep".
     trace_operations
-        Record what each worker of each run did, and when, and which operations of torch ran inside the actions of three
-        steps: trace.pftrace in the folder of each run, for ui.perfetto.dev, and timelines in the report. Traced steps
-        are a little slower, the numbers are the same.
+        Record what each worker did, and torch's operations in three steps: trace.pftrace in each run's folder, for
+        ui.perfetto.dev, and timelines in the report.
     """
     from stretto.methods.table import check_written
 

@@ -27,7 +27,7 @@ class Output:
     """Where a command writes its results, and what it prints."""
 
     out: Path | None = None
-    """Folder for the results; named after the settings unless said otherwise."""
+    """Folder for the results; by default named after the settings."""
     json: Annotated[bool, FLAG] = False
     """Print one JSON object on stdout, nothing else."""
     quiet: Annotated[bool, FLAG] = False

@@ -13,8 +13,8 @@ def plan(
     /,
     *,
     settings: Annotated[PlanSettings, Parameter(name="*")] = PlanSettings(),  # noqa: B008 - frozen
-    failures: Annotated[FailureSettings, Parameter(name="*")] = FailureSettings(),  # noqa: B008 - frozen
-    output: Annotated[PlanOutput, Parameter(name="*")] = PlanOutput(),  # noqa: B008 - frozen
+    failures: Annotated[FailureSettings, Parameter(name="*", group="Failures, for goodput")] = FailureSettings(),  # noqa: B008 - frozen
+    output: Annotated[PlanOutput, Parameter(name="*", group="Output")] = PlanOutput(),  # noqa: B008 - frozen
 ) -> None:
     """Find the best plan for a model and a cluster: axes, stages, method, micro-batches, recomputation, sharding.
 

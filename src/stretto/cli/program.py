@@ -15,7 +15,7 @@ from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from cyclopts import App, CycloptsError
+from cyclopts import App, CycloptsError, Parameter
 
 from stretto import __version__, interrupts
 from stretto.cli.calibrate import calibrate
@@ -44,8 +44,17 @@ NEEDED = {  # the extras that options need
 NO_PATH = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ELOOP)  # what no file can be called, or is
 OK, FAILED, MISTAKE, INTERRUPTED = 0, 1, 2, interrupts.STATUS
 
+
+def shown_default(value: Any) -> str | None:
+    """A default as `--help` says it; None for a flag that is off, and for an empty list."""
+    if value is None or value is False or value in ((), {}):
+        return None
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
 app = App(
     name="stretto",
+    default_parameter=Parameter(show_default=shown_default),
     help="Train deep networks on many workers, with or without backpropagation's locks.",
     version=__version__,
     config=settings_from_file,

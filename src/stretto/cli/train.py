@@ -34,17 +34,16 @@ class ProcessSettings:
     """How a run starts processes, and what it does when one fails."""
 
     restarts: Annotated[int, WHOLE] = 0
-    """How often all processes are started again when one of them fails; they go on from the newest checkpoint."""
+    """How often all processes start again after one failed."""
     timeout: Annotated[float | None, NUMBER] = None
-    """Seconds that a worker waits for another (600 unless said otherwise); then the attempt has failed. A worker that
-    hangs is ended with it."""
+    """Seconds that a worker waits for another; by default 600."""
     nodes: Annotated[int, WHOLE] = 1
-    """Machines that the workers are spread over: start the same command on each of them. They share the folder."""
+    """Machines for the workers: start the same command on each. They share the folder."""
     rendezvous: str | None = None
     """Where they meet: HOST:PORT, a free port of one of them."""
     secret_file: Path | None = None
-    """File with the secret of the job, the same on all nodes; else it is in STRETTO_SECRET. Where none is given, the
-    first node makes one and prints it for the others."""
+    """File with the job's secret, the same on all nodes; else STRETTO_SECRET. Without one, the first node makes one and
+    prints it."""
 
     def place(self, workers: int | None, *, launched: bool) -> "LaunchSettings | None":
         """Where the run's own processes start; None without --workers, and where another launcher has started them.
@@ -108,20 +107,16 @@ def train(
     config
         TOML file with any of the options below; those on the command line win.
     plan
-        File that stretto plan wrote: method, stages, workers, batch size, model. Options beside it win.
+        File that stretto plan wrote; options beside it win.
     trace
-        File for a trace that ui.perfetto.dev shows (.pftrace): what each worker did, and when. `stretto report` then
-        has a timeline, too.
+        File for a trace of the workers, for ui.perfetto.dev (.pftrace).
     trace_operations
-        Also record which operations of torch ran inside the actions of three steps, once the pipeline is full; a click
-        on an action shows them. Without --trace the file is trace.pftrace in the run's folder. These steps are slower,
-        the numbers are the same.
+        Also record torch's operations in the actions of three steps; by default in the run's folder.
     resume
-        Go on from the newest checkpoint that is whole, on any number of workers. Ctrl-C and SIGTERM leave one after the
-        step that is under way, also without --checkpoint-every; the second time they end the run at once.
+        Go on from the newest whole checkpoint, on any number of workers. Ctrl-C leaves one; a second Ctrl-C ends the
+        run at once.
     auto_resume
-        Go on as with --resume where there is a checkpoint, and begin where there is none: for a command that is
-        repeated until the run is finished, by a job array or on machines that come and go.
+        Go on if there is a checkpoint, else begin: for a command that is repeated until the run is finished.
     """
     from stretto.methods.table import check_written
 

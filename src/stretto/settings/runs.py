@@ -32,86 +32,76 @@ class Settings:
     where: ClassVar[tuple[str, ...]] = ("device", "threads", "log")
 
     model: str = "mlp"
-    """Network: mlp, cnn, alexnet, vgg, resnet, cifar-resnet, unet, transformer or encoder-decoder; or your own,
-    path/to/file.py:function or package.module:function, which returns a module, a list of layers, or (module,
-    example); or hf:FOLDER, a Hugging Face model's config.json with or without weights (safetensors)."""
+    """mlp, cnn, alexnet, vgg, resnet, cifar-resnet, unet, transformer or encoder-decoder; or your own,
+    path/to/file.py:function or package.module:function, which returns a module, a list of layers, or (module, example);
+    or hf:FOLDER, a Hugging Face model."""
     model_options: Annotated[dict[str, Option], OPTIONS] = field(default_factory=dict)
     """Its options: --model-options.width 256 --model-options.depth 4."""
     data: str | None = None
-    """Data set: digits (images), digit-masks (segmentation), pydoc (English text) or number-words (translation); from
-    files: mnist, fashion-mnist, cifar10, cifar100, imagenet, text, parallel (translations), saved (by Hugging Face's
-    datasets); or your own, path/to/file.py:function, which returns (train, validation) or (train, validation, test):
-    pairs of tensors, Datasets, DataLoaders or Hugging Face datasets. Unless said otherwise an embedded one that suits
-    the network."""
+    """digits, digit-masks, pydoc (text), number-words (translation); from files: mnist, fashion-mnist, cifar10,
+    cifar100, imagenet, text, parallel, saved; or your own function, which returns (train, validation) or (train,
+    validation, test). By default what suits the network."""
     data_options: Annotated[dict[str, Option], OPTIONS] = field(default_factory=dict)
     """Its options: --data-options.level word."""
     loss: str = "auto"
-    """Loss: a name in torch.nn.functional, as mse_loss, or path/to/file.py:function, which takes (output, target) and
-    returns a mean over examples or (sum, count). Unless said otherwise that of the network, or cross entropy where your
-    own network has classes for targets."""
+    """A name in torch.nn.functional, as mse_loss, or path/to/file.py:function, which takes (output, target) and returns
+    a mean over examples or (sum, count). auto: the network's, or cross entropy of classes."""
     metric: Annotated[tuple[str, ...], TEXTS] = ()
-    """Further measures of an evaluation, NAME=path/to/file.py:function, which takes (output, target) and returns a mean
-    over examples or (sum, count). Lower is better, unless :higher follows: f1=own.py:f1:higher."""
+    """Further measures, NAME=path/to/file.py:function, like a loss. Lower is better, unless :higher follows:
+    f1=own.py:f1:higher."""
     stages: Annotated[int | None, WHOLE] = None
-    """Stages the network is cut into; unless said otherwise one for each of its blocks, four for your own module."""
+    """Stages; by default one for each block, four for your own module."""
     workers: Annotated[int | None, WHOLE] = None
-    """Processes to train on; unless said otherwise one process emulates a worker for each stage. Same numbers."""
+    """Processes to train on; by default one, which emulates a worker a stage."""
     steps: Annotated[int | None, WHOLE] = None
-    """Updates of each stage; unless said otherwise 600 for mlp, 300 for transformer and encoder-decoder, 200 for the
-    others."""
+    """Updates; by default mlp 600, transformers 300, others 200."""
     examples: Annotated[int | None, WHOLE] = None
-    """Instead of steps: examples to train on, whatever the batch size; a larger batch makes fewer updates of them."""
+    """Examples to train on instead of steps, whatever the batch size."""
     optimizer: str = "auto"
-    """sgd, lars, adam, adamw, nadam or lamb, any other of torch.optim, or path/to/file.py:function, which takes the
-    parameters of a stage, and lr=; auto takes adamw for transformers, else sgd."""
+    """sgd, lars, adam, adamw, nadam, lamb, any other of torch.optim, or path/to/file.py:function, which takes
+    parameters and lr=. auto: adamw for transformers, else sgd."""
     momentum: Annotated[float | None, NUMBER] = None
-    """Momentum of sgd and lars, first beta of the others; unless said otherwise 0.9, for nadam 0.99; for those
-    that are not listed as torch has it."""
+    """Momentum, or first beta; by default 0.9, nadam 0.99, others as torch."""
     reference_batch: Annotated[int | None, WHOLE] = None
-    """Batch size that rates and momentum are given for, and scaled from to each batch size; else as given."""
+    """Batch size that rates and momentum are given for, and scaled from."""
     lr_scaling: str = "momentum"
-    """How they are scaled: momentum (sgd's rate and momentum), linear or sqrt (the rate, of any optimizer)."""
+    """How: momentum (sgd's rate and momentum), linear or sqrt (the rate)."""
     lr_warmup: Annotated[float, NUMBER] = 0.0
-    """Share of a run over which the rate grows to its full value: from 0, or from that of the reference batch."""
+    """Share of a run over which the rate grows to its full value."""
     weight_decay: Annotated[float, NUMBER] = 0.0
     """Weight decay."""
     clip: Annotated[float | None, NUMBER] = None
-    """Largest norm of the gradients of all stages together; no limit unless said otherwise."""
+    """Largest norm of the gradients of all stages together."""
     schedule: str = "constant"
     """Learning rate over time: constant, or cosine (down to zero)."""
     evaluations: Annotated[int | None, WHOLE] = None
-    """How often a run is evaluated, closer together at its start; unless said otherwise 10 to 40."""
+    """How often a run is evaluated, closer together at its start."""
     precision: str = "float32"
-    """float32; bf16: bfloat16 weights, float32 masters; bf16-autocast: not with live weights, as in pb."""
+    """float32, bf16 (float32 masters), or bf16-autocast (not with live weights)."""
     accounting: str = "counted"
-    """counted: FLOPs as torch counts them; paper: a backward is charged as two forwards."""
+    """FLOPs: counted (by torch), or paper (a backward is two forwards)."""
     measure: Annotated[tuple[str, ...] | None, TEXTS] = None
-    """Beside training, four times in a run: sharpness (the largest Hessian eigenvalue), noise (the gradient's noise
-    scale, which estimates the critical batch size), cosine (of local and backprop gradients, with the losses of all
-    heads), probes (linear classifiers on what stages give), filters (of the first layer, as pictures). `stretto
-    inspect` draws the last three. Numbers and seconds of the run stay the same."""
+    """Four times in a run, beside training: sharpness, noise, cosine (of local and backprop gradients), probes,
+    filters. stretto inspect draws the last three."""
     data_parallel: Annotated[int, WHOLE] = 1
-    """Replicas of the pipeline, each on its part of every minibatch; --workers, the processes in all, are divided among
-    them. Emulated without --workers."""
+    """Replicas of the pipeline; they share --workers."""
     tensor: Annotated[int, WHOLE] = 1
-    """Processes that share the weights of each stage; --workers are divided among them, too."""
+    """Processes that share the weights of each stage."""
     space: Annotated[tuple[int, ...], WHOLES] = (1, 1)
     """Processes that share each image: along its height, along its width."""
     sync: str = "all-reduce"
-    """How replicas stay together: all-reduce, "all-reduce(hook=bf16)", shard-optimizer, fully-shard,
-    "local-sgd(every=8)", "local-sgd(every=8,start=100)", "diloco(every=8)", "parameter-server(staleness=4)"."""
+    """How replicas agree: all-reduce, "all-reduce(hook=bf16)", shard-optimizer, fully-shard,
+    "local-sgd(every=8,start=100)", "diloco(every=8)", "parameter-server(staleness=4)"."""
     recompute: str = "none"
-    """What a backward computes again instead of keeping it: none; full, of every layer all but its input; selective,
-    the modules marked for it, such as the scores of attention. Same numbers."""
+    """What a backward recomputes: none, full (every layer), or selective (marked modules, such as the scores of
+    attention)."""
     device: str = "auto"
-    """Device to compute on: auto (an accelerator if there is one, else cpu), or as torch.device names it, with or
-    without a number. Of several processes, each takes an accelerator of its own unless there is a number. A run on
-    another device is no other run."""
+    """auto (an accelerator, else cpu), or as torch.device names it. Each process takes an accelerator of its own unless
+    there is a number."""
     threads: Annotated[int, WHOLE] = 1
-    """Threads of each process on the CPU. A run with more threads is no other run."""
+    """Threads of each process on the CPU."""
     log: Annotated[tuple[str, ...], TEXTS] = ()
-    """Experiment trackers to log to as well: tensorboard, wandb, mlflow, csv; with options, "wandb(project=mine)",
-    "tensorboard(folder=runs)". One run there for each run, whatever the number of processes."""
+    """Trackers: tensorboard, wandb, mlflow, csv; "wandb(project=mine)"."""
     sources: Annotated[dict[str, str], Parameter(parse=False)] = field(default_factory=dict)
     """Digests of the user's functions, with what they import beside them, and of the user's data: what a setting names
     may have been edited since."""
@@ -214,25 +204,22 @@ class TrainSettings(Settings):
     where: ClassVar[tuple[str, ...]] = (*Settings.where, "placement")
 
     method: str = "backprop"
-    """Method with its options: backprop, greedy, "overlapping(delay=1)", "chunked(chunks=4)"; heads: linear, pooled,
-    sequence, language, two-layer, auglocal, blocks, infopro, man, segprop, solo, as in "greedy(head=two-layer)", or the
-    network's own last layers, "greedy(share_top=2)"; async or local, which stand for what Stretto's studies found best
-    for the optimizer and the number of stages; or a function of your own, path/to/file.py:function (see
-    CONTRIBUTING.md)."""
+    """backprop, greedy, "overlapping(delay=1)", "chunked(chunks=4)", "greedy(head=two-layer)", "greedy(share_top=2)",
+    ...; async or local, what Stretto's studies found best for the optimizer and the stages; or your own,
+    path/to/file.py:function."""
     lr: Annotated[float | None, NUMBER] = None
-    """Learning rate; unless said otherwise 0.01 for sgd, 0.003 for adam and adamw (0.001 for encoder-decoder)."""
+    """Learning rate; by default 0.01 (sgd), 0.003 (adam, adamw), ..."""
     batch_size: Annotated[int | None, WHOLE] = None
-    """Examples of an update; unless said otherwise 32, transformer 16."""
+    """Examples of an update; by default 32, transformer 16."""
     seed: Annotated[int, WHOLE] = 0
     """Decides initial weights, heads, the order of the data and dropout."""
     bounds: Annotated[tuple[int, ...] | None, WHOLES] = None
-    """Where stages begin, and the number of blocks: 0,2,5 (a plan's); cut evenly unless said otherwise."""
+    """Where stages begin, and the number of blocks: 0,2,5; by default even."""
     placement: Annotated[tuple[int, ...], WHOLES] = ()
-    """Which worker of the cluster is process 0, process 1, ...: 1,0 (a plan's, for unequal workers). Workers have the
-    order in which a launcher starts them. In that order unless said otherwise."""
+    """Which of the cluster's unequal workers is process 0, 1, ...: 1,0."""
     checkpoint_every: Annotated[int | None, WHOLE] = None
-    """Steps between two checkpoints; none unless said otherwise. The pipeline drains for each, which changes numbers
-    where gradients are delayed."""
+    """Steps between two checkpoints. The pipeline drains for each, which changes numbers where gradients are
+    delayed."""
 
     @property
     def id(self) -> str:
@@ -254,12 +241,12 @@ class CompareSettings(Settings):
     }
 
     methods: Annotated[tuple[str, ...], TEXTS] = ("backprop", "greedy", "overlapping", "chunked(chunks=2)")
-    """Methods with their options, separated by commas or blanks; all stands for every one that can run, async and local
-    for what Stretto's studies found best."""
+    """Methods, separated by commas or blanks; all: every one that can run; async and local: what Stretto's studies
+    found best."""
     lr: Annotated[tuple[float, ...] | None, NUMBERS] = None
-    """Learning rates; unless said otherwise 0.003,0.01,0.03,0.1 for sgd, 0.001,0.003,0.01 for adam and adamw."""
+    """Learning rates; by default 0.003,0.01,0.03,0.1 (sgd) or 0.001,0.003,0.01."""
     batch_size: Annotated[tuple[int, ...] | None, WHOLES] = None
-    """Batch sizes; unless said otherwise 32,128, transformer 16."""
+    """Batch sizes; by default 32,128, transformer 16."""
     seeds: Annotated[int, WHOLE] = 2
     """Runs of each configuration, with seeds 0, 1, ..."""
 
