@@ -38,12 +38,12 @@ def tensor(
     same forwards and backwards in the same order, with random generators in the same state (seed them alike): dropout
     of whole activations is then the same everywhere. All start with the weights of the axis's first process.
 
-    Layers are cut automatically: attention by heads; consecutive layers, with only operations on each channel alone
-    between them, by outputs and then by inputs, with one all-reduce behind; every other linear layer and convolution by
-    its outputs, which are gathered; embeddings of tokens, known by name, by rows. Norms outside chains, and layers that
-    share weights or have fewer channels than the axis has processes, stay whole. `plan` overrides this for single
-    layers, a style by path: "column", "row" (whole tensors in and out), "column-sliced", "row-sliced" (a pair that
-    passes parts on), "vocabulary", "replicate" (for a module: all layers in it).
+    Layers are cut automatically. Attention is cut by heads. Consecutive layers are cut by outputs and then by inputs,
+    with one all-reduce behind, if operations between them treat each channel alone. Every other linear layer and
+    convolution is cut by its outputs, which are gathered; embeddings of tokens, known by name, by rows. Norms outside
+    such chains, layers that share weights, and layers with fewer channels than processes stay whole. `plan` overrides
+    this for single layers, a style by path: "column", "row" (whole tensors in and out), "column-sliced", "row-sliced"
+    (a pair that passes parts on), "vocabulary", "replicate" (for a module: all layers in it).
 
     After a backward every process holds the gradients of its own parts, equal to those of one device. Linear layers
     whose channels the axis divides are cut by torch's own styles and have DTensor parameters (`.to_local()`,

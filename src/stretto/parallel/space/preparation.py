@@ -36,9 +36,9 @@ def spatial(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
     The module may be one that `tensor` has cut over the same mesh, with parameters="local": processes with the same
     rows exchange channels, and gradients are those of each process's own part of the weights.
 
-    After a backward every process holds the gradients that one device would have: of the sum of all slabs' losses, or
-    of the one loss of an output that all processes share. Dropout has the masks of one device if all processes'
-    generators were in the same state. Raises UsageError for a layer or function that cannot work on slabs: here, or
+    After a backward every process holds the gradients that one device would have. The loss is the sum of all slabs'
+    losses or, if the output is whole, the one loss of it. Dropout has the masks of one device if the generators of all
+    processes were in the same state. Raises UsageError for a layer or function that cannot work on slabs: here, or
     when it runs.
     """
     grid = Grid.of(mesh)
@@ -73,8 +73,8 @@ def scatter(x: Tensor, mesh: DeviceMesh) -> Tensor:
 def collect(slab: Tensor, mesh: DeviceMesh) -> Tensor:
     """The whole image on every process, gathered from the slabs of all.
 
-    Its backward takes this process's slice of the gradient: a loss of the image that every process computes counts
-    once. Raises UsageError if the slabs are not those of one image.
+    Its backward takes this process's slice of the gradient, so that a loss which every process computes of the whole
+    image counts once. Raises UsageError if the slabs are not those of one image.
     """
     check_image("collect: slab", slab)
     image: Tensor = Collect.apply(slab, agreed_cut(slab, Grid.of(mesh), "collect"))  # type: ignore[no-untyped-call]
