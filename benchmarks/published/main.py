@@ -5,7 +5,6 @@ python benchmarks/published/main.py [--rows FILE] [--check] [--ablation] [--only
 
 import argparse
 import json
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -14,7 +13,10 @@ from typing import Any, NamedTuple
 
 from ablation import TERMS, without
 from command_check import complaints
-from rows import FILES, HERE, LOOKED_AT, ROOT, Row, read_rows
+from predict import facts_of
+from rows import FILES, HERE, LOOKED_AT, Row, read_rows
+
+from stretto.errors import StrettoError
 
 RESULTS = dict(zip(FILES, ("result.json", *(file.replace(".toml", ".json") for file in FILES[1:])), strict=True))
 BARS = {"mean": 0.05, "worst": 0.10, "memory": 0.08}  # of the rows that were looked at, and of those that were not
@@ -43,17 +45,12 @@ class Result(NamedTuple):
 
 
 def predict(row: Row, cluster: str | None = None) -> Result:
-    """Run the row's command, on its cluster or on a copy of it."""
-    with tempfile.TemporaryDirectory() as folder:
-        plan = str(Path(folder) / "plan.toml")
-        command = [sys.executable, HERE / "predict.py", *row.arguments(cluster), "--json", "--out", plan]
-        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
-    if done.returncode:
-        said = (done.stderr.strip() or done.stdout.strip()).splitlines()
-        return Result(row, None, None, {}, said[-1] if said else f"exit status {done.returncode}")
-    facts: dict[str, Any] = json.loads(done.stdout)
-    predicted = facts["predicted"]
-    return Result(row, facts["predicted_seconds"], max(facts["predicted_bytes"]), predicted["seconds"], None)
+    """Plan the row, on its cluster or on a copy of it."""
+    try:
+        facts = facts_of(row.arguments(cluster))
+    except StrettoError as error:
+        return Result(row, None, None, {}, f"{error}")
+    return Result(row, facts["predicted_seconds"], max(facts["predicted_bytes"]), facts["predicted"]["seconds"], None)
 
 
 def percent(error: float | None) -> str:

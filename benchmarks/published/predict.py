@@ -5,10 +5,15 @@ python benchmarks/published/predict.py [--program NAME] [options of stretto plan
 Names are those of `stretto.plan.programs`; megatron-2022 unless said otherwise.
 """
 
+import contextlib
+import io
+import json
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from inspect import BoundArguments
+from typing import Any
 
 from stretto.cli.program import app
 from stretto.errors import StrettoError
@@ -28,13 +33,27 @@ def parsed(words: Sequence[str]) -> BoundArguments:
     return bound
 
 
-def main(words: Sequence[str]) -> int:
-    """Plan; return the exit status."""
+def planned(words: Sequence[str]) -> None:
+    """Run `stretto plan` with these words."""
     from stretto.cli.plan import plan
 
     bound = parsed(words)
+    plan(*bound.args, **bound.kwargs)
+
+
+def facts_of(words: Sequence[str]) -> Mapping[str, Any]:
+    """What `--json` prints, in this process, whose rows share what networks cost. Raises StrettoError for a refusal."""
+    out, err = io.StringIO(), io.StringIO()
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        planned([*words, "--json", "--out", f"{folder}/plan.toml"])
+    facts: Mapping[str, Any] = json.loads(out.getvalue())
+    return facts
+
+
+def main(words: Sequence[str]) -> int:
+    """Plan; return the exit status."""
     try:
-        plan(*bound.args, **bound.kwargs)
+        planned(words)
     except StrettoError as error:
         print(error, file=sys.stderr)
         return 1

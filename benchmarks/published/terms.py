@@ -7,17 +7,15 @@ predicted after it was written, and whose prediction it changes.
 """
 
 import argparse
-import contextlib
-import io
 import json
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import predict
 from ablation import TERMS as OF_CLUSTERS
 from ablation import Tables, attained, without
+from main import predict
 from rows import FILES, HERE, Row, read_rows
 
 UNSEEN = {"A": FILES[2:], "B": FILES[3:], "C": FILES[4:]}
@@ -101,11 +99,8 @@ GONE: Mapping[str, tuple[int, float | None, float | None]] = {
 
 
 def seconds_of(row: Row, cluster: str | None = None) -> float | None:
-    """What the row's command predicts; None where it refuses."""
-    out, err = io.StringIO(), io.StringIO()
-    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        status = predict.main([*row.arguments(cluster), "--json", "--out", f"{folder}/plan.toml"])
-    return None if status else float(json.loads(out.getvalue())["predicted_seconds"])
+    """What the row's plan takes; None where it is refused."""
+    return predict(row, cluster).seconds
 
 
 def errors(term: Term, whole: dict[str, float | None], folder: Path) -> list[tuple[float, float]]:
