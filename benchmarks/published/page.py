@@ -120,11 +120,16 @@ def terms() -> str:
     lines = ["| term | unseen rows that it changes | mean error with it | without | |", "|---|---|---|---|---|"]
     for name, found in content.items():
         lower = found["rows"] and found["with"] < found["without"]
-        means = [percent(found[key]).removeprefix("+") for key in ("with", "without")]
-        lines.append(f"| {name} | {found['rows']} | {' | '.join(means)} | {'stays' if lower else 'goes'} |")
+        means = " | ".join(mean_text(found[key]) for key in ("with", "without"))
+        lines.append(f"| {name} | {found['rows']} | {means} | {'stays' if lower else 'goes'} |")
     for name, (rows, *pair) in GONE.items():
-        lines.append(f"| {name} | {rows} | {' | '.join(percent(each).removeprefix('+') for each in pair)} | gone |")
+        lines.append(f"| {name} | {rows} | {' | '.join(map(mean_text, pair))} | gone |")
     return "\n".join(lines)
+
+
+def mean_text(error: float | None) -> str:
+    """A mean error with as many digits as tell two of them apart."""
+    return "–" if error is None else f"{error:.2%}"
 
 
 def read(name: str) -> Any:
