@@ -14,7 +14,7 @@ import pytest
 
 from stretto import interrupts
 from stretto.interrupts import Interrupted, raising
-from stretto.processes import fork_server
+from stretto.system import fork_server
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals between processes, and timers")
 

@@ -16,11 +16,11 @@ import pytest
 
 import stretto
 import stretto.replicas.sync_options
-from stretto.processes.fork_server import NEEDED
+from stretto.system.fork_server import NEEDED
 
 ROOT = Path(stretto.__file__).parent
 GROUPS = {
-    "ground": "errors interrupts options mesh optimizers files processes trackers",
+    "ground": "errors interrupts options mesh optimizers system trackers",
     "what is done": "schedule methods",
     "one stage's work": "collectives nn data losses heads optim weights parallel replicas tracing stage",
     "interpreters": "simulate checkpoint emulate runtime trainer",
@@ -34,8 +34,7 @@ WITHOUT_TORCH = (
     "options",
     "mesh",
     "optimizers",
-    "files",
-    "processes",
+    "system",
     "trackers",
     "schedule",
     "methods",
@@ -209,12 +208,11 @@ def test_what_the_command_line_opens_first_is_little():
     assert {*opened.stdout.split()} == {
         "cli",
         "errors",
-        "files",
         "interrupts",
         "mesh",
         "optimizers",
         "options",
-        "processes",
+        "system",
         "settings",
     }
 

@@ -26,13 +26,13 @@ from typing import Any, NamedTuple
 import torch
 
 from stretto.cli.program import main as command_line
-from stretto.processes import fork_server
 from stretto.runtime.launch import LaunchSettings
 from stretto.runtime.process_memory import peak_memory
 from stretto.study.prepare import dataset, prepare, resolve
 from stretto.study.run_processes import start
 from stretto.study.training_run import training_batches
 from stretto.study.trial_processes import settings_of
+from stretto.system import fork_server
 
 HERE = Path(__file__).parent
 OWN = HERE / "own.py"

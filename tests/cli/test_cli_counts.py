@@ -35,7 +35,7 @@ trainer.Trainer.__init__ = counting_calls("Trainer", trainer.Trainer.__init__)
 """
 COMMAND = """
 import sys, counting
-from stretto.processes import fork_server
+from stretto.system import fork_server
 fork_server.NEEDED = (*fork_server.NEEDED, "counting")
 from stretto.cli import main
 sys.exit(main(sys.argv[1:]))

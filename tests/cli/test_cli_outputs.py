@@ -10,10 +10,10 @@ import stretto
 from stretto import models
 from stretto.cli import main
 from stretto.errors import UsageError
-from stretto.files import destinations
-from stretto.files.destinations import check_file, check_folder
 from stretto.nn import memory_limit
 from stretto.study import store
+from stretto.system import destinations
+from stretto.system.destinations import check_file, check_folder
 
 TRAIN = "train --model-options.width 8 --steps 2 --quiet"
 FILES = {

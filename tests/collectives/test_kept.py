@@ -15,8 +15,8 @@ from stretto.cli import main
 from stretto.collectives import ALGORITHMS, stored_calibration
 from stretto.collectives.calibration import SizeTimes
 from stretto.doctor import environment as doctor
-from stretto.files import path_names
 from stretto.replicas import find
+from stretto.system import path_names
 
 
 def preferring(algorithm, workers=2, host="", machines=1):

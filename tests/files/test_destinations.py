@@ -6,8 +6,8 @@ import stat
 import pytest
 
 from stretto.errors import UsageError
-from stretto.files import destinations
-from stretto.files.destinations import check_file, check_folder, check_replaced, is_below, writing
+from stretto.system import destinations
+from stretto.system.destinations import check_file, check_folder, check_replaced, is_below, writing
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ import torch
 
 from stretto.cli import main
 from stretto.errors import UsageError
-from stretto.files.path_names import in_path
 from stretto.study.store import write_run
+from stretto.system.path_names import in_path
 
 EVIL = [
     "../evil",

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from stretto.files import temporary_folders
+from stretto.system import temporary_folders
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="locks")
 
 OWNER = """
 import sys
-from stretto.files import temporary_folders
+from stretto.system import temporary_folders
 temporary_folders.for_sockets()
 with temporary_folders.scratch() as folder:
     (folder / "inner").mkdir()
@@ -101,7 +101,7 @@ def test_one_swept_before_it_was_locked_is_made_anew(tmp_path, monkeypatch):
 FORGETS = """
 import gc, os, sys
 from multiprocessing import util
-from stretto.files import temporary_folders
+from stretto.system import temporary_folders
 temporary_folders.for_sockets()
 child = os.fork()
 if child == 0:

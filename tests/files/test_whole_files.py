@@ -5,7 +5,7 @@ import stat
 
 import pytest
 
-from stretto.files.destinations import write_whole
+from stretto.system.destinations import write_whole
 
 
 @pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664)])

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from stretto.processes import fork_server
+from stretto.system import fork_server
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 

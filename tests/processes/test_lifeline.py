@@ -17,10 +17,10 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /pro
 
 STARTER = """
 import multiprocessing, sys, threading, time
-from stretto.processes import fork_server
+from stretto.system import fork_server
 import child
 
-fork_server.NEEDED = ("stretto.processes.fork_server_preload", *sys.argv[1].split(","))
+fork_server.NEEDED = ("stretto.system.fork_server_preload", *sys.argv[1].split(","))
 
 def start():
     fork_server.prepare()
@@ -37,8 +37,8 @@ if __name__ == "__main__":
 """
 MODULES = {
     "endless": "import pathlib, time\npathlib.Path('begun').touch()\nwhile True:\n    time.sleep(0.01)\n",
-    "helpless": "from stretto.processes import lifeline\nlifeline.end_with_parent = lambda: None\n",
-    "child": "import pathlib, time\nfrom stretto.processes import fork_server\n"
+    "helpless": "from stretto.system import lifeline\nlifeline.end_with_parent = lambda: None\n",
+    "child": "import pathlib, time\nfrom stretto.system import fork_server\n"
     "def live():\n    fork_server.begin()\n    pathlib.Path('begun').touch()\n"
     "    while True:\n        time.sleep(0.01)\n",
 }
@@ -100,11 +100,11 @@ def test_a_fork_ends_with_its_server(run):
 
 INTERRUPTED = """
 from multiprocessing import forkserver
-from stretto.processes import fork_server
+from stretto.system import fork_server
 
 from child import work
 
-fork_server.NEEDED = ("stretto.processes.fork_server_preload",)
+fork_server.NEEDED = ("stretto.system.fork_server_preload",)
 
 def interrupted(*_):
     raise KeyboardInterrupt

@@ -25,7 +25,7 @@ from unittest import mock
 
 import costs
 import missing_extras
-from stretto.processes import fork_server
+from stretto.system import fork_server
 
 IMPORTED = (
     *fork_server.NEEDED,
@@ -155,7 +155,7 @@ def forked(_, command, kept):
     """Python's own fork server, or its resource tracker, as a fork of this process, too."""
     child = os.fork()
     if child == 0:
-        sys.modules.pop("stretto.processes.fork_server_preload", None)  # a fresh one would not have it yet
+        sys.modules.pop("stretto.system.fork_server_preload", None)  # a fresh one would not have it yet
         first = 3
         for number in sorted(kept):
             os.closerange(first, number)

@@ -17,9 +17,9 @@ import stretto
 from runtime.nursery import Forked
 from runtime.processes import ended, free_port
 from stretto.errors import UsageError
-from stretto.processes import fork_server
 from stretto.runtime.launch import LaunchSettings, WorkerFailedError, exit_reason, interrupted_by, launch
 from stretto.runtime.world import join
+from stretto.system import fork_server
 
 NODE = str(Path(__file__).with_name("node.py"))
 

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from stretto.processes import fork_server
 from stretto.settings.runs import CompareSettings
 from stretto.study import compare, comparison, open_study, read_study, write_report
 from stretto.study.comparison import LivePage, PageWriter
@@ -14,6 +13,7 @@ from stretto.study.report_page import describe
 from stretto.study.store import locked
 from stretto.study.study import claimed
 from stretto.study.training_run import run
+from stretto.system import fork_server
 from waiting import wait_for
 
 SETTINGS = CompareSettings(

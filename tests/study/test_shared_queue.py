@@ -14,7 +14,6 @@ from cli.processes import start
 from stretto import UsageError
 from stretto.cli.program import main
 from stretto.errors import StrettoError
-from stretto.processes import fork_server
 from stretto.settings.runs import CompareSettings
 from stretto.study import open_study, study
 from stretto.study.comparison import compare, share
@@ -29,6 +28,7 @@ from stretto.study.shared_queue import (
 )
 from stretto.study.store import EVENTS, RUN
 from stretto.study.training_run import run as make_run
+from stretto.system import fork_server
 from waiting import wait_for
 
 SETTINGS = CompareSettings(

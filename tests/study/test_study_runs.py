@@ -18,7 +18,6 @@ from stretto.cost import find_cluster
 from stretto.measure.energy import EnergyMeter
 from stretto.nn import devices
 from stretto.nn.chain import Chain
-from stretto.processes import fork_server
 from stretto.report.frontier import PNG, SVG
 from stretto.report.record import several_devices
 from stretto.settings.runs import CompareSettings, TrainSettings
@@ -40,6 +39,7 @@ from stretto.study.evaluation import evaluation_steps
 from stretto.study.prepare import prepare, resolve
 from stretto.study.single_run import claim, default_folder, summary
 from stretto.study.store import FullDiskError, locked
+from stretto.system import fork_server
 
 SETTINGS = CompareSettings(
     model_options={"depth": 3, "width": 8},

@@ -12,7 +12,7 @@ from harness.halving import extensions, rung_run, runs_left, used_rates
 from harness.intervals import Interval
 from harness.markdown import table, wrapped
 from harness.results import Result, against_reference, against_uncured, cutoff, cutoff_step, judged, outcome, result
-from stretto.files.destinations import write_whole
+from stretto.system.destinations import write_whole
 
 PAGE, FIGURE = "README.md", "figure.svg"
 

@@ -9,8 +9,8 @@ from hashlib import sha256
 from pathlib import Path
 
 from harness.cells import Record, Run
-from stretto.files.destinations import write_whole
-from stretto.processes.fork_server import blocked
+from stretto.system.destinations import write_whole
+from stretto.system.fork_server import blocked
 
 CLAIMS = ".claims"  # files that processes lock: one for the store, one for each run under way
 

@@ -19,8 +19,8 @@ from torch import Tensor
 import stretto
 from stretto.checkpoint.tree import flatten, unflatten
 from stretto.errors import UsageError
-from stretto.files.path_names import in_path
 from stretto.nn.state_check import hash_of, hash_of_bytes
+from stretto.system.path_names import in_path
 
 
 class FileDigest(NamedTuple):

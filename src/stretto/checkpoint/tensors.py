@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from stretto.files.path_names import in_path
+from stretto.system.path_names import in_path
 
 METADATA = "torch.distributed.checkpoint.metadata"
 CONSISTS_OF = {

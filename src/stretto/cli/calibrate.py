@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from stretto.cli.output import aligned, print_json, write, writing_to
 from stretto.errors import UsageError
-from stretto.files.destinations import check_file, check_folder
 from stretto.settings.command_line import FLAG, WHOLE, WHOLES
+from stretto.system.destinations import check_file, check_folder
 
 if TYPE_CHECKING:
     from stretto.collectives import Calibration

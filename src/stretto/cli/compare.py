@@ -14,9 +14,9 @@ from stretto import interrupts
 from stretto.cli.output import Output, print_json, print_settings
 from stretto.cli.study_file import study_file
 from stretto.errors import UsageError
-from stretto.processes import fork_server
 from stretto.settings.command_line import FLAG, NUMBER, WHOLE
 from stretto.settings.runs import CompareSettings, check_jobs, known
+from stretto.system import fork_server
 
 if TYPE_CHECKING:
     from stretto.report.record import Heading

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TextIO, cast
 
 from stretto.errors import UsageError
-from stretto.files.destinations import writing
 from stretto.settings.command_line import FLAG
+from stretto.system.destinations import writing
 
 if TYPE_CHECKING:
     from rich.console import Console

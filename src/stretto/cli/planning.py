@@ -7,7 +7,6 @@ from stretto.cli.plan_output import describe, goodput_facts, reliability_of, sum
 from stretto.cost import Cluster
 from stretto.cost.cluster_file import find_cluster
 from stretto.errors import UsageError
-from stretto.files.destinations import check_file
 from stretto.models.published import is_planned_only
 from stretto.optimizers import optimizer_of
 from stretto.options.checks import one_of
@@ -18,7 +17,6 @@ from stretto.plan.problem import RECOMPUTE, SHARDS, USUAL_SPACES, usual_tensors
 from stretto.plan.programs import USUAL, ProgramTraits, program_named
 from stretto.plan.refine import refined
 from stretto.plan.trials import ROUNDS
-from stretto.processes import fork_server
 from stretto.replicas.sync_options import CHOICES
 from stretto.settings.planning import EXPORTED, PAGE, SEQUENCE, FailureSettings, PlanOutput, PlanSettings
 from stretto.settings.planning import LAYERS as LAYERS_ARE
@@ -35,6 +33,8 @@ from stretto.study.layer_measurements import (
 from stretto.study.model_costs import Costed, CostRequest, TensorFormat
 from stretto.study.penalties import methods_of, objective_of, penalty_rows, study_of, with_findings
 from stretto.study.plan_trials import check_trials, find_measured, measure_plans
+from stretto.system import fork_server
+from stretto.system.destinations import check_file
 from stretto.trainer.progress import progress
 
 KEEP = 4  # plans that are simulated

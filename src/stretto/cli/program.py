@@ -29,10 +29,10 @@ from stretto.cli.simulate import simulate
 from stretto.cli.toml_file import file_first, parts_of, settings_from_file
 from stretto.cli.train import train
 from stretto.errors import StrettoError, UsageError
-from stretto.files.destinations import check_file, check_folder
 from stretto.options.extras import require
 from stretto.options.user_errors import exits_told
 from stretto.settings.runs import CompareSettings
+from stretto.system.destinations import check_file, check_folder
 
 FILES = ("out", "svg", "csv", "trace")  # options that name a file to write; the out of Output names a folder
 NEEDED = {  # the extras that options need

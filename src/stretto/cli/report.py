@@ -7,8 +7,8 @@ from cyclopts import Parameter
 
 from stretto.cli.output import Output, aligned, print_json
 from stretto.errors import UsageError
-from stretto.files.destinations import check_folder
 from stretto.settings.command_line import FLAG, Trusted
+from stretto.system.destinations import check_folder
 
 
 def report(

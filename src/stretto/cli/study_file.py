@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stretto.errors import UsageError, nearest
-from stretto.files.path_names import in_path
 from stretto.options.kinds import parse_toml
+from stretto.system.path_names import in_path
 
 if TYPE_CHECKING:
     from stretto.report.record import Heading

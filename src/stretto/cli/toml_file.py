@@ -16,11 +16,11 @@ from cyclopts import Token
 
 from stretto.cli.study_file import read, study_file
 from stretto.errors import UsageError, nearest
-from stretto.files.destinations import is_below
 from stretto.options.import_object import is_function, refuse_functions
 from stretto.options.named import parse, split_list
 from stretto.settings.planning import EXPORTED, PAGE
 from stretto.settings.runs import refuse_named
+from stretto.system.destinations import is_below
 
 
 class OptionRole(Enum):

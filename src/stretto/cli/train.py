@@ -13,9 +13,9 @@ from stretto import interrupts
 from stretto.cli.output import Output, print_json, print_settings, write_trace
 from stretto.errors import UsageError
 from stretto.mesh import Mesh
-from stretto.processes import fork_server
 from stretto.settings.command_line import FLAG, NUMBER, WHOLE
 from stretto.settings.runs import TrainSettings, known
+from stretto.system import fork_server
 
 if TYPE_CHECKING:
     from stretto.methods import Method

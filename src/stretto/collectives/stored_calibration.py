@@ -1,6 +1,6 @@
 """The calibrations that `stretto calibrate --collectives` keeps for this user and machine, and which one `auto` uses.
 
-    CACHE/stretto/all-reduce/HOST/8-processes-1-machines.toml      CACHE: `stretto.files.path_names.user_cache`
+    CACHE/stretto/all-reduce/HOST/8-processes-1-machines.toml      CACHE: `stretto.system.path_names.user_cache`
 
 There is one file for each number of processes and machines; a new calibration replaces the one before.
 """
@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 from stretto.collectives.calibration import Calibration
 from stretto.errors import UsageError
-from stretto.files.destinations import write_whole
-from stretto.files.path_names import user_cache
+from stretto.system.destinations import write_whole
+from stretto.system.path_names import user_cache
 
 FILE = re.compile(r"(\d+)-processes-(\d+)-machines\.toml")
 

@@ -9,10 +9,10 @@ from typing import Any
 from stretto.cost.cluster import Cluster
 from stretto.cost.records import TableReader
 from stretto.errors import UsageError, nearest
-from stretto.files.destinations import writing
 from stretto.options.checks import of_kind
 from stretto.options.checks import path as check_path
 from stretto.options.kinds import parse_toml
+from stretto.system.destinations import writing
 
 HOME = files("stretto.cost") / "clusters"
 BY_NAME = ("products_in", "memory_of", "per_launch_of")  # of `Attained`

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from stretto.data.dataset import Dataset, Split
 from stretto.errors import UsageError
-from stretto.files.destinations import replacing
 from stretto.options.named import choose, whole
+from stretto.system.destinations import replacing
 
 BPE_VOCABULARY = 4096
 BYTES = 256  # every byte is a token, so that nothing is unknown

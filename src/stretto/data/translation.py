@@ -8,9 +8,9 @@ import torch
 from stretto.data.dataset import Dataset, Split
 from stretto.data.text import SPLITS, number
 from stretto.errors import UsageError
-from stretto.files.path_names import in_path
 from stretto.nn.batch import IGNORED
 from stretto.options.named import choose, whole
+from stretto.system.path_names import in_path
 
 PAD, BEGIN, END, UNKNOWN = range(4)
 """The first tokens of every vocabulary. Padding is not to be predicted: targets have -100 there."""

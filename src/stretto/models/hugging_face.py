@@ -19,10 +19,10 @@ import torch
 from torch import Tensor, nn
 
 from stretto.errors import UsageError, nearest
-from stretto.files.path_names import in_path
 from stretto.nn.deferred import defer
 from stretto.nn.seeding import PreservedGenerator, derive
 from stretto.options.import_object import FOLDER
+from stretto.system.path_names import in_path
 
 INDEX = "model.safetensors.index.json"
 PICKLED = ("*.bin", "*.pt", "*.pth")

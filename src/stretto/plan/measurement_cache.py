@@ -12,8 +12,8 @@ from typing import Any
 
 from stretto.cost.cluster_file import names
 from stretto.errors import UsageError
-from stretto.files.destinations import check_file, refuse, write_whole
 from stretto.options.kinds import check_values, naming, read_json
+from stretto.system.destinations import check_file, refuse, write_whole
 
 Record = dict[str, Any]
 

@@ -6,9 +6,9 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stretto.files.destinations import replacing, write_whole
 from stretto.options.extras import require
 from stretto.report.page import Page
+from stretto.system.destinations import replacing, write_whole
 
 if TYPE_CHECKING:
     from jinja2 import Environment

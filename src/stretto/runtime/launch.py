@@ -26,13 +26,13 @@ from torch.distributed.elastic.rendezvous import RendezvousHandler
 
 from stretto import interrupts
 from stretto.errors import StrettoError, UsageError
-from stretto.files.temporary_folders import scratch
 from stretto.options.user_errors import exits_told
-from stretto.processes import children, fork_server
 from stretto.runtime import job_member
 from stretto.runtime.rendezvous.addresses import host_and_port
 from stretto.runtime.rendezvous.nodes import LocalRendezvous, NodesRendezvous
 from stretto.runtime.rendezvous.signed_store import VARIABLE, Secret
+from stretto.system import children, fork_server
+from stretto.system.temporary_folders import scratch
 
 PERIOD = 0.1  # seconds between two looks at the workers
 SIGNALS_OF_TORCH = "TORCHELASTIC_SIGNALS_TO_HANDLE"  # where torch's agent looks for those that it takes over: none

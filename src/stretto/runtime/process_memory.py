@@ -14,9 +14,9 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from stretto.files.temporary_folders import scratch
 from stretto.nn.devices import HOST
 from stretto.nn.stopwatch import recording_operations, silence
+from stretto.system.temporary_folders import scratch
 
 MMAP_THRESHOLD, TRIM_THRESHOLD = -3, -1  # what glibc's malloc.h calls M_MMAP_THRESHOLD and M_TRIM_THRESHOLD
 LARGEST_MMAP_THRESHOLD = 32 * 2**20  # bytes; glibc takes no more

@@ -13,13 +13,13 @@ from typing import Annotated, Any, ClassVar, NoReturn, Self, TypeVar
 from cyclopts import Parameter
 
 from stretto.errors import UsageError, nearest
-from stretto.files.path_names import words_in_path
 from stretto.mesh import Mesh
 from stretto.optimizers import OPTIMIZERS, Optimizer
 from stretto.options.checks import is_whole, of_fields, refuse_float16, shown
 from stretto.options.import_object import is_function, refuse_functions
 from stretto.options.kinds import check_values
 from stretto.settings.command_line import NUMBER, NUMBERS, OPTIONS, TEXTS, WHOLE, WHOLES, Option, parse_metric
+from stretto.system.path_names import words_in_path
 
 
 @dataclass(frozen=True, kw_only=True)

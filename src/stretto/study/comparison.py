@@ -19,7 +19,6 @@ from typing import Any, Self, TextIO
 
 from stretto.errors import StrettoError, UsageError
 from stretto.options.named import parse
-from stretto.processes.children import Child, end
 from stretto.report import Page, Record, build, panels
 from stretto.report.metric import metrics_of
 from stretto.report.page import StudyProgress
@@ -30,6 +29,7 @@ from stretto.study.shared_queue import SharedQueue, open_storage, refuse_other_s
 from stretto.study.store import locked, writing
 from stretto.study.study import Study, claimed, record_of
 from stretto.study.training_run import Task
+from stretto.system.children import Child, end
 
 BEGIN = 5.0  # seconds after which a study that still runs gets a page
 TELL_EVERY = 1.0  # seconds from one message about the progress to the next, at least

@@ -12,7 +12,6 @@ import torch
 from stretto.cost import Cluster
 from stretto.cost.cluster_file import names
 from stretto.errors import UsageError
-from stretto.files.destinations import check_file
 from stretto.measure.busy_cores import busy_cores
 from stretto.plan import Objective, Plan
 from stretto.plan.candidate_costs import Prices
@@ -28,10 +27,11 @@ from stretto.plan.trials import (
     side_by_side,
     trials_of,
 )
-from stretto.processes import fork_server
 from stretto.report.units import duration, percent
 from stretto.settings.planning import PlanSettings
 from stretto.study.model_costs import Costed
+from stretto.system import fork_server
+from stretto.system.destinations import check_file
 
 BUSY = 0.5  # cores that other programs keep busy: from here on times are said to be too long
 

@@ -14,13 +14,11 @@ from torch.nn.parameter import is_lazy
 
 from stretto.data.user_data import add_to_digest
 from stretto.errors import UsageError, nearest
-from stretto.files.temporary_folders import scratch
 from stretto.mesh import Mesh
 from stretto.nn.devices import computing_with
 from stretto.options.checks import flag, is_among, number, of_kind, refuse, sequence, shown
 from stretto.options.checks import path as check_path
 from stretto.options.import_object import ObjectFactory, register, write_objects
-from stretto.processes import fork_server
 from stretto.report import Record, summarize
 from stretto.report.metric import metric
 from stretto.report.panel import panel
@@ -39,6 +37,8 @@ from stretto.study.single_run import Resume, as_begun, claim, default_folder, in
 from stretto.study.store import FOLDER, MODEL, read_run
 from stretto.study.study import notes_on_run, open_study
 from stretto.study.training_run import Task, counting, make_run
+from stretto.system import fork_server
+from stretto.system.temporary_folders import scratch
 from stretto.trackers import find as find_trackers
 from stretto.trainer.progress import progress, say
 

@@ -20,13 +20,13 @@ from stretto.errors import UsageError
 from stretto.nn.devices import computing_with
 from stretto.options.import_object import read_objects
 from stretto.options.user_errors import exits_told
-from stretto.processes.children import Child, end, exit_reason, hearing
 from stretto.runtime.launch import LaunchSettings, WorkerFailedError, launch
 from stretto.runtime.world import take_place
 from stretto.settings.runs import known
 from stretto.study.prepare import costs_of, prepare_trial
 from stretto.study.store import FullDiskError, discard, refuse_busy
 from stretto.study.training_run import OnStep, Task, counting, make_run
+from stretto.system.children import Child, end, exit_reason, hearing
 
 REPORT_EVERY = 0.1  # seconds from one report of a process on its progress to the next, at least
 RAISED_AGAIN = {kind.__name__: kind for kind in (FullDiskError, UsageError)}  # as they were raised in a process

@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from stretto.errors import StrettoError, UsageError
-from stretto.files.destinations import check_file
 from stretto.study.run_processes import Failure
 from stretto.study.store import EVENTS, RUN, changed_sources, write_run
 from stretto.study.study import Study, record_of
 from stretto.study.training_run import Task
+from stretto.system.destinations import check_file
 
 if TYPE_CHECKING:
     from optuna.storages import BaseStorage

@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from stretto.errors import UsageError
-from stretto.files.destinations import followed
-from stretto.files.path_names import in_path
 from stretto.methods.advice import may_stand_for
 from stretto.methods.table import is_advised
 from stretto.report import units
@@ -17,6 +15,8 @@ from stretto.settings.runs import TrainSettings, known, short
 from stretto.study.checkpoints import Checkpoints
 from stretto.study.prepare import Prepared
 from stretto.study.store import CHECKPOINTS, RUN, check_run_folder, read_run, refuse_full, refuse_other
+from stretto.system.destinations import followed
+from stretto.system.path_names import in_path
 from stretto.tracing import Recording, read_recordings
 from stretto.tracing.operation_spans import OPERATION
 

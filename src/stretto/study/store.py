@@ -22,7 +22,6 @@ from typing import Any, TextIO
 from torch import Tensor
 
 from stretto.errors import StrettoError, UsageError
-from stretto.files.destinations import check_replaced, followed, write_whole
 from stretto.options.checks import shown
 from stretto.options.import_object import is_given, is_model_folder
 from stretto.options.kinds import check_values, read_json, read_text
@@ -30,6 +29,7 @@ from stretto.report.record import Measurement, Observation, Point, Record
 from stretto.report.units import bytes_held
 from stretto.settings.command_line import parse_metric
 from stretto.settings.runs import CompareSettings, TrainSettings
+from stretto.system.destinations import check_replaced, followed, write_whole
 from stretto.tracing import Recording
 
 FREE_BYTES = 64 * 2**20  # on the disk before a study starts, at least

@@ -12,9 +12,6 @@ from typing import Any
 from torch import nn
 
 from stretto.errors import ScheduleError, UsageError
-from stretto.files import destinations
-from stretto.files.destinations import followed
-from stretto.files.path_names import in_path
 from stretto.methods import BASELINE, METHODS, Method, method
 from stretto.methods.advice import explained, idle_chunks, refusal
 from stretto.methods.cure import Correction, Place, Prediction
@@ -53,6 +50,9 @@ from stretto.study.store import (
     writing,
 )
 from stretto.study.training_run import Task
+from stretto.system import destinations
+from stretto.system.destinations import followed
+from stretto.system.path_names import in_path
 from stretto.trainer.tracking import bubble, bubble_of
 
 ALL = "all"

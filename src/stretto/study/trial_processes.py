@@ -18,7 +18,6 @@ from stretto.errors import StrettoError
 from stretto.options.user_errors import error_place, exits_told
 from stretto.plan.plan_file import training_settings
 from stretto.plan.trials import Trial, TrialFailedError, whole
-from stretto.processes.children import Child, end, exit_reason
 from stretto.runtime.launch import MEET, OF_LAUNCHER
 from stretto.runtime.process_memory import peak_memory
 from stretto.runtime.rendezvous.nodes import LocalRendezvous
@@ -28,6 +27,7 @@ from stretto.settings.runs import TrainSettings, known
 from stretto.study.first_batches import refuse_other_sizes
 from stretto.study.prepare import dataset, prepare, resolve
 from stretto.study.training_run import training_batches
+from stretto.system.children import Child, end, exit_reason
 
 TIMEOUT = 3600.0  # seconds that a worker waits for another: longer than all turns of all plans
 GRACE = 5.0  # seconds for the others once one has failed

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from stretto.errors import UsageError
-from stretto.files.destinations import writing
 from stretto.options.extras import require
+from stretto.system.destinations import writing
 from stretto.tracing.operation_spans import OPERATION, by_action
 from stretto.tracing.recording import Mark, Recording, Span
 from stretto.tracing.run_phases import RunPhase

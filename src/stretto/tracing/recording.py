@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from stretto.errors import UsageError
-from stretto.files.destinations import replacing
 from stretto.options.checks import MOST, shown
 from stretto.options.kinds import check_values, naming, read_json, read_text
 from stretto.schedule import Edge, Schedule
+from stretto.system.destinations import replacing
 
 FORMAT = 1
 LIMIT = 1 << 18  # events kept of a recording: about 40 MB in memory, 15 MB on disk

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from stretto.errors import UsageError
-from stretto.files.destinations import write_whole
+from stretto.system.destinations import write_whole
 from stretto.trackers.tracker import LocalTracker, Row, RunDescription, TrackerRun
 
 METRICS, SETTINGS, SCHEDULE = "metrics.csv", "settings.json", "schedule.txt"

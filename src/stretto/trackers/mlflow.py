@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from stretto.files.destinations import check_file
+from stretto.system.destinations import check_file
 from stretto.trackers.tracker import Row, RunDescription, Tracker, TrackerRun, flat, grouped
 
 MOST_VALUES = 1000  # of one call

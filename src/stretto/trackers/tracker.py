@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from stretto.errors import UsageError
-from stretto.files.destinations import check_folder, is_below
-from stretto.files.path_names import in_path
 from stretto.options.checks import of_fields, whole
 from stretto.options.named import choice_text
+from stretto.system.destinations import check_folder, is_below
+from stretto.system.path_names import in_path
 
 Row = tuple[int, Mapping[str, float]]
 """A step, counted from 1, and what was measured after it."""

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from stretto.files.destinations import check_folder
 from stretto.options.checks import one_of
+from stretto.system.destinations import check_folder
 from stretto.trackers.tracker import Row, RunDescription, Tracker, TrackerRun, grouped
 
 MODES = ("online", "offline", "disabled")

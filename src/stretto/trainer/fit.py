@@ -21,14 +21,14 @@ from torch.utils.data import DataLoader
 
 from stretto import checkpoint
 from stretto.errors import StrettoError, UsageError
-from stretto.files.destinations import check_replaced
-from stretto.files.path_names import words_in_path
 from stretto.nn.seeding import derive
 from stretto.options.checks import flag, function, refuse, sequence, shown, whole
 from stretto.options.checks import path as check_path
 from stretto.options.named import MOST
-from stretto.processes.stop_request import StopRequest
 from stretto.schedule.draw import idle_share
+from stretto.system.destinations import check_replaced
+from stretto.system.path_names import words_in_path
+from stretto.system.stop_request import StopRequest
 from stretto.trackers import RunDescription, Tracker
 from stretto.trackers import find as find_trackers
 from stretto.trainer.evaluate import named_metrics

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from stretto.checkpoint import Manifest, read_manifest, read_stage
 from stretto.errors import StrettoError, UsageError
-from stretto.files.destinations import check_folder
 from stretto.losses import Loss, understand
 from stretto.losses.network_reads import network_of, refuse_network_reads
 from stretto.mesh import Mesh
@@ -43,6 +42,7 @@ from stretto.stage.trainer_arguments import (
     check_mesh,
     check_number,
 )
+from stretto.system.destinations import check_folder
 from stretto.tracing import Recording
 from stretto.tracing.recording import PAUSE
 from stretto.trainer.backend import State

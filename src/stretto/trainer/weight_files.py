@@ -9,9 +9,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from stretto.errors import UsageError
-from stretto.files.destinations import replacing, write_whole
 from stretto.options.checks import shown
 from stretto.options.user_errors import called
+from stretto.system.destinations import replacing, write_whole
 
 NAMES = "a function of a weight's name that returns its name in the files, another one for each, or None"
 INDEX = "model.safetensors.index.json"

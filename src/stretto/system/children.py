@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
-from stretto.processes import fork_server
+from stretto.system import fork_server
 
 ENDING = 5.0  # seconds that a process has to end by itself, and then by SIGTERM
 

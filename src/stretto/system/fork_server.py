@@ -1,7 +1,7 @@
 """Processes forked from Python's fork server, which has imported what they need: a fresh process takes seconds for it.
 
 The server has one thread and has computed nothing. It blocks Ctrl-C and SIGTERM, which may be sent to all processes of
-a job. It ends with the process that started it, and so do its forks (stretto.processes.lifeline).
+a job. It ends with the process that started it, and so do its forks (stretto.system.lifeline).
 """
 
 import contextlib
@@ -20,13 +20,12 @@ from typing import Any
 
 from stretto import interrupts
 from stretto.errors import StrettoError
-from stretto.files import temporary_folders
-from stretto.processes import lifeline
+from stretto.system import lifeline, temporary_folders
 
 LONGEST_FOLDER = 72  # characters of the folder for temporary files: the path of a socket in it has 107 at most
 # torch.optim imports torch._dynamo at its first step; each process imports the module again that the command ran as.
 NEEDED = (
-    "stretto.processes.fork_server_preload",
+    "stretto.system.fork_server_preload",
     "torch._dynamo",
     "torch.distributed.checkpoint",
     "torch.distributed.elastic.multiprocessing.api",

@@ -2,7 +2,7 @@
 
 import tempfile
 
-from stretto.processes import lifeline
+from stretto.system import lifeline
 
 lifeline.serve()
 tempfile.gettempdir()  # tried by a file, which a fork that is told to end meanwhile would leave there; then kept
