@@ -42,6 +42,9 @@ def registered():
 
 WRONG = {
     r"fit: callbacks\[0\]=<function .*: give a function of .trainer, entry.": lambda: fitted(callbacks=[lambda: None]),
+    r"fit: callbacks\[0\]=Sequential.*: give a function of .trainer, entry.": lambda: fitted(
+        callbacks=[nn.Sequential(nn.Linear(3, 3))]
+    ),
     "log=.*: give a function of a dict": lambda: fitted(log=lambda: None),
     r"batch_size=9223372036854775808: give": lambda: fitted(batch_size=2**63),
     r"threads='two': give a whole number": lambda: ran(threads="two"),

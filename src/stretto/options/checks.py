@@ -129,9 +129,9 @@ def function(name: str, value: Any, wanted: str, arguments: int | None = None, o
     if not callable(value):
         refuse(name, value, wanted)
     if arguments is not None:
-        try:
-            parameters = inspect.signature(value)
-        except ValueError:  # written in C, without a signature: its own error is told
+        try:  # an nn.Module is called with anything, and passes it to its `forward`
+            parameters = inspect.signature(value if isinstance(value, type) else getattr(value, "forward", value))
+        except (ValueError, TypeError):  # written in C, without a signature: its own error is told
             if options:
                 refuse(name, value, wanted)
             return
