@@ -67,6 +67,7 @@ WRONG = {
         torch.optim.Adam([X.clone().requires_grad_()], lr=0.1), delay=1e30
     ),
     r"muon: exclude=5: give a list": lambda: optim.muon([X.clone().requires_grad_()], lr=0.1, exclude=5),
+    r"clip=inf: choose a positive number below": lambda: ran(clip=float("inf")),
     r"clip=9223372036854775808: choose a positive number": lambda: ran(stretto.compare, clip=2**63, methods=["gpipe"]),
     r"lr=9.*: choose a positive number": lambda: ran(stretto.compare, lr=2**63, methods=["gpipe"]),
     r"optimizer .* takes no arguments": lambda: ran(optimizer=type("Empty", (), {})),

@@ -319,8 +319,8 @@ def check(settings: Settings) -> None:
             raise UsageError(f"unknown {name} {value!r}: {nearest(value, choices)}")
     if settings.momentum is not None and not 0 <= settings.momentum < 1:
         raise UsageError(f"momentum={settings.momentum}: choose a value from 0 up to, but not including, 1")
-    if settings.clip is not None and not 0 < settings.clip < MOST and settings.clip != math.inf:
-        raise UsageError(f"clip={settings.clip}: choose a positive number, below {MOST:g} or inf")
+    if settings.clip is not None and not 0 < settings.clip < MOST:  # files hold no infinite numbers
+        raise UsageError(f"clip={settings.clip}: choose a positive number below {MOST:g}; a large one only measures")
     if not 0 <= settings.weight_decay < MOST:
         raise UsageError(f"weight_decay={settings.weight_decay}: choose 0 or more, below {MOST:g}")
     check_large_batches(settings)
