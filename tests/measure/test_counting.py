@@ -9,7 +9,7 @@ from torch import nn
 from stretto.measure import layer_costs
 from stretto.measure.layer_counting import LayerCounting, MetaOperators
 from stretto.measure.tensor_costs import published_tensor_costs
-from stretto.models.published import language, planned_network
+from stretto.models.published import gpt3, planned_network
 from stretto.models.published_network import made_by
 
 TOKENS = {"depth": 4, "width": 32, "heads": 4, "context": 8, "vocabulary": 40}
@@ -17,7 +17,7 @@ LLAMA = {"kv_heads": 2, "positions": "rotary", "norm": "rms", "gated": True, "bi
 NETWORKS = {
     "decoder": partial(planned_network, "decoder", TOKENS),
     "fused": partial(planned_network, "decoder", TOKENS | LLAMA | {"attention": "fused", "dropout": 0.0}),
-    "gpt3": partial(language, **TOKENS),
+    "gpt3": partial(gpt3, **TOKENS),
     "resnet": partial(planned_network, "resnet", {"depth": 18, "side": 32}),
     "unet": partial(planned_network, "unet", {"depth": 2, "width": 8, "side": 16, "norm": "group"}),
 }

@@ -35,10 +35,15 @@ def both(kind, folder, method="1f1b(microbatches=2)", data=None, given=None, **o
 
 
 def assert_close(theirs, ours, tolerance=1e-6):
+    """Norms of gradients are sums of many squares, and some processors round them further apart."""
     assert len(history(theirs)) == len(history(ours))
     for one, other in zip(history(theirs), history(ours), strict=True):
         assert list(one) == list(other)
-        assert other == pytest.approx(one, rel=tolerance, abs=tolerance)
+        norm, norm_of_other = (entry.get("grad_norm", 0.0) for entry in (one, other))
+        assert norm_of_other == pytest.approx(norm, rel=5 * tolerance)
+        assert other == pytest.approx(
+            {**one, "grad_norm": norm_of_other} if norm else one, rel=tolerance, abs=tolerance
+        )
     for (name, one), other in zip(theirs.model.named_parameters(), ours.model.parameters(), strict=True):
         torch.testing.assert_close(other, one, rtol=0, atol=tolerance, msg=name)
 

@@ -182,7 +182,7 @@ class Prices(LayerPrices):
         stage = StageTable(
             forward=work.forward + intra_forward,
             backward=backward + intra_backward + again,
-            learn=zeros + learn,
+            learn=learn,
             intra_forward=intra_forward,
             intra_backward=intra_backward,
             forward_gather=zeros,
@@ -229,7 +229,8 @@ class Prices(LayerPrices):
             held = held + head.held - twice
         learn = np.zeros_like(static)
         if s in c.gradients.predicted:
-            forward, learn, bytes_of_predictor = self.predictor(c, s)
+            forward, at_end, bytes_of_predictor = self.predictor(c, s)
+            learn = learn + at_end
             times, static = times._replace(backward=times.backward + forward), static + bytes_of_predictor
         update, cure = times.update, c.planned.step_cure(stage_at)
         if cure != PLAIN:
