@@ -59,7 +59,8 @@ def test_alpha_beta_gamma_t0_and_t1_are_recovered():
     assert (link.sending(1e6), link.receiving(1e6)) == pytest.approx((9e-4, 3e-4))
     # The ends take longer than a message does while they are idle.
     assert link.transit == pytest.approx((0, 0), abs=1e-15)
-    assert link.busy_seconds(1e6) == pytest.approx(1.2e-3)
+    latency, per_byte = link.transit
+    assert link.sending(1e6) + latency + 1e6 * per_byte + link.receiving(1e6) == pytest.approx(1.2e-3)
     assert link.gap == 0  # and messages cannot be closer together than that
     for operator, truth in TRUTH.items():
         rate = device.rates[operator]["forward"]

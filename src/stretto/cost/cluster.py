@@ -302,11 +302,6 @@ class Link:
         per_byte = self.seconds_per_byte * self.contention
         return per_byte if per_byte > self.send_per_byte + self.receive_per_byte else 0.0
 
-    def busy_seconds(self, num_bytes: float) -> float:
-        """Seconds of one message while both ends compute: sending, transit and receiving."""
-        latency, per_byte = self.transit
-        return self.sending(num_bytes) + latency + num_bytes * per_byte + self.receiving(num_bytes)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Group:

@@ -35,7 +35,7 @@ from stretto.cost.communication import (
     message,
     receiving,
     sending,
-)  # fmt: skip
+)
 from stretto.cost.cure_costs import PLAIN, feedback_tensors
 from stretto.cost.head_costs import SharedUse, borrow
 from stretto.cost.layer_sums import HostLags, Numbers, Table, Times, learn_seconds, range_sums, with_head

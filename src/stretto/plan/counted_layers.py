@@ -14,8 +14,9 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided, sliding_window_view
 from numpy.typing import NDArray
 
+from stretto.cost.layer_sums import Numbers
 from stretto.plan.partition import SAME
-from stretto.plan.worker_stages import Numbers, WorkerStages
+from stretto.plan.worker_stages import WorkerStages
 
 Counts = NDArray[np.intp]
 

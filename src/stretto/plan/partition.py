@@ -12,9 +12,9 @@ from itertools import combinations, pairwise
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-Table = NDArray[np.float64]
+from stretto.cost.layer_sums import Table
+
 Tables = Sequence[Table]
 FEW = 128  # partitions that are compared one by one
 SAME = 1e-12  # values with a smaller relative difference count as equal

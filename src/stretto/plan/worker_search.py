@@ -14,9 +14,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from stretto.cost.layer_sums import Numbers
 from stretto.plan.counted_layers import CountedLayers
 from stretto.plan.partition import SAME, Partition
-from stretto.plan.worker_stages import Numbers, WorkerStages
+from stretto.plan.worker_stages import WorkerStages
 
 Ends = NDArray[np.intp]  # of each stage of a worker, by states
 Starts = tuple[int, ...]  # where loops start, and behind the last one

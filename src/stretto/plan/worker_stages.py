@@ -6,12 +6,9 @@ from functools import cached_property
 from itertools import pairwise
 from math import inf
 
-import numpy as np
-from numpy.typing import NDArray
-
+from stretto.cost.layer_sums import Numbers
 from stretto.plan.partition import Partition
 
-Numbers = NDArray[np.float64]
 Tables = Sequence[Numbers]
 
 
