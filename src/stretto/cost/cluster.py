@@ -414,7 +414,7 @@ class Cluster:
 
     def place(self, worker: int) -> WorkerPlace:
         """The group and node of a worker. Raises UsageError if the cluster has no such worker."""
-        if not is_whole(worker) or not 0 <= worker < self.num_workers:
+        if not (type(worker) is int or is_whole(worker)) or not 0 <= worker < self.num_workers:
             raise UsageError(
                 f"worker {shown(worker)} of cluster {self.name!r}, which has {self.num_workers}: use fewer, or add "
                 "nodes"

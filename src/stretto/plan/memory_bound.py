@@ -1,7 +1,7 @@
 """Lower bounds of the bytes that a candidate needs: those that cannot fit are not priced."""
 
 from collections.abc import Hashable, Iterator
-from functools import lru_cache, partial
+from functools import lru_cache
 from math import inf
 from typing import NamedTuple, TypeVar
 
@@ -68,12 +68,17 @@ class MemoryBounds:
         room = memory - self.least_static(group) * SLACK
         if room < 0:
             return
-        fitting = lru_cache(maxsize=None)(partial(self.fitting, axes, room))
+        known: dict[tuple[object, ...], tuple[tuple[str, ...], tuple[str, ...]]] = {}
         layers, stages = [], []
         for choice in group.choices:
-            of_layers, of_stages = fitting(self.fewest_of(axes, choice), choice.recompute, choice.sequences)
-            layers += [choice._replace(recompute=of_layers)] if of_layers else []
-            stages += [choice._replace(recompute=of_stages)] if of_stages else []
+            key = (self.fewest_of(axes, choice), choice.recompute, choice.sequences)
+            if key not in known:
+                known[key] = self.fitting(axes, room, *key)
+            of_layers, of_stages = known[key]
+            if of_layers:
+                layers.append(choice if of_layers == choice.recompute else choice._replace(recompute=of_layers))
+            if of_stages:
+                stages.append(choice._replace(recompute=of_stages))
         if layers:
             yield group._replace(choices=layers)
         if stages:
