@@ -2,11 +2,13 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
 from stretto import UsageError
 from stretto.cost import Cluster, Device, Group, Link, Rate, find_cluster, read_cluster, write_cluster
+from stretto.cost.cluster import read_link
 from stretto.cost.cluster_file import cluster_of, names, parse, to_dict, to_toml
 
 DEVICE = Device(
@@ -201,3 +203,47 @@ def test_workers_of_a_node_may_have_speeds_of_their_own():
         Group(nodes=1, workers=2, device="d", speeds=(1.0, 0.0), within="l")
     with pytest.raises(UsageError, match=r"groups\[0\].speeds = 2: a list of numbers belongs here"):
         cluster_of({**to_dict(cluster), "groups": [{"nodes": 1, "workers": 1, "device": "d", "speeds": 2}]})
+
+
+def test_machines_are_nodes_like_those_of_the_cluster_joined_by_a_link():
+    two = find_cluster("wide-area").on_machines(2, 2, "100Mbit,1ms")
+    assert (two.num_workers, two.place(1).node) == (2, 1)
+    assert two.link(0, 1) == Link(latency=1e-3, bandwidth=12.5e6)
+    assert two.device(1) == find_cluster("wide-area").device(0)
+    four = find_cluster("wide-area").on_machines(2, 8)
+    assert [four.place(worker).node for worker in (3, 4)] == [0, 1]
+    assert four.link(0, 1) == find_cluster("wide-area").link(0, 1)
+    assert four.link(3, 4) == find_cluster("wide-area").link(0, 15)
+    assert find_cluster("8-nodes-of-8-h100").on_machines(30).num_workers == 240
+
+
+def test_a_link_of_a_bandwidth_alone_keeps_what_messages_cost_their_ends():
+    known = Link(latency=2e-3, bandwidth=1e9, send=3e-5, send_per_byte=1e-10, receive=7e-5, contention=1.2)
+    assert read_link("2.5Gbit", known) == replace(known, bandwidth=312.5e6, contention=1.0)
+    assert read_link("20kbit/s,0.5s") == Link(latency=0.5, bandwidth=2500.0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((2, None, "fast"), "link='fast': give a bandwidth and, if you like, a latency: 100Mbit,1ms"),
+        ((2, None, "0Mbit"), "link='0Mbit': give a bandwidth"),
+        ((0,), "machines=0: give a whole number"),
+        ((3, 4), "workers=4 on 3 machines: give a multiple of 3, at most 24"),
+        ((2, 18), "workers=18 on 2 machines: give a multiple of 2, at most 16"),
+    ],
+)
+def test_machines_that_there_cannot_be_are_refused(arguments, message):
+    with pytest.raises(UsageError, match=message):
+        find_cluster("wide-area").on_machines(*arguments)
+
+
+def test_machines_of_unequal_nodes_or_without_a_link_are_refused():
+    cluster = find_cluster("8-a100")
+    uneven = replace(
+        cluster, groups=(*cluster.groups, replace(cluster.groups[0], workers=4)), between=next(iter(cluster.links))
+    )
+    with pytest.raises(UsageError, match=r"machines=2: nodes of cluster .* differ"):
+        uneven.on_machines(2)
+    with pytest.raises(UsageError, match=r"machines=2: nothing joins nodes of .*: give link=100Mbit,1ms"):
+        cluster.on_machines(2)

@@ -14,8 +14,12 @@ from stretto.cost.step_prediction import turn_seconds
 from stretto.errors import UsageError
 from stretto.measure import layer_costs
 from stretto.methods import method
-from stretto.plan import Problem, search
-from stretto.plan.refine import LaidOut, pricer_of, refined, terms
+from stretto.plan import Problem, candidates, search
+from stretto.plan.branch_and_bound import plan_of
+from stretto.plan.candidate_costs import Prices
+from stretto.plan.objective import Objective
+from stretto.plan.refine import LaidOut, plainest, pricer_of, refined, simulated, terms
+from stretto.plan.ways import ways_of
 
 WIDTH, BATCH = 32, 16
 METHODS = (
@@ -159,3 +163,21 @@ def test_plans_run_ahead_of_late_messages_as_far_as_memory_allows():
 def test_plans_do_not_run_ahead_where_no_message_is_late():
     found = search(linear_problem(None, "1f1b").but(microbatches=(8,), pipelines=(3,)))
     assert all(plan.candidate.ahead == 0 for plan in refined(found.plans, found.prices))
+
+
+def test_within_the_spread_of_what_was_measured_the_plainest_plan_wins():
+    """Recomputed from every candidate: fewest workers, then the candidate that comes first."""
+    bare = linear_problem(None, "synchronous").but(all_workers=False, batch_sizes=(6144,), recompute=("none",))
+    best = refined(search(bare, keep=4).plans, Prices(bare))[0]
+    assert best.candidate.workers > 1
+    assert plainest(best, Objective(), Prices(bare)) == best
+    every = [(c, plan) for c in candidates(bare) if (plan := plan_of(c, Objective(), Prices(bare))) is not None]
+    slower = sorted({simulated(plan, Prices(bare)).value / best.value for c, plan in every if c.workers == 1})[0]
+    for spread, workers in ((slower - 1 - 1e-9, {2, 3}), (slower - 1 + 1e-9, {1})):
+        given = bare.but(spreads=dict.fromkeys(ways_of(best.candidate), spread))
+        found = plainest(best, Objective(), Prices(given))
+        assert found.candidate.workers in workers
+        assert found.value <= best.value * (1 + spread)
+        assert found.simulated
+        equal = [c for c, plan in every if simulated(plan, Prices(bare)).value <= best.value * (1 + spread)]
+        assert found.candidate == min(equal, key=lambda c: c.order)

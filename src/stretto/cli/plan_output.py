@@ -19,7 +19,9 @@ from stretto.plan import Candidate, Found, Objective, Plan, Problem
 from stretto.plan.candidate_costs import Prices
 from stretto.plan.explain import describe_axes, size
 from stretto.plan.plan_file import content, difference, read_plan, script, to_toml
+from stretto.plan.refine import simulate_if_short
 from stretto.plan.reliability import Reliability, goodput_of, needs
+from stretto.plan.trials import single_worker
 from stretto.plan.ways import byte_correction, ways_of
 from stretto.report.units import duration, energy, number, percent, seconds
 from stretto.schedule.csv_file import to_csv
@@ -72,12 +74,17 @@ def rename_former(out: Path, text: str) -> str | None:
     return str(free)
 
 
-def summarize(best: Plan, found: Found, file: Mapping[str, Any], model: Costed, out: Path) -> dict[str, Any]:
+def summarize(
+    best: Plan, found: Found, objective: Objective, file: Mapping[str, Any], model: Costed, out: Path
+) -> dict[str, Any]:
     """What `stretto plan --json` prints of the plan that was written and of the search, as plain data.
 
-    For a user's own model that includes the line of Python that trains it.
+    For a user's own model that includes the line of Python that trains it. `one_worker` is plain training on a single
+    worker, None where that does not fit into its memory; `delays` are how many updates old each stage's gradients are.
     """
     problem, c = found.prices.problem, best.candidate
+    single, chosen = single_worker(problem, objective, found.prices), method(str(c))
+    stale = c.pipeline > 1 and not c.planned.drains
     facts: dict[str, Any] = {
         "plan": str(out),
         "kept": file["kept"],
@@ -92,6 +99,13 @@ def summarize(best: Plan, found: Found, file: Mapping[str, Any], model: Costed, 
         "objective": file["objective"],
         "corrections": {way: problem.ratios.get(way, 1.0) for way in ways_of(c)},
         "correction_of_bytes": byte_correction(c, problem.byte_ratios),
+        "one_worker": None
+        if single is None
+        else {
+            "seconds": simulate_if_short(single, found.prices).seconds,
+            "batch_size": single.candidate.batch,
+        },
+        "delays": list(chosen.delays(chosen.plan(c.stages, c.pipeline)[0]).mean) if stale else [0.0] * c.stages,
         "doubts": doubts_of(c, problem),
         "between_stages": model.passed(best.bounds),
     }
@@ -158,8 +172,9 @@ def as_text(value: Any) -> str:
 
 def describe(facts: Mapping[str, Any]) -> str:
     """What `stretto plan` prints: the plan, a step's time and memory, and what was asked for beside them."""
-    plan_rows = rows_of(facts["chosen"], facts["predicted"])
+    plan_rows = rows_of(facts["chosen"], facts["predicted"], facts["one_worker"])
     plan_rows[3:3] = place_rows(facts.get("places", ()))
+    plan_rows[1:1] = stale_rows(facts["delays"])
     plan_rows += goodput_rows(facts["goodput"]) if "goodput" in facts else []
     if network := facts.get("network"):
         options = ", ".join(f"{key} {value}" for key, value in network["model_options"].items())
@@ -191,17 +206,45 @@ def describe(facts: Mapping[str, Any]) -> str:
     return "\n".join(block if isinstance(block, str) else aligned(block) for block in blocks)
 
 
-def rows_of(chosen: Mapping[str, Any], predicted: Mapping[str, Any]) -> list[tuple[str, str]]:
+def stale_rows(delays: Sequence[float]) -> list[tuple[str, str]]:
+    """A row of how many updates old the gradients of a plan are, stage by stage; none where they are new."""
+    if not any(delays):
+        return []
+    ages = [f"{delay:.3g}" for delay in (delays if len({*delays}) > 1 else delays[:1])]
+    words = (
+        f"{' '.join(ages)} updates old, stage by stage"
+        if len(ages) > 1
+        else f"{ages[0]} update{'s' * (delays[0] > 1)} old"
+    )
+    return [("stale gradients", f"{words}: the loss may fall more slowly")]
+
+
+def compare_with_one(one: Mapping[str, Any] | None, chosen: Mapping[str, Any], seconds: float) -> str:
+    """What a step takes on one worker, beside the plan's `seconds`."""
+    if one is None:
+        return "does not fit into its memory"
+    if chosen["workers"] == 1:
+        return "this plan"
+    ratio = one["seconds"] / one["batch_size"] / (seconds / chosen["batch_size"])
+    better = f"this plan is {ratio:.3g} times as fast" if ratio >= 1 else f"{1 / ratio:.3g} times as fast as this plan"
+    batch = "" if one["batch_size"] == chosen["batch_size"] else f" of {one['batch_size']} examples"
+    return f"{duration(one['seconds'])} a step{batch}: {better}"
+
+
+def rows_of(
+    chosen: Mapping[str, Any], predicted: Mapping[str, Any], one: Mapping[str, Any] | None
+) -> list[tuple[str, str]]:
     """Rows of what was chosen and what a step takes, with the parts of its time."""
     axes = " x ".join(f"{axis} {chosen[axis]}" for axis in ("data", "pipeline", "tensor", "space"))
     seconds = predicted["seconds_per_step"]
+    spread = f" ± {percent(predicted['spread'], 0)}" if "spread" in predicted else ""
     return [
         ("method", chosen["method"]),
-        ("axes", f"{axes} = {chosen['workers']} workers"),
+        ("axes", f"{axes} = {chosen['workers']} worker{'s' * (chosen['workers'] > 1)}"),
         ("stages begin at", " ".join(map(str, chosen["bounds"][:-1]))),
         ("sharding", chosen["sharding"]),
         ("batch size", str(chosen["batch_size"])),
-        ("a step", f"{duration(seconds)} (by {predicted['by']})"),
+        ("a step", f"{duration(seconds)}{spread} (by {predicted['by']})"),
         *(
             # a bubble may be too short to be one
             (
@@ -211,6 +254,7 @@ def rows_of(chosen: Mapping[str, Any], predicted: Mapping[str, Any]) -> list[tup
             for name, value in predicted["seconds"].items()
             if abs(value) > NEGLIGIBLE * seconds or (name == "bubble" and chosen["pipeline"] > 1)
         ),
+        ("one worker", compare_with_one(one, chosen, seconds)),
         ("memory", f"{size(max(predicted['bytes_per_worker']))} on the fullest worker"),
         *expense_rows(predicted, chosen["batch_size"]),
     ]

@@ -15,7 +15,7 @@ from stretto.plan.explain import explain, frontier, misfit
 from stretto.plan.planned_methods import names_of, planned
 from stretto.plan.problem import RECOMPUTE, SHARDS, USUAL_SPACES, usual_tensors
 from stretto.plan.programs import USUAL, ProgramTraits, program_named
-from stretto.plan.refine import refined
+from stretto.plan.refine import plainest, refined
 from stretto.plan.trials import ROUNDS
 from stretto.replicas.sync_options import CHOICES
 from stretto.settings.planning import EXPORTED, PAGE, SEQUENCE, FailureSettings, PlanOutput, PlanSettings
@@ -47,6 +47,10 @@ def make_plan(settings: PlanSettings, failures: FailureSettings, output: PlanOut
     if output.export not in (None, "torch"):
         raise UsageError(f"export={output.export!r}: there is torch")
     cluster = find_cluster(settings.cluster)
+    if settings.machines is not None:
+        cluster = cluster.on_machines(settings.machines, settings.workers, settings.link)
+    elif settings.link is not None:
+        raise UsageError(f"link={settings.link!r}: between which machines? Give --machines 2, say")
     check_trials(settings, cluster)
     for ending in (*(EXPORTED if output.export else ()), *((PAGE,) if output.scale is not None else ())):
         check_file(output.out.with_suffix(ending))
@@ -61,7 +65,9 @@ def make_plan(settings: PlanSettings, failures: FailureSettings, output: PlanOut
     if found.best is None:
         raise UsageError(misfit(problem))
     prices = found.prices
-    best, *_ = found.plans if settings.objective == "memory" else refined(found.plans, prices)
+    best, *_ = found.plans
+    if settings.objective != "memory":
+        best = plainest(refined(found.plans, prices)[0], objective, prices)
     if settings.tries is None:
         trials = find_measured(settings, objective, model, prices, best)
     else:
@@ -69,7 +75,7 @@ def make_plan(settings: PlanSettings, failures: FailureSettings, output: PlanOut
             trials = measure_plans(settings, objective, model, prices, bar.reach)
     best = best if trials is None else trials.plan
     file = write_plan(best, prices, objective, model, output, None if trials is None else trials.measured)
-    facts = summarize(best, found, file, model, output.out) | ({} if trials is None else trials.facts)
+    facts = summarize(best, found, objective, file, model, output.out) | ({} if trials is None else trials.facts)
     if settings.objective == "loss":
         facts["penalties"] = penalty_rows(problem, objective, study)
     if reliability is not None:

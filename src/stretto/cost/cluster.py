@@ -4,6 +4,7 @@ Workers are numbered group by group, node by node. Times are in seconds, memory 
 """
 
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -14,7 +15,7 @@ from typing import NamedTuple
 from stretto.cost.attained import Attained
 from stretto.cost.collective import Collective, Steps, joined_rings, joined_tree, slower, slower_rings
 from stretto.errors import UsageError, nearest
-from stretto.options.checks import is_whole, of_fields, shown
+from stretto.options.checks import is_whole, of_fields, shown, whole
 
 
 def check_positive(key: str, value: float | None, remedy: str) -> None:
@@ -303,6 +304,27 @@ class Link:
         return per_byte if per_byte > self.send_per_byte + self.receive_per_byte else 0.0
 
 
+LINK = re.compile(r"(\d+(?:\.\d+)?)([kMG])bit(?:/s)?(?:,(\d+(?:\.\d+)?)(us|ms|s))?")
+
+
+def read_link(text: str, known: Link | None = None) -> Link:
+    """The link of a bandwidth and a latency: "100Mbit,1ms" carries 100 million bits a second, each a millisecond late.
+
+    Without a latency it is that of the `known` link, else 0; so is what a message costs the processors at its ends.
+    Raises UsageError for any other text.
+    """
+    found = LINK.fullmatch(text)
+    if found is None or not float(found[1]):
+        raise UsageError(f"link={text!r}: give a bandwidth and, if you like, a latency: 100Mbit,1ms or 1Gbit")
+    bandwidth = float(found[1]) * {"k": 1e3, "M": 1e6, "G": 1e9}[found[2]] / 8
+    known = known or Link(latency=0.0, bandwidth=bandwidth)
+    latency = known.latency if found[3] is None else float(found[3]) * {"us": 1e-6, "ms": 1e-3, "s": 1.0}[found[4]]
+    return Link(
+        latency=latency, bandwidth=bandwidth, send=known.send, send_per_byte=known.send_per_byte,
+        receive=known.receive, receive_per_byte=known.receive_per_byte,
+    )  # fmt: skip
+
+
 @dataclass(frozen=True, kw_only=True)
 class Group:
     """Equal nodes of `workers` devices each; `within` and `between` name the links in a node and between nodes.
@@ -395,6 +417,33 @@ class Cluster:
                 )
         if len(self.groups) > 1 and self.between is None:
             raise UsageError(f"between is missing: name the link that joins the {len(self.groups)} groups")
+
+    def on_machines(self, machines: int, workers: int | None = None, link: str | None = None) -> "Cluster":
+        """So many machines, each like a node of this cluster: of all its devices, or of an equal share of `workers`.
+
+        `link` is what joins them, a bandwidth and a latency, "100Mbit,1ms"; without it, what joins nodes here. Raises
+        UsageError where nodes differ, or have too few devices.
+        """
+        whole("machines", machines, 1, MOST_WORKERS)
+        node, *others = self.groups
+        if any(replace(other, nodes=node.nodes, between=node.between) != node for other in others):
+            raise UsageError(f"machines={machines}: nodes of cluster {self.name!r} differ; leave machines out")
+        each, rest = (node.workers, 0) if workers is None else divmod(workers, machines)
+        if rest or not 1 <= each <= node.workers:
+            raise UsageError(
+                f"workers={workers} on {machines} machines: give a multiple of {machines}, at most "
+                f"{machines * node.workers}, as a node of cluster {self.name!r} has {node.workers}"
+            )
+        former = self.between or node.between
+        if former is None and link is None and machines > 1:
+            raise UsageError(f"machines={machines}: nothing joins nodes of {self.name!r}: give link=100Mbit,1ms")
+        links, name = dict(self.links), former
+        if link is not None:
+            name = f"{link} between machines"
+            links[name] = read_link(link, None if (known := former or node.within) is None else links[known])
+        speeds = None if node.speeds is None else node.speeds[:each]
+        group = replace(node, nodes=machines, workers=each, speeds=speeds, between=name)
+        return replace(self, name=f"{machines} x {self.name}", groups=(group,), links=links, between=None)
 
     @cached_property
     def places(self) -> tuple[WorkerPlace, ...]:

@@ -17,6 +17,7 @@ from stretto.plan.branch_and_bound import Plan
 from stretto.plan.candidate_costs import Prices
 from stretto.plan.objective import Objective
 from stretto.plan.refine import terms
+from stretto.plan.ways import spread_of
 from stretto.simulate.network import LATE_DRAWS
 
 TRAIN, PLAN, PREDICTED, MEASURED, OPTIONS = "train", "plan", "predicted", "measured", "model_options"
@@ -82,6 +83,8 @@ def content(
         },
         "objective": {"goal": aim.goal, "value": plan.value},
     }
+    if (spread := spread_of(c, problem.spreads)) is not None:
+        known[PREDICTED]["spread"] = spread
     if plan.money is not None:
         known[PREDICTED]["money_per_step"] = plan.money
     if plan.joules is not None:

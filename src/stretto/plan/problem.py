@@ -70,7 +70,8 @@ class Problem:
     processes that share weights, where they have been counted; others follow from `costs`. `form_costs` are those by
     (processes, whether they divide the sequence, "selective" or "none"), without which there are no plans with them.
     `ratios` are measured over predicted seconds of whole steps, by the ways to divide the work of `stretto.plan.ways`,
-    and `byte_ratios` measured over predicted bytes of the fullest worker. With `all_workers`, every plan uses all
+    `byte_ratios` measured over predicted bytes of the fullest worker, and `spreads` half the distance between the
+    slowest and the fastest of the measured steps, as a share of their median. With `all_workers`, every plan uses all
     workers. With `trained`, there are only plans that `stretto train` can run. With `weight_products`, a W takes the
     products that give weights' gradients, which a backward has beside an I, as systems for large models run it; else it
     goes backward through the operators again, as autograd does. What else such systems do is the `program`'s. Where
@@ -104,6 +105,7 @@ class Problem:
     form_costs: Mapping[tuple[int, bool, str], ModelCosts] = field(default_factory=dict)
     ratios: Mapping[str, float] = field(default_factory=dict)
     byte_ratios: Mapping[str, float] = field(default_factory=dict)
+    spreads: Mapping[str, float] = field(default_factory=dict)
     all_workers: bool = False
     trained: bool = False
     weight_products: bool = False

@@ -12,13 +12,16 @@ from stretto.cost.stage_prediction import StageTimes
 from stretto.cost.step_prediction import Pricer, turn_seconds
 from stretto.cost.worker_memory import peak_bytes
 from stretto.methods import Method, method
-from stretto.plan.branch_and_bound import Plan, bytes_of_workers
+from stretto.plan.branch_and_bound import Plan, bytes_of_workers, search
 from stretto.plan.candidate_costs import Prices, Trained
 from stretto.plan.closed_forms import TERMS, StageTable
-from stretto.plan.ways import byte_correction
+from stretto.plan.objective import Objective
+from stretto.plan.search_space import candidates
+from stretto.plan.ways import byte_correction, spread_of
 from stretto.schedule import Rules, Schedule
 
 AHEAD = (1, 2, 3, 4, 6, 8)  # forwards that plans may run ahead for each worker above
+EQUAL = 48  # plans of so many workers among which the plainest one is looked for
 MOST = 4000  # actions of a turn; the simulation of so many takes no longer than a search
 
 
@@ -36,6 +39,23 @@ def refined(plans: Sequence[Plan], prices: Prices) -> tuple[Plan, ...]:
     return tuple(sorted(best, key=lambda plan: (plan.value, plan.formula)))
 
 
+def plainest(best: Plan, objective: Objective, prices: Prices) -> Plan:
+    """The plainest plan whose predicted value is within the spread of the steps that the best plan's rests on.
+
+    With the fewest workers, then the first in the order of `Candidate.order`. The best one where no step was measured.
+    """
+    limit = best.value * (1 + (spread_of(best.candidate, prices.problem.spreads) or 0.0))
+    if limit == best.value:
+        return best
+    for workers in sorted({c.workers for c in candidates(prices.problem)}):
+        found = search(prices.problem, objective, keep=EQUAL, prices=prices, among=lambda c: c.workers == workers)  # noqa: B023
+        for plan in sorted(found.plans, key=lambda plan: plan.candidate.order):
+            exact = simulate_if_short(plan, prices)
+            if exact.value <= limit:
+                return exact
+    return best
+
+
 def running_ahead(plan: Plan, prices: Prices) -> Iterator[Plan]:
     """The plan, and the same with more forwards ahead, as far as they fit into memory; only if messages are late."""
     yield plan
@@ -48,6 +68,11 @@ def running_ahead(plan: Plan, prices: Prices) -> Iterator[Plan]:
         num_bytes = bytes_of_workers(chosen, plan.bounds, prices.tables(chosen))
         if all(taken <= memory for taken, memory in zip(num_bytes, prices.places_of(c).memory, strict=True)):
             yield replace(plan, candidate=chosen, bytes=tuple(num_bytes))
+
+
+def simulate_if_short(plan: Plan, prices: Prices) -> Plan:
+    """The plan with simulated seconds, unless its schedule is too long for that."""
+    return plan if actions(plan) > MOST else simulated(plan, prices)
 
 
 def actions(plan: Plan) -> int:

@@ -27,7 +27,7 @@ from stretto.plan.objective import Objective
 from stretto.plan.places import IN_ORDER, placements
 from stretto.plan.plan_file import choices
 from stretto.plan.problem import Problem
-from stretto.plan.refine import MOST, actions, simulated
+from stretto.plan.refine import simulate_if_short
 from stretto.plan.search_space import Candidate, candidates
 
 POOL = 48  # plans, by closed forms, that the ones to try are taken from
@@ -110,11 +110,6 @@ def trials_of(problem: Problem, objective: Objective, prices: Prices, number: in
     if single is None:
         return chosen
     return [Trial(simulate_if_short(single, prices), allowed=allowed), *chosen]
-
-
-def simulate_if_short(plan: Plan, prices: Prices) -> Plan:
-    """The plan with simulated seconds, unless its schedule is too long for that."""
-    return plan if actions(plan) > MOST else simulated(plan, prices)
 
 
 def single_worker(problem: Problem, objective: Objective, prices: Prices) -> Plan | None:
@@ -226,7 +221,7 @@ Tried = Mapping[str, Any]  # one plan that was tried, as `row` writes it
 # Fields of a problem that are no choices.
 PRICED = (
     "costs", "tensor_costs", "form_costs", "cluster", "heads", "named_heads", "no_heads", "sides", "ratios",
-    "byte_ratios",
+    "byte_ratios", "spreads",
 )  # fmt: skip
 KINDS: Mapping[str, Any] = {
     "tried": list[dict[str, Any]], "tried_on": str, "try_noise": float, "remarks": list[str],

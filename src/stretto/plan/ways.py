@@ -33,6 +33,11 @@ def byte_correction(c: Candidate, ratios: Mapping[str, float]) -> float:
     return max((ratios[way] for way in ways_of(c) if way in ratios), default=1.0)
 
 
+def spread_of(c: Candidate, spreads: Mapping[str, float]) -> float | None:
+    """How far measured steps lay apart, as a share, of a candidate's ways: the most of them; None if not measured."""
+    return max((spreads[way] for way in ways_of(c) if way in spreads), default=None)
+
+
 def correction(c: Candidate, ratios: Mapping[str, float]) -> float:
     """What the predicted seconds of a candidate are multiplied by: 1 for ways that were not measured."""
     return math.prod(ratios.get(way, 1.0) for way in ways_of(c))

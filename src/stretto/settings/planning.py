@@ -30,6 +30,10 @@ class PlanSettings:
     fewer."""
     cluster: str | None = None
     """Cluster, by name, as 8-a100, or the file that stretto calibrate writes."""
+    machines: Annotated[int | None, WHOLE] = None
+    """So many machines, each like a node of the cluster, with an equal share of --workers."""
+    link: str | None = None
+    """Link between them, a bandwidth and a latency: 100Mbit,1ms; by default the cluster's between nodes."""
     model: str = "mlp"
     """Network of stretto train; one without data, which is only planned for: decoder, encoder, vit, gpt3-175b, ...; or
     your own, path/to/file.py:function."""

@@ -21,7 +21,8 @@ from stretto.plan.candidate_costs import Prices
 from stretto.plan.measurement_cache import MeasurementCache, Record, key_of
 from stretto.plan.plan_file import training_settings
 from stretto.plan.problem import SHARDS
-from stretto.plan.trials import Trial, TrialFailedError, play, row, simulate_if_short, whole
+from stretto.plan.refine import simulate_if_short
+from stretto.plan.trials import Trial, TrialFailedError, play, row, whole
 from stretto.plan.ways import LOCAL, ONE_WORKER, PIPELINE, WAYS, WITHOUT_DRAIN, ways_of
 from stretto.study.trial_processes import TrialGroup, count_bytes, ready
 
@@ -30,7 +31,7 @@ MICROBATCHES = 2  # of a probe, for each of its workers
 ROUNDS = 6  # turns of each plan, by turns with the others; in the first the processes warm up
 TOLD = ROUNDS + 1  # what `tell` is called with at the end, when bytes have been counted, too
 KINDS: Mapping[str, Any] = {
-    "plan": dict[str, Any], "seconds": float | None, "bytes": float | None, "failure": str | None,
+    "plan": dict[str, Any], "failure": str | None, **dict.fromkeys(("seconds", "spread", "bytes"), float | None),
 }  # fmt: skip
 
 
@@ -53,7 +54,7 @@ def with_measured_steps(
 
     def is_usable(known: Record) -> bool:
         return not anew and all(
-            way in known and "bytes" in known[way] and known[way]["plan"] == identity(plan)
+            way in known and "spread" in known[way] and known[way]["plan"] == identity(plan)
             for way, plan in plans.items()
         )
 
@@ -62,8 +63,9 @@ def with_measured_steps(
     doubts = tuple(f"no step could be measured on this machine, {way}: {found[way]['failure']}"
                    for way in plans if way not in ratios)  # fmt: skip
     byte_ratios = {way: found[way]["bytes"] / max(plans[way].bytes) for way in ratios}
+    spreads = {way: found[way]["spread"] for way in ratios}
     cluster = replace(problem.cluster, doubts=(*problem.cluster.doubts, *doubts))
-    return problem.but(ratios=ratios, byte_ratios=byte_ratios, cluster=cluster)
+    return problem.but(ratios=ratios, byte_ratios=byte_ratios, spreads=spreads, cluster=cluster)
 
 
 def probes(problem: Problem, workers: int) -> dict[str, Plan]:
@@ -77,7 +79,7 @@ def probes(problem: Problem, workers: int) -> dict[str, Plan]:
     every = problem.but(
         workers=workers, batch_sizes=(batch,), methods=(BASELINE, *methods), recompute=("none",), shards=SHARDS,
         pipelines=None, data_parallels=None, tensors=tensors, spaces=((1, 1), (workers, 1)),
-        microbatches=None, stages=None, all_workers=False, ratios={}, byte_ratios={},
+        microbatches=None, stages=None, all_workers=False, ratios={}, byte_ratios={}, spreads={},
     )  # fmt: skip
     prices, fitting = Prices(every), list(candidates(every))
     chosen = {way: nearest(fitting, way, workers) for way in WAYS}
@@ -134,9 +136,12 @@ def measure_steps(
         num_bytes = most_bytes(trials.values(), trained)
         tell((number + 1) * TOLD // len(together))
         for way, trial in trials.items():
+            turns = trial.choosing[1:]
+            seconds = None if trial.failure else statistics.median(turns)
             found[way] = {
                 "plan": identity(trial.plan),
-                "seconds": None if trial.failure else statistics.median(trial.choosing[1:]),
+                "seconds": seconds,
+                "spread": None if seconds is None else (max(turns) - min(turns)) / 2 / seconds,
                 "bytes": num_bytes.get(trial),
                 "failure": trial.failure,
             }
