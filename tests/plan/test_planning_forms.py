@@ -98,7 +98,7 @@ def test_stages_that_recompute(name):
 
 def stage_of(forward, inputs, weights, message=0.0, end=0.0):
     """A stage in numbers."""
-    none = dict.fromkeys(StageTable._fields, 0)
+    none = dict.fromkeys(StageTable._fields, 0) | {"passes": {}}
     times = {"forward": forward, "backward": inputs + weights, "deferrable": weights, "transit": message, "update": end}
     return StageTable(**none | times)
 

@@ -203,10 +203,11 @@ def test_processes_that_share_a_stage_send_parts_of_its_messages_and_gather_them
     gather = 0.0 if sequence else float(gathering(prices.places_of(c).weights[0], T, np.array(whole)))
     inside = [prices.intra_stage(c.mesh, 2, (), w, c.form, c.examples, True) for w in range(2)]
     cut = plan.bounds[1]
-    assert float(below.intra_forward) == pytest.approx(inside[0][0][:cut].sum())
-    assert float(below.intra_backward) == pytest.approx(inside[0][1][:cut].sum() + gather)
-    assert float(above.intra_forward) == pytest.approx(inside[1][0][cut:].sum() + gather)
-    assert float(above.intra_backward) == pytest.approx(inside[1][1][cut:].sum())
+    below, above = (stage.passes["inside stages"] for stage in (below, above))
+    assert float(below.forward) == pytest.approx(inside[0][0][:cut].sum())
+    assert float(below.backward) == pytest.approx(inside[0][1][:cut].sum() + gather)
+    assert float(above.forward) == pytest.approx(inside[1][0][cut:].sum() + gather)
+    assert float(above.backward) == pytest.approx(inside[1][1][cut:].sum())
     bounds = Bounds(prices)
     assert bounds.seconds(c) <= plan.formula
     assert bounds.tighter(c) <= plan.formula

@@ -2,6 +2,7 @@
 
 from functools import cache
 
+import numpy as np
 import pytest
 import torch
 from test_brute_force import draw, problem, seeds
@@ -14,9 +15,10 @@ from stretto.cost.step_prediction import turn_seconds
 from stretto.errors import UsageError
 from stretto.measure import layer_costs
 from stretto.methods import method
-from stretto.plan import Problem, candidates, search
+from stretto.plan import Problem, candidate_costs, candidates, search
 from stretto.plan.branch_and_bound import plan_of
 from stretto.plan.candidate_costs import Prices
+from stretto.plan.closed_forms import Passes
 from stretto.plan.objective import Objective
 from stretto.plan.refine import LaidOut, plainest, pricer_of, refined, simulated, terms
 from stretto.plan.ways import ways_of
@@ -108,6 +110,33 @@ def test_weight_gradients_as_products_change_only_what_is_split(name):
     plain, products = (refined(found.plans, found.prices)[0] for found in both)
     assert plain.bounds == products.bounds
     assert (plain.formula, plain.seconds) == (products.formula, products.seconds)
+
+
+@pytest.mark.parametrize("name", ["backprop", "zb-h1"])
+def test_a_cost_effect_is_one_entry(name, monkeypatch):
+    """What it adds reaches closed forms, simulated plans and both of their terms."""
+
+    def with_checksums(prices, c, s, stage):
+        nothing = np.zeros_like(stage.forward)
+        half = Passes(nothing + 0.0005, nothing + 0.002, nothing + 0.0015)
+        return stage.longer("runtime", half).longer("runtime", half)
+
+    workers = 1 if name == "backprop" else 3
+    asked = Problem(costs=linear_costs(), cluster=calibrated(workers), workers=workers, batch_sizes=(BATCH,),
+                    methods=(name,), all_workers=True, optimizer="adam", microbatches=(4,))  # fmt: skip
+
+    def told():
+        found = search(asked, among=lambda c: c.pipeline == workers)
+        (plan,) = refined(found.plans, found.prices)
+        runtime = (terms(each, found.prices)["runtime"] for each in (found.plans[0], plan))
+        return np.array([plan.formula, plan.seconds, *runtime])
+
+    before = told()
+    monkeypatch.setattr(candidate_costs, "EFFECTS", (with_checksums, *candidate_costs.EFFECTS))
+    added = told() - before
+    if name == "backprop":
+        assert added == pytest.approx(0.005 * np.ones(4))
+    assert (added >= (1 if name == "backprop" else 4) * 0.005 - 1e-9).all()
 
 
 @pytest.mark.parametrize("seed", seeds((1, 2, 4, 6, 10), 40))

@@ -17,9 +17,10 @@ Energy of a step: every device's power while it waits, times the step, plus what
 """
 
 from collections.abc import Callable, Hashable, Sequence
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from itertools import pairwise
 from math import inf
+from operator import itemgetter
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -44,10 +45,12 @@ from stretto.mesh import Mesh
 from stretto.methods.cure import StepCure, WeightCopies
 from stretto.plan.closed_forms import (
     TERMS,
+    Passes,
     Row,
     StageTable,
     adds_fill,
     busiest,
+    each_table,
     fill_and_load,
     stage_terms,
     wait_form,
@@ -156,7 +159,7 @@ class Prices(LayerPrices):
         tables = alone(self, c, s)
         for uses, where in self.borrowings(c.method, c.stages, c.losses, s):
             borrowing = alone(self.borrowing(uses), c, s)
-            tables = type(tables)(*(np.where(where, *pair) for pair in zip(borrowing, tables, strict=True)))
+            tables = each_table(partial(np.where, where), borrowing, tables)
         return tables
 
     def stage_alone(self, c: Candidate, s: int) -> StageTable:
@@ -183,10 +186,6 @@ class Prices(LayerPrices):
             forward=work.forward + intra_forward,
             backward=backward + intra_backward + again,
             learn=learn,
-            intra_forward=intra_forward,
-            intra_backward=intra_backward,
-            forward_gather=zeros,
-            backward_gather=zeros,
             recompute=again,
             message_overhead=zeros,
             action_overhead=zeros,
@@ -199,9 +198,7 @@ class Prices(LayerPrices):
             static_bytes=static + gradients * (1 + self.has_buckets(c)),
             microbatch_bytes=zeros + sizes.input[:, None] if c.recomputes(s) else work.held,
             recompute_bytes=work.held if c.recomputes(s) else sizes.recomputed,
-            host_forward=zeros,
-            host_backward=zeros,
-            host_deferrable=zeros,
+            passes={"inside stages": Passes(intra_forward, intra_backward, zeros)},
         )
         for effect in EFFECTS:
             stage = effect(self, c, s, stage)
@@ -356,8 +353,7 @@ class Prices(LayerPrices):
         return stage._replace(
             forward=stage.forward + gather,
             backward=stage.backward + gather + scatter + recompute_gather,
-            forward_gather=gather,
-            backward_gather=gather + scatter,
+            passes={**stage.passes, "gathering weights": Passes(gather, gather + scatter, np.zeros_like(gather))},
             recompute=stage.recompute + recompute_gather,
             all_reduce=np.zeros_like(update),
             update=update,
@@ -417,22 +413,14 @@ class Prices(LayerPrices):
             weights = np.maximum(0.0, lags.backward - lags.input_gradient)
         whole = lags.input_gradient + weights if splits else lags.backward
         again = lags.forward if c.recomputes(s) else nothing
-        forward = np.maximum(0.0, lags.forward - stage.intra_forward - stage.forward_gather)
-        backward = (
-            (whole if self.sends_gradient(c, s) else weights) + again - stage.intra_backward - stage.backward_gather
-        )
+        forward, backward = lags.forward, (whole if self.sends_gradient(c, s) else weights) + again
+        for hidden in stage.passes.values():
+            forward, backward = forward - hidden.forward, backward - hidden.backward
+        forward = np.maximum(0.0, forward)
         if c.stages == 1:
             backward = backward - (stage.forward + forward - lags.issuing)
         backward = np.maximum(0.0, backward)
-        deferrable = np.minimum(backward, weights)
-        return stage._replace(
-            forward=stage.forward + forward,
-            backward=stage.backward + backward,
-            deferrable=stage.deferrable + deferrable,
-            host_forward=forward,
-            host_backward=backward,
-            host_deferrable=deferrable,
-        )
+        return stage.longer("host", Passes(forward, backward, np.minimum(backward, weights)))
 
     def sharding_messages(self, c: Candidate, worker: int, stage: StageTable) -> tuple[Table, Table]:
         """Seconds of gathering sharded weights once, and of scattering their gradients."""
@@ -542,21 +530,16 @@ class Prices(LayerPrices):
 
     def trained_at(self, c: Candidate, bounds: Sequence[int]) -> "list[Trained]":
         """What every stage's layers take for one partition: numbers instead of tables."""
-        return [Trained(*(table[span] for table in self.trained(c, s))) for s, span in enumerate(pairwise(bounds))]
+        return [each_table(itemgetter(span), self.trained(c, s)) for s, span in enumerate(pairwise(bounds))]
 
     def stages_at(self, c: Candidate, bounds: Sequence[int]) -> list[StageTable]:
         """Every stage's costs for one partition: numbers instead of tables."""
-        stages = [StageTable(*(table[i, j] for table in self.stage(c, s))) for s, (i, j) in enumerate(pairwise(bounds))]
+        stages = [each_table(itemgetter(span), self.stage(c, s)) for s, span in enumerate(pairwise(bounds))]
         if c.form.recompute == "none":
             return stages
         plain = self.stages_at(c._replace(recompute="none"), bounds)
         return [
-            one._replace(
-                recompute=one.backward
-                - one.intra_backward
-                - one.host_backward
-                - (other.backward - other.intra_backward - other.host_backward)
-            )
+            one._replace(recompute=one.own_backward - other.own_backward)
             for one, other in zip(stages, plain, strict=True)
         ]
 

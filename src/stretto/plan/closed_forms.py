@@ -43,9 +43,10 @@ update; a stage waits where the gradient to learn from comes later than its own 
 for any messages if the delay is 1, else for those that take no longer than a turn.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
-from typing import NamedTuple
+from operator import add, sub
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 
@@ -59,15 +60,27 @@ TERMS = (
 )  # fmt: skip
 
 
+class Passes(NamedTuple):
+    """Seconds of a micro-batch's forward and backward; `deferrable` is the part of the backward that is W's."""
+
+    forward: Table
+    backward: Table
+    deferrable: Table
+
+    def of(self, kind: str) -> Table:
+        """Seconds of an action of this kind."""
+        of_input = self.backward - self.deferrable
+        return {"F": self.forward, "B": self.backward, "I": of_input, "W": self.deferrable}.get(kind, 0 * of_input)
+
+
 class StageTable(NamedTuple):
     """The costs of a stage that holds the layers [i, j), at [i, j].
 
-    Seconds of a micro-batch: `forward` and `backward` include `intra_forward` and `intra_backward`, the communication
-    among processes that share the stage; `forward_gather` and `backward_gather`, gathering sharded weights and
-    scattering gradients; `recompute`, the second forward, of whole stages, or of layers once numbers stand instead of
-    tables; `message_overhead`, sending and receiving; `host_forward` and `host_backward`, waiting for the host that
-    starts kernels; `action_overhead`, the runtime's own time. `deferrable` is the part of the backward that can fill a
-    bubble: W, and `host_deferrable` what that waits for the host.
+    Seconds of a micro-batch: `forward` and `backward` include those of `passes` by term, which effects add to what the
+    stage's layers compute: communication among processes that share the stage, gathering sharded weights and scattering
+    gradients, waiting for the host that starts kernels; `recompute`, the second forward, of whole stages, or of layers
+    once numbers stand instead of tables; `message_overhead`, sending and receiving; `action_overhead`, the runtime's
+    own time. `deferrable` is the part of the backward that can fill a bubble: W.
     `transit` is the part of a message to the next stage that keeps neither end busy.
 
     Seconds of a turn: `learn`, learning to predict a gradient, `all_reduce` among replicas, and of norms' gradients on
@@ -81,10 +94,6 @@ class StageTable(NamedTuple):
     forward: Table
     backward: Table
     learn: Table
-    intra_forward: Table
-    intra_backward: Table
-    forward_gather: Table
-    backward_gather: Table
     recompute: Table
     message_overhead: Table
     action_overhead: Table
@@ -97,9 +106,22 @@ class StageTable(NamedTuple):
     static_bytes: Table
     microbatch_bytes: Table
     recompute_bytes: Table
-    host_forward: Table
-    host_backward: Table
-    host_deferrable: Table
+    passes: Mapping[str, Passes]
+
+    def longer(self, term: str, more: Passes) -> "StageTable":
+        """The stage with longer passes; `more` counts as `term`, one of TERMS."""
+        so_far = self.passes.get(term)
+        return self._replace(
+            forward=self.forward + more.forward,
+            backward=self.backward + more.backward,
+            deferrable=self.deferrable + more.deferrable,
+            passes={**self.passes, term: more if so_far is None else each_table(add, so_far, more)},
+        )
+
+    @property
+    def own_backward(self) -> Table:
+        """Seconds of a micro-batch's backward without those of `passes`."""
+        return reduce(sub, (more.backward for more in self.passes.values()), self.backward)
 
     @property
     def end(self) -> Table:
@@ -132,17 +154,33 @@ class Row(NamedTuple):
         return self.kept + self.passing
 
 
+T = TypeVar("T")
+
+
+def each_table(function: Callable[..., Any], *several: T) -> T:
+    """`function` of the tables that several tuples of tables have at the same place, in such a tuple."""
+    tables: tuple[Any, ...] = several
+    made: Any
+    if isinstance(tables[0], dict):
+        made = {term: each_table(function, *(each[term] for each in tables)) for term in tables[0]}
+    elif isinstance(tables[0], tuple):
+        made = type(tables[0])(*(each_table(function, *each) for each in zip(*tables, strict=True)))
+    else:
+        made = function(*tables)
+    return cast(T, made)
+
+
 def stage_terms(c: Candidate, stage: StageTable) -> dict[str, Table]:
     """The seconds of a stage in a step by term; those in which it waits are left out, but for messages."""
-    parts = {
+    known = {
         "computing again": c.microbatches * stage.recompute,
-        "inside stages": c.microbatches * (stage.intra_forward + stage.intra_backward),
-        "gathering weights": c.microbatches * (stage.forward_gather + stage.backward_gather),
         "all-reduce": stage.all_reduce,
         "update": stage.update,
-        "host": c.microbatches * (stage.host_forward + stage.host_backward),
         "runtime": c.microbatches * stage.action_overhead + stage.turn_overhead,
     }
+    for term, more in stage.passes.items():
+        known[term] = known.get(term, 0.0) + c.microbatches * (more.forward + more.backward)
+    parts = {term: known[term] for term in TERMS if term in known}
     work = c.microbatches * (stage.forward + stage.backward) + stage.end
     computing = work - c.microbatches * stage.message_overhead - stage.loss_overhead
     exposed = microbatch_seconds(c, stage) - stage.forward - stage.backward

@@ -163,19 +163,13 @@ def pricer_of(plan: Plan, prices: Prices, laid: LaidOut) -> Pricer:
 
 
 def with_communication(work: Trained, stage: StageTable, *, is_sharded: bool) -> LayerTimes[float]:
-    """Seconds of a stage's actions with the communication of its replicas and of the processes that share it, and with
-    what it waits for its host.
-    """
-    communication = stage.intra_backward + stage.backward_gather
-    times = LayerTimes(
-        forward=work.forward + stage.intra_forward + stage.forward_gather + stage.host_forward,
-        backward=work.backward + communication + stage.host_backward,
-        input_gradient=work.input_gradient + communication + stage.host_backward - stage.host_deferrable,
-        weight_gradient=work.weight_gradient + stage.host_deferrable,
-        update=(stage.update if is_sharded else work.update) + stage.all_reduce,
-        accumulate=work.accumulate,
-    )
-    return LayerTimes(*map(float, times))
+    """Seconds of a stage's actions with all that effects add to them, and with the communication of its replicas."""
+    forward, backward, to_input, to_weights = work[:4]
+    for more in stage.passes.values():
+        forward, backward = forward + more.forward, backward + more.backward
+        to_input, to_weights = to_input + more.backward - more.deferrable, to_weights + more.deferrable
+    update = (stage.update if is_sharded else work.update) + stage.all_reduce
+    return LayerTimes(*map(float, (forward, backward, to_input, to_weights, update, work.accumulate)))
 
 
 def terms(plan: Plan, prices: Prices) -> Mapping[str, float]:
@@ -212,30 +206,13 @@ def work_terms(worker: int, pricer: Pricer, stages: Sequence[StageTable]) -> dic
         elif action.kind == "C":
             seconds["computing again"] += action_seconds.stage
         else:
-            inside, gathering = communication_of(action.kind, stage)
             again = {"B": 1.0, "I": 0.5, "W": 0.5}.get(action.kind, 0.0) * float(stage.recompute)
             if action.stage in pricer.rules.recompute:  # in actions of its own
                 again = 0.0
-            waits = host_of(action.kind, stage)
-            seconds["inside stages"] += inside
-            seconds["gathering weights"] += gathering
+            own = action_seconds.stage
+            for term, more in stage.passes.items():
+                part = float(more.of(action.kind))
+                own, seconds[term] = own - part, seconds[term] + part
             seconds["computing again"] += again
-            seconds["host"] += waits
-            seconds["computing"] += action_seconds.stage - inside - gathering - again - waits
+            seconds["computing"] += own - again
     return seconds
-
-
-def communication_of(kind: str, stage: StageTable) -> tuple[float, float]:
-    """The seconds of a forward or backward in communication inside the stage, and in gathering and scattering.
-
-    Where a backward is I and W, they are part of I.
-    """
-    if kind == "F":
-        return float(stage.intra_forward), float(stage.forward_gather)
-    return (float(stage.intra_backward), float(stage.backward_gather)) if kind in "BI" else (0.0, 0.0)
-
-
-def host_of(kind: str, stage: StageTable) -> float:
-    """The seconds in which a forward or backward waits for the host that starts its kernels."""
-    whole, weights = float(stage.host_backward), float(stage.host_deferrable)
-    return {"F": float(stage.host_forward), "B": whole, "I": whole - weights, "W": weights}.get(kind, 0.0)
