@@ -4,7 +4,7 @@ from stretto.report.html import render
 from stretto.report.measures import best_point, section
 from stretto.report.metric import VALIDATION_LOSS
 from stretto.report.summary import summarize
-from stretto.study.report_page import options_of
+from stretto.study.study import options_of
 
 from .synthetic import make_page, run
 

@@ -9,7 +9,6 @@ import pytest
 from stretto.settings.runs import CompareSettings
 from stretto.study import compare, comparison, open_study, read_study, write_report
 from stretto.study.comparison import LivePage, PageWriter
-from stretto.study.report_page import describe
 from stretto.study.store import locked
 from stretto.study.study import claimed
 from stretto.study.training_run import run
@@ -34,12 +33,7 @@ def begun(tmp_path_factory):
 @pytest.fixture
 def opened(begun, tmp_path):
     """A study of four runs, of which one is made."""
-    return read_study(shutil.copytree(begun, tmp_path / "study"))
-
-
-@pytest.fixture(scope="module")
-def described(tmp_path_factory):
-    return describe(open_study(SETTINGS, tmp_path_factory.mktemp("described") / "study"))
+    return open_study(SETTINGS, shutil.copytree(begun, tmp_path / "study"))
 
 
 def banner(study):
@@ -47,14 +41,14 @@ def banner(study):
     return text.split('<p class="unfinished"')[1].split("</p>")[0] if '<p class="unfinished"' in text else ""
 
 
-def test_a_page_of_the_runs_that_are_finished(opened, described):
-    assert PageWriter(opened, described).write_if_due(0.3, 200.0)
+def test_a_page_of_the_runs_that_are_finished(opened):
+    assert PageWriter(opened).write_if_due(0.3, 200.0)
     for told in ("<b>1 of 4 runs is finished</b>", "about 3 minutes left", "30 % of the steps", 'data-reload="15"'):
         assert told in banner(opened), told
     assert not (opened.out / "frontier.png").exists()  # pictures to share wait for the end
 
 
-def test_not_more_often_than_its_cost_allows(opened, described, monkeypatch):
+def test_not_more_often_than_its_cost_allows(opened, monkeypatch):
     now, spent = 1000.0, 0.0
     monkeypatch.setattr(comparison.time, "monotonic", lambda: now)
     monkeypatch.setattr(comparison.time, "process_time", lambda: spent)
@@ -66,7 +60,7 @@ def test_not_more_often_than_its_cost_allows(opened, described, monkeypatch):
         made.append(len(page.records))
 
     monkeypatch.setattr(comparison, "build", build)
-    writer = PageWriter(opened, described)
+    writer = PageWriter(opened)
     assert writer.write_if_due(0.3, None)
     run(opened.tasks[1].settings, opened.tasks[1].folder)
     for now, due in ((1019.0, False), (1020.0, True), (1050.0, False), (1080.0, True)):
@@ -75,27 +69,27 @@ def test_not_more_often_than_its_cost_allows(opened, described, monkeypatch):
     assert made == [1, 2, 2]
 
 
-def test_the_last_page_is_left_to_the_command(opened, described):
+def test_the_last_page_is_left_to_the_command(opened):
     for task in opened.pending:
         run(task.settings, task.folder)
-    assert not PageWriter(opened, described).write_if_due(1.0, 0.0)
+    assert not PageWriter(opened).write_if_due(1.0, 0.0)
 
 
-def test_one_writer_of_several_commands(opened, described, monkeypatch):
+def test_one_writer_of_several_commands(opened, monkeypatch):
     monkeypatch.setattr(comparison, "build", lambda page, path: None)
-    second = PageWriter(opened, described, shared=True)
-    with PageWriter(opened, described, shared=True) as first:
+    second = PageWriter(opened, shared=True)
+    with PageWriter(opened, shared=True) as first:
         assert first.write_if_due(0.3, None)
         assert not second.write_if_due(0.3, None)
     with second:  # the first has ended
         assert second.write_if_due(0.3, None)
-    alone = PageWriter(opened, described)
+    alone = PageWriter(opened)
     with locked(opened.out / ".lock", opened.out):
         assert alone.write_if_due(0.3, None)
 
 
-def test_a_process_writes_it_and_ends(opened, described):
-    with LivePage(opened, described, pytest.fail, begin=0) as page:
+def test_a_process_writes_it_and_ends(opened):
+    with LivePage(opened, pytest.fail, begin=0) as page:
         assert not multiprocessing.active_children()
         page.advance(6)
         wait_for((opened.out / "report.html").is_file)
@@ -105,17 +99,17 @@ def test_a_process_writes_it_and_ends(opened, described):
     assert [path.name for path in opened.out.glob(".report*")] == []
 
 
-def test_a_short_study_starts_no_process(opened, described, monkeypatch):
+def test_a_short_study_starts_no_process(opened, monkeypatch):
     monkeypatch.setattr(fork_server, "start", lambda *_: pytest.fail("a process"))
-    with LivePage(opened, described, pytest.fail) as page:
+    with LivePage(opened, pytest.fail) as page:
         page.advance(6)
 
 
 @pytest.mark.slow
-def test_what_goes_wrong_is_told_once(opened, described):
+def test_what_goes_wrong_is_told_once(opened):
     told = []
     (opened.out / "report.html").mkdir()  # nothing can be written there
-    with LivePage(opened, described, told.append, begin=0) as page:
+    with LivePage(opened, told.append, begin=0) as page:
         page.advance(1)
         wait_for(lambda: page._child.pipe.poll())
         for _ in range(3):
@@ -126,9 +120,9 @@ def test_what_goes_wrong_is_told_once(opened, described):
     assert "The study goes on" in text
 
 
-def test_a_process_that_dies_is_told_once(opened, described):
+def test_a_process_that_dies_is_told_once(opened):
     told = []
-    with LivePage(opened, described, told.append, begin=0) as page:
+    with LivePage(opened, told.append, begin=0) as page:
         page.advance(1)
         page._child.process.kill()
         page._child.process.join()
@@ -159,8 +153,8 @@ def test_the_study_has_the_same_page_at_its_end(tmp_path, monkeypatch):
     assert outcome.report.read_bytes() == live
 
 
-def test_the_time_left_follows_from_the_steps(opened, described):
-    page = LivePage(opened, described, pytest.fail)
+def test_the_time_left_follows_from_the_steps(opened):
+    page = LivePage(opened, pytest.fail)
     assert page._progress(10.0) == (0.25, None)  # the run that was there took no time here
     page.advance(6)
     assert page._progress(10.0) == (0.5, 20.0)

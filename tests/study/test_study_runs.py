@@ -5,6 +5,7 @@ import json
 import math
 import multiprocessing
 import shutil
+from collections import Counter
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -40,6 +41,7 @@ from stretto.study.prepare import prepare, resolve
 from stretto.study.single_run import claim, default_folder, summary
 from stretto.study.store import FullDiskError, locked
 from stretto.system import fork_server
+from stretto.trainer.trainer import Trainer
 
 SETTINGS = CompareSettings(
     model_options={"depth": 3, "width": 8},
@@ -396,6 +398,24 @@ def test_each_run_trains_a_loss_of_its_own(tmp_path):
     assert held.item() != 1
     assert fresh.item() == 1
     assert next(first.model.loss.parameters()) is held
+
+
+@pytest.mark.usefixtures("plain_pages")
+@pytest.mark.parametrize("methods", [("backprop", "greedy"), ("all",)])
+def test_each_method_is_prepared_once_beside_its_runs(methods, tmp_path, monkeypatch):
+    prepared = Counter()
+
+    def counted(*arguments, **options):
+        prepared[arguments[3]] += 1
+        return Trainer(*arguments, **options)
+
+    monkeypatch.setattr("stretto.study.prepare.Trainer", counted)
+    opened = open_study(replace(SETTINGS, methods=methods), tmp_path / "study")
+    assert set(prepared.values()) == {1}
+    assert set(opened.page.pictures) == set(opened.settings.methods) <= set(prepared)
+    if methods != ("all",):
+        compare(opened, jobs=1)
+        assert prepared == {"backprop": 3, "greedy": 3}  # two runs each
 
 
 def test_batch_norms_in_parts_of_minibatches_are_noted(tmp_path):

@@ -211,7 +211,8 @@ def write_traces(study: "Study", output: Output) -> None:
     """Write the trace of each run that was traced into its folder, and say where there is none."""
     from stretto.cli.output import inside, write_trace
     from stretto.cli.train import TRACE
-    from stretto.study.report_page import prepared_trials, traced_runs
+    from stretto.study.report_page import traced_runs
+    from stretto.study.study import prepared_trials
 
     written = 0
     for run in traced_runs(study, prepared_trials(study)):

@@ -214,9 +214,9 @@ def choose_method(
 
 def tell_beginning(prepared: "Prepared", chosen: "Method", output: Output, *, nodes: int) -> None:
     """Say what is to be known of a run, and who does what, if it has more axes than the pipeline, or a placement."""
-    from stretto.study.study import notes_on_run
+    from stretto.study.study import notes_on
 
-    for note in notes_on_run(prepared, chosen):
+    for note in notes_on({str(chosen): prepared}, [] if chosen.advice is None else [chosen]):
         output.say(note)
     placement = prepared.settings.placement
     if placement:

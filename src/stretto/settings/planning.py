@@ -48,7 +48,7 @@ class PlanSettings:
     metric: Annotated[tuple[str, ...], TEXTS] = ()
     """Metrics, as stretto train takes them: free, and kept in the plan's command."""
     optimizer: str = "auto"
-    """Optimizer; other than sgd, lars, adam, adamw, nadam or lamb, it is priced as the one of these that keeps as much
+    """Optimizer, as stretto train takes it; one that it does not list is priced as sgd or adam, which keeps as much
     state."""
     batch_size: Annotated[tuple[int, ...] | None, WHOLES] = None
     """Examples of a step to choose from: 64,128."""

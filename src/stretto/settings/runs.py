@@ -21,6 +21,11 @@ from stretto.options.kinds import check_values
 from stretto.settings.command_line import NUMBER, NUMBERS, OPTIONS, TEXTS, WHOLE, WHOLES, Option, parse_metric
 from stretto.system.path_names import words_in_path
 
+OPTIMIZER = Parameter(
+    help=f"{', '.join(OPTIMIZERS)}, any other of torch.optim, or path/to/file.py:function, which takes parameters and "
+    "lr=. auto: adamw for transformers, else sgd."
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
@@ -57,9 +62,7 @@ class Settings:
     """Updates; by default mlp 600, transformers 300, others 200."""
     examples: Annotated[int | None, WHOLE] = None
     """Examples to train on instead of steps, whatever the batch size."""
-    optimizer: str = "auto"
-    """sgd, lars, adam, adamw, nadam, lamb, any other of torch.optim, or path/to/file.py:function, which takes
-    parameters and lr=. auto: adamw for transformers, else sgd."""
+    optimizer: Annotated[str, OPTIMIZER] = "auto"
     momentum: Annotated[float | None, NUMBER] = None
     """Momentum, or first beta; by default 0.9, nadam 0.99, others as torch."""
     reference_batch: Annotated[int | None, WHOLE] = None

@@ -19,15 +19,15 @@ from typing import Any, Self, TextIO
 
 from stretto.errors import StrettoError, UsageError
 from stretto.options.named import parse
-from stretto.report import Page, Record, build, panels
+from stretto.report import Record, build, panels
 from stretto.report.metric import metrics_of
 from stretto.report.page import StudyProgress
 from stretto.settings.runs import known
-from stretto.study.report_page import PAGE, describe, prepare_trackers, track_study, write_report
+from stretto.study.report_page import PAGE, prepare_trackers, track_study, write_report
 from stretto.study.run_processes import Failure, OnRun, OnSteps, run_all
 from stretto.study.shared_queue import SharedQueue, open_storage, refuse_other_sources, storage_errors
 from stretto.study.store import locked, writing
-from stretto.study.study import Study, claimed, record_of
+from stretto.study.study import Study, claimed, describe, prepared_trials, record_of
 from stretto.study.training_run import Task
 from stretto.system.children import Child, end
 
@@ -44,14 +44,14 @@ Progress = tuple[float, float | None]  # share of the steps that are made, secon
 class LivePage:
     """Keeps report.html of a study up to date. Use as a context manager, around the making of its runs.
 
-    `described` is the page without runs. What goes wrong with the page is passed to `tell`, once, and is nothing to the
-    study. Of several commands on one folder (`shared`) one writes the page.
+    What goes wrong with the page is passed to `tell`, once, and is nothing to the study. Of several commands on one
+    folder (`shared`) one writes the page.
     """
 
     def __init__(
-        self, study: Study, described: Page, tell: Callable[[str], None], *, shared: bool = False, begin: float = BEGIN
+        self, study: Study, tell: Callable[[str], None], *, shared: bool = False, begin: float = BEGIN
     ) -> None:
-        self._study, self._described, self._tell, self._shared, self._begin = study, described, tell, shared, begin
+        self._study, self._tell, self._shared, self._begin = study, tell, shared, begin
         self._total = sum(known(task.settings.steps) for task in study.tasks)
         self._done = self._before = self._total - sum(known(task.settings.steps) for task in study.pending)
         self._since = self._told = time.monotonic()
@@ -75,7 +75,7 @@ class LivePage:
         self._told = now
         try:
             if self._child is None:
-                self._child = Child(keep_page, self._study, self._described, self._shared)
+                self._child = Child(keep_page, self._study, self._shared)
             self._hear()
             if not self._failed:
                 self._child.pipe.send(self._progress(now - self._since))
@@ -104,14 +104,14 @@ class LivePage:
         )
 
 
-def keep_page(pipe: Connection, study: Study, described: Page, shared: bool) -> None:
+def keep_page(pipe: Connection, study: Study, shared: bool) -> None:
     """What the process does: write the page again and again until it is ended; send what goes wrong, then end."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # so that no file stays half written
     if hasattr(os, "nice"):
         os.nice(NICE if study.settings.workers is None else NICE_TO_TIMED)
     with contextlib.suppress(ImportError):  # without the extra "report" the first page says so
         importlib.import_module("stretto.report.page_sections")
-    with PageWriter(study, described, shared=shared) as writer:
+    with PageWriter(study, shared=shared) as writer:
         while True:
             progress = pipe.recv()
             while pipe.poll():
@@ -126,8 +126,8 @@ def keep_page(pipe: Connection, study: Study, described: Page, shared: bool) -> 
 class PageWriter:
     """Writes the page of a study that is being made, not too often. Use as a context manager."""
 
-    def __init__(self, study: Study, described: Page, *, shared: bool = False) -> None:
-        self._study, self._described, self._shared = study, described, shared
+    def __init__(self, study: Study, *, shared: bool = False) -> None:
+        self._study, self._shared = study, shared
         self._records: dict[str, Record] = {}
         self._lock: TextIO | None = None
         self._number, self._written, self._pause = -1, -LONGEST, SHORTEST
@@ -153,8 +153,9 @@ class PageWriter:
         if len(records) == self._number and now < self._written + LONGEST:
             return False
         progress = StudyProgress(share=share, seconds_left=seconds_left, reload=max(RELOAD, self._pause))
+        assert self._study.page is not None
         with writing(self._study.out):
-            build(replace(self._described, records=records, progress=progress), self._study.out / PAGE)
+            build(replace(self._study.page, records=records, progress=progress), self._study.out / PAGE)
         self._number, self._written = len(records), time.monotonic()
         self._pause = max(SHORTEST, (time.process_time() - cpu_seconds) / SHARE)
         return True
@@ -264,15 +265,16 @@ def compare(
             refuse_other_sources(opened, study)
     with claimed(study, exclusive=opened is None):
         prepare_trackers(study)
-        described = describe(study, command)
-        with live_page(study, described, tell, on_steps, shared=opened is not None) as advance:
+        page = study.page or describe(study, prepared_trials(study))
+        study = replace(study, page=replace(page, command=command))
+        with live_page(study, tell, on_steps, shared=opened is not None) as advance:
             if storage is None or opened is None:
                 take = partial(next, iter(study.pending), None)
                 failures = run_all(take, number, advance, on_run, gives_up=not study.records())
             else:
                 with storage_errors(storage), SharedQueue(opened, study) as queue:
                     failures = share(queue, number, advance, on_run)
-        report = write_report(study, command, described=described)
+        report = write_report(study, command)
         track_study(study, report)
         return Outcome(study.records(), tuple(failures), report, study.left_out, not_tried(study, failures))
 
@@ -285,13 +287,13 @@ def not_tried(study: Study, failures: Collection[Failure]) -> tuple[str, ...]:
 
 @contextmanager
 def live_page(
-    study: Study, described: Page, tell: Callable[[str], None] | None, on_steps: OnSteps, *, shared: bool
+    study: Study, tell: Callable[[str], None] | None, on_steps: OnSteps, *, shared: bool
 ) -> Iterator[OnSteps]:
     """Keep the page up to date, if there is somebody to `tell`; yields what is to be called with the steps made."""
     if tell is None:
         yield on_steps
         return
-    with LivePage(study, described, tell, shared=shared) as page:
+    with LivePage(study, tell, shared=shared) as page:
 
         def advance(steps: int) -> None:
             on_steps(steps)

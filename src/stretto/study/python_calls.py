@@ -35,7 +35,7 @@ from stretto.study.report_page import track_run
 from stretto.study.run_processes import run_on_processes
 from stretto.study.single_run import Resume, as_begun, claim, default_folder, in_words, refuse_full_disk, summary
 from stretto.study.store import FOLDER, MODEL, read_run
-from stretto.study.study import notes_on_run, open_study
+from stretto.study.study import notes_on, open_study
 from stretto.study.training_run import Task, counting, make_run
 from stretto.system import fork_server
 from stretto.system.temporary_folders import scratch
@@ -263,7 +263,7 @@ def train(
         refuse_evaluation(prepared)
         refuse_full_disk(prepared, folder)
         if not quiet:
-            for note in notes_on_run(prepared, advice_in(asked, resolved).get(str(method)) or prepared.trainer.method):
+            for note in notes_on({resolved.method: prepared}, advice_in(asked, resolved).values()):
                 say(note)
         title = f"{resolved.model} on {resolved.data}, {resolved.method}"
         with progress(title, known(resolved.steps), silent=quiet, lines=False) as bar, scratch() as temporary:

@@ -3,7 +3,6 @@
 The report gathers its runs, schedules, delays and traces; inspected are the best runs of each method on validation.
 """
 
-import inspect
 import itertools
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,24 +15,18 @@ from torch import nn
 
 from stretto.cost import Cluster
 from stretto.errors import UsageError
-from stretto.heads.head import First, TrainedLoss
-from stretto.measure import NOTES
-from stretto.measure.flops import durations
-from stretto.methods.table import builder
+from stretto.heads.head import First
 from stretto.nn.shapes import summary
 from stretto.options.extras import missing
-from stretto.options.named import parse
-from stretto.report import Page, Record, build, summarize
+from stretto.report import Record, build, summarize
 from stretto.report.measures import Tariff
 from stretto.report.prediction import PredictedRun, compare_with_prediction
 from stretto.report.recorded_run import RecordedRun, timelines
-from stretto.schedule import draw
 from stretto.settings.runs import TrainSettings, known
-from stretto.simulate import simulate
 from stretto.study.predicted_runs import phases_of, predict, recorded_run, recordings_of, seconds_per_step
-from stretto.study.prepare import Prepared, costs_of, prepare_trial
-from stretto.study.store import read_run, versions, writing
-from stretto.study.study import Study, norms_note, read_study, record_of, sample
+from stretto.study.prepare import Prepared, prepare_trial
+from stretto.study.store import read_run, writing
+from stretto.study.study import Study, delays, describe, names, prepared_trials, read_study, record_of
 from stretto.study.training_run import Task
 from stretto.tracing import Recording
 from stretto.tracing.run_phases import RunPhase
@@ -42,13 +35,6 @@ from stretto.trackers.tracker import TrackedRun
 
 if TYPE_CHECKING:
     from stretto.report.inspection import InspectedRun
-
-MOST_NAMES = 8  # of methods in a title
-HEADS_NOTE = (
-    "The layers of the paper's auxiliary heads could not be retrieved; these are ours: one linear layer on vectors, "
-    "global average pooling and a linear layer on images, a final norm and an unembedding on text; other heads are "
-    "named in their method. Their cost is included."
-)
 
 
 @dataclass(frozen=True)
@@ -82,65 +68,24 @@ class TracedRun:
 PAGE = "report.html"
 
 
-def write_report(
-    study: Study, command: str = "", *, cluster: Cluster | None = None, described: Page | None = None
-) -> Path:
+def write_report(study: Study, command: str = "", *, cluster: Cluster | None = None) -> Path:
     """Write report.html from the finished runs and return its path.
 
     Traced runs are compared with predictions: from costs on a `cluster` alone, or else from their own action times.
-    `described` is what `describe` returned, if it was called before.
     """
-    prepared = prepared_trials(study) if described is None else {}
-    page = describe(study, command, prepared) if described is None else described
+    prepared = prepared_trials(study) if study.page is None else {}
+    page = describe(study, prepared) if study.page is None else study.page
     traced, records = tuple(traced_runs(study, prepared)), study.records()
     page = replace(
         page,
         records=records,
+        command=command,
         tariffs={} if cluster is None else tariffs(study, records, prepared, cluster),
         timelines=tuple(shown for run in traced if (shown := timelines(run.recorded)) is not None),
         predicted=tuple(compared for run in traced if (compared := run.compared(cluster)) is not None),
     )
     with writing(study.out):
         return build(page, study.out / PAGE)
-
-
-def prepared_trials(study: Study) -> dict[str, Prepared]:
-    """The sample run of each method, prepared."""
-    return {method: prepare_trial(sample(study.settings, method)) for method in study.settings.methods}
-
-
-def describe(study: Study, command: str = "", prepared: Mapping[str, Prepared] | None = None) -> Page:
-    """The page of a study without its runs: what is known before any of them is made."""
-    settings = study.settings
-    prepared = prepared_trials(study) if prepared is None else prepared
-    first = next(iter(prepared.values()))
-    workers = f"{settings.workers} workers" if settings.workers else "as many workers as suit each method"
-    automatic = f"{settings.model} on {settings.data}: {names(settings.methods)}"
-    heads = any(
-        head is not None and not isinstance(head, TrainedLoss)
-        for run in prepared.values()
-        for head in run.trainer.heads
-    )
-    return Page(
-        title=study.heading.text if study.heading else automatic,
-        heading=study.heading,
-        records=(),
-        planned=len(study.tasks),
-        accounting=settings.accounting,
-        accounting_note=NOTES[costs_of(first).accounting],
-        dataset=first.dataset.description,
-        model=f"{first.model.description}; {settings.stages} stages on {workers}",
-        heads_note=HEADS_NOTE if heads else "",
-        norms_note=norms_note([name for name, run in prepared.items() if run.pieces > 1], first.model.layers),
-        settings=settings.to_json(),
-        versions=versions(),
-        pictures={method: picture(run) for method, run in prepared.items()},
-        own_options={method: options_of(method) for method in prepared},
-        delays={method: delays(run) for method, run in prepared.items()},
-        processes=study.tasks[0].settings.workers or 0,
-        left_out=study.left_out,
-        command=command,
-    )
 
 
 def tariffs(
@@ -172,22 +117,6 @@ def tariff(run: TrainSettings, prepared: Mapping[str, Prepared], cluster: Cluste
     return Tariff(cluster=f"cluster {cluster.name!r}", watts=watts, price_per_hour=price, seconds_per_step=step)
 
 
-def names(methods: Sequence[str]) -> str:
-    """The methods for a title: their names, or their number if there are more than MOST_NAMES."""
-    return ", ".join(methods) if len(methods) <= MOST_NAMES else f"{len(methods)} methods"
-
-
-def options_of(method: str) -> tuple[str, ...]:
-    """The names of the options that the method itself takes, as its function in the table of methods has them."""
-    return tuple(inspect.signature(builder(parse(method)[0])).parameters)
-
-
-def delays(prepared: Prepared) -> tuple[int, ...]:
-    """The delay of gradients in the steady state, by stage, in updates."""
-    trainer = prepared.trainer
-    return trainer.method.delays(trainer.schedule).steady
-
-
 PREPARED_ALIKE = ("bounds", "data_parallel", "tensor", "space", "sync", "batch_size")
 
 
@@ -212,14 +141,6 @@ def most_held(record: Record) -> dict[str, list[float]]:
     observed = {"weights": [o.weight_bytes for o in record.observations],
                 "activations": [o.activation_bytes for o in record.observations]}  # fmt: skip
     return {what: [max(column) for column in zip(*rows, strict=True)] for what, rows in observed.items() if rows}
-
-
-def picture(prepared: Prepared, turns: int = 3) -> str:
-    """An SVG of the method's schedule; the durations of actions are their FLOPs."""
-    trainer, costs = prepared.trainer, costs_of(prepared)
-    megaflops = {key: value / 1e6 for key, value in costs.flops.items()}
-    timeline = simulate(trainer.schedule, trainer.rules, turns, durations(megaflops))
-    return draw.svg(timeline.spans, title=f"{trainer.method}: the first {turns} minibatches, to scale (MFLOP)")
 
 
 INSPECTION = "inspect.html"

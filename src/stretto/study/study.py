@@ -2,6 +2,7 @@
 the disk, and which of them are finished.
 """
 
+import inspect
 import shutil
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -9,26 +10,29 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
 from stretto.errors import ScheduleError, UsageError
+from stretto.heads.head import TrainedLoss
+from stretto.measure import NOTES
+from stretto.measure.flops import durations
 from stretto.methods import BASELINE, METHODS, Method, method
 from stretto.methods.advice import explained, idle_chunks, refusal
 from stretto.methods.cure import Correction, Place, Prediction
-from stretto.methods.table import is_advised
+from stretto.methods.table import builder, is_advised
 from stretto.nn.group_norm import parted_norms, uses_batch_statistics
 from stretto.options.import_object import is_function
 from stretto.options.kinds import check_values, read_json
-from stretto.report import Record
+from stretto.options.named import parse
+from stretto.report import Page, Record
 from stretto.report.record import Heading
-from stretto.schedule import Rules, Schedule
+from stretto.schedule import draw
 from stretto.settings.runs import CompareSettings, Settings, TrainSettings, known, short
+from stretto.simulate import simulate
 from stretto.study import store
 from stretto.study.first_batches import refuse_evaluation, refuse_other_sizes
 from stretto.study.prepare import (
     Prepared,
     advice_in,
-    build_model,
+    costs_of,
     prepare_trial,
     resolve,
     same_weights,
@@ -53,17 +57,26 @@ from stretto.study.training_run import Task
 from stretto.system import destinations
 from stretto.system.destinations import followed
 from stretto.system.path_names import in_path
-from stretto.trainer.tracking import bubble, bubble_of
+from stretto.trainer.tracking import bubble_of
 
 ALL = "all"
+MOST_NAMES = 8  # of methods in a title
+HEADS_NOTE = (
+    "The layers of the paper's auxiliary heads could not be retrieved; these are ours: one linear layer on vectors, "
+    "global average pooling and a linear layer on images, a final norm and an unembedding on text; other heads are "
+    "named in their method. Their cost is included."
+)
 NOT_COMPARED = ("name", "summary", "options", "planning", "advice")  # fields of a method: it does the same
 
 
 @dataclass(frozen=True)
 class ChosenMethods:
-    """Resolved settings that name every method, and {method: why it was left out of `all`}."""
+    """Resolved settings that name every method, each method's sample run prepared, and {method: why it was left out of
+    `all`}.
+    """
 
     settings: CompareSettings
+    prepared: Mapping[str, Prepared]
     left_out: Mapping[str, str]
 
 
@@ -75,19 +88,19 @@ def choose(settings: CompareSettings) -> ChosenMethods:
     named = tuple(name for name in settings.methods if name != ALL)
     if named == settings.methods:
         resolved = resolve(with_optimizer(settings, [method(name) for name in named if not is_advised(name)]))
-        refuse_misfits(resolved, by_name(advice_in(settings, resolved)))
-        return ChosenMethods(resolved, {})
+        return ChosenMethods(resolved, attempts(resolved, by_name(advice_in(settings, resolved))), {})
     resolved = resolve(replace(settings, methods=named or (BASELINE,)))
-    advice, behaviors = advice_in(settings, resolved), dict[str, Any]()
+    advice, prepared = advice_in(settings, resolved), dict[str, Prepared]()
     advised = by_name(advice)
     for name in resolved.methods if named else ():
         with explained(advised.get(name, method(name))):
-            behaviors[name] = behavior(attempt(resolved, name))
-    added, left_out = others(resolved, behaviors)
-    if not named and not added:
+            prepared[name] = attempt(resolved, name)
+    added, left_out = others(resolved, prepared)
+    if not prepared and not added:
         raise UsageError(f"no method can run on these settings: {next(iter(left_out.values()))}")
-    order = tuple(in_order(settings.methods, advice, added))
-    return ChosenMethods(resolve(replace(resolved, methods=order)), left_out)
+    order = tuple(in_order(settings.methods, advice, [*added]))
+    prepared |= added
+    return ChosenMethods(resolve(replace(resolved, methods=order)), {name: prepared[name] for name in order}, left_out)
 
 
 def by_name(advice: Mapping[str, Method]) -> dict[str, Method]:
@@ -95,16 +108,16 @@ def by_name(advice: Mapping[str, Method]) -> dict[str, Method]:
     return {str(chosen): chosen for chosen in advice.values()}
 
 
-def refuse_misfits(settings: CompareSettings, advice: Mapping[str, Method]) -> None:
-    """Raise UsageError, which names every method of the settings that cannot train on them, with the reason.
+def attempts(settings: CompareSettings, advice: Mapping[str, Method]) -> dict[str, Prepared]:
+    """Each method's sample run, prepared. Raises UsageError, which names every method that cannot train, and why.
 
     A reason that is not a method's own, as it holds for the first two alike, is said alone and at once. `advice` has
     the methods that "async" and "local" stand for.
     """
-    misfits = dict[str, list[str]]()  # reason: methods
+    prepared, misfits = dict[str, Prepared](), dict[str, list[str]]()  # reason: methods
     for index, name in enumerate(settings.methods):
         try:
-            attempt(settings, name)
+            prepared[name] = attempt(settings, name)
         except (UsageError, ScheduleError) as error:
             misfits.setdefault(str(error), []).append(name)
             alone = len(settings.methods) == 1 and not advice
@@ -112,6 +125,7 @@ def refuse_misfits(settings: CompareSettings, advice: Mapping[str, Method]) -> N
                 raise
     if misfits:
         raise UsageError("\n".join(misfit(names, reason, advice) for reason, names in misfits.items()))
+    return prepared
 
 
 def misfit(names: Sequence[str], reason: str, advice: Mapping[str, Method]) -> str:
@@ -121,23 +135,25 @@ def misfit(names: Sequence[str], reason: str, advice: Mapping[str, Method]) -> s
     return f"{', '.join(names)}: {reason}"
 
 
-def others(settings: CompareSettings, named: Mapping[str, Any]) -> tuple[list[str], dict[str, str]]:
+def others(settings: CompareSettings, named: Mapping[str, Prepared]) -> tuple[dict[str, Prepared], dict[str, str]]:
     """The methods of the table, besides the named ones, that can run; and {method: why it is left out}."""
-    behaviors, left_out = dict(named), dict[str, str]()
+    behaviors = {name: behavior(prepared) for name, prepared in named.items()}
+    added, left_out = dict[str, Prepared](), dict[str, str]()
     for name in METHODS:
         if name in behaviors:
             continue
         try:
-            own_behavior = behavior(attempt(settings, name))
+            prepared = attempt(settings, name)
         except (UsageError, ScheduleError) as error:
             left_out[name] = str(error)
             continue
+        own_behavior = behavior(prepared)
         same = next((other for other, known in behaviors.items() if known == own_behavior), None)
         if same is None:
-            behaviors[name] = own_behavior
+            behaviors[name], added[name] = own_behavior, prepared
         else:
             left_out[name] = f"the same as {same} where stages={settings.stages}"
-    return [name for name in behaviors if name not in named], left_out
+    return added, left_out
 
 
 def in_order(asked: tuple[str, ...], advice: Mapping[str, Method], added: list[str]) -> Iterator[str]:
@@ -157,13 +173,13 @@ def in_order(asked: tuple[str, ...], advice: Mapping[str, Method], added: list[s
 
 
 def attempt(settings: CompareSettings, name: str) -> Prepared:
-    """Prepare a run of a method at every batch size and return the first. Raises UsageError if it cannot train."""
+    """Prepare a method's run at every batch size; return its `sample`. Raises UsageError if one cannot train."""
     only = replace(settings, methods=(name,), lr=settings.lr and settings.lr[:1], seeds=1)
     prepared = [prepare_trial(run) for run in only.runs()]
     for trial in prepared:
         refuse_other_sizes(trial)
     refuse_evaluation(prepared[0])
-    return prepared[0]
+    return max(prepared, key=lambda trial: known(trial.settings.batch_size))
 
 
 def behavior(prepared: Prepared) -> Any:
@@ -202,7 +218,7 @@ class Study:
     """A study on the disk: its resolved settings, its folder `out`, and its runs, finished or not.
 
     `left_out` is {method: why it is not among those that `all` stood for}; `notes` are for the user; `heading` is that
-    of the study's file, if it was read from one.
+    of the study's file, if it was read from one; `page` is the report without runs, of a study that was opened.
     """
 
     settings: CompareSettings
@@ -211,6 +227,7 @@ class Study:
     left_out: Mapping[str, str] = field(default_factory=dict)
     heading: Heading | None = None
     notes: tuple[str, ...] = ()
+    page: Page | None = None
 
     @property
     def pending(self) -> list[Task]:
@@ -248,49 +265,31 @@ def open_study(asked: CompareSettings, out: Path | None = None, heading: Heading
     if out is None:
         name = heading.folder if heading else f"compare-{short(settings.model)}-{short(known(settings.data))}"
         out = Path("runs") / in_path(f"{name}-{settings.digest}", "the name of the study's folder")
-    notes = notes_on(settings, advice_in(asked, settings).values())
+    notes = notes_on(choice.prepared, advice_in(asked, settings).values()) + notes_on_seeds(settings)
     out = followed(out)
     destinations.check_folder(out)
     if check_folder(out, resolved):
         notes += (f"{out} holds a study with other settings and without a finished run: it is begun anew",)
-    return Study(settings, out, tasks_in(out, settings), choice.left_out, heading, notes)
+    study = Study(settings, out, tasks_in(out, settings), choice.left_out, heading, notes)
+    return replace(study, page=describe(study, choice.prepared))
 
 
-def notes_on(settings: CompareSettings, advice: Iterable[Method]) -> tuple[str, ...]:
-    """What a user should know of a study before it runs: of batch norms, of advice that leaves workers idle, of seeds.
+def notes_on(prepared: Mapping[str, Prepared], advice: Iterable[Method]) -> tuple[str, ...]:
+    """What a user should know of runs before they begin: of batch norms, and of advice that leaves workers idle.
 
-    `advice` are the methods of the settings that were asked for as "async" or "local".
+    `prepared` has one run of each method, `advice` the methods that were asked for as "async" or "local".
     """
-    cutting = [name for name in settings.methods if pieces(settings, name) > 1]
-    norms = norms_note(cutting, build_model(settings).layers) if cutting else ""
-    idle = [idle_chunks(chosen, bubble(*laid_out(settings, str(chosen))) or 0.0) for chosen in advice]
-    return (*filter(None, [norms, *idle]), *notes_on_seeds(settings))
+    norms = norms_note(prepared)
+    idle = [idle_chunks(chosen, bubble_of(prepared[str(chosen)].trainer) or 0.0) for chosen in advice]
+    return (*filter(None, [norms, *idle]),)
 
 
-def notes_on_run(prepared: Prepared, chosen: Method) -> tuple[str, ...]:
-    """The same of a run by this method, as it was asked for."""
-    trainer = prepared.trainer
-    cuts = trainer.schedule.per_turn * trainer.mesh.data > 1
-    norms = norms_note([prepared.settings.method] if cuts else [], prepared.model.layers)
-    idle = None if chosen.advice is None else idle_chunks(chosen, bubble_of(trainer) or 0.0)
-    return (*filter(None, [norms, idle]),)
-
-
-def norms_note(cutting: Sequence[str], layers: Sequence[nn.Module]) -> str:
+def norms_note(prepared: Mapping[str, Prepared]) -> str:
     """What to say of methods that cut minibatches where layers have batch norms; "" for others."""
-    if not cutting or not uses_batch_statistics(layers):
+    cutting = [name for name, run in prepared.items() if run.pieces > 1]
+    if not cutting or not uses_batch_statistics(prepared[cutting[0]].model.layers):
         return ""
     return f"{', '.join(cutting)}: " + parted_norms("the parts of a minibatch (micro-batches, replicas)")
-
-
-def pieces(settings: Settings, name: str) -> int:
-    """How many parts a method cuts a minibatch into, replicas included."""
-    return laid_out(settings, name)[0].per_turn * settings.data_parallel
-
-
-def laid_out(settings: Settings, name: str) -> tuple[Schedule, Rules]:
-    """The schedule of a method on the settings' stages and workers, and its rules."""
-    return method(name).plan(known(settings.stages), settings.stage_workers)
 
 
 def notes_on_seeds(settings: CompareSettings) -> tuple[str, ...]:
@@ -312,6 +311,67 @@ def sample(settings: CompareSettings, method: str) -> TrainSettings:
     """The first run of a method at the largest batch size: its schedule and costs stand for all its runs."""
     largest = max(known(settings.batch_size))
     return next(run for run in settings.runs() if run.method == method and run.batch_size == largest)
+
+
+def prepared_trials(study: Study) -> dict[str, Prepared]:
+    """The sample run of each method, prepared."""
+    return {method: prepare_trial(sample(study.settings, method)) for method in study.settings.methods}
+
+
+def describe(study: Study, prepared: Mapping[str, Prepared]) -> Page:
+    """The page of a study without its runs: what is known before any of them is made."""
+    settings = study.settings
+    first = next(iter(prepared.values()))
+    workers = f"{settings.workers} workers" if settings.workers else "as many workers as suit each method"
+    automatic = f"{settings.model} on {settings.data}: {names(settings.methods)}"
+    heads = any(
+        head is not None and not isinstance(head, TrainedLoss)
+        for run in prepared.values()
+        for head in run.trainer.heads
+    )
+    return Page(
+        title=study.heading.text if study.heading else automatic,
+        heading=study.heading,
+        records=(),
+        planned=len(study.tasks),
+        accounting=settings.accounting,
+        accounting_note=NOTES[costs_of(first).accounting],
+        dataset=first.dataset.description,
+        model=f"{first.model.description}; {settings.stages} stages on {workers}",
+        heads_note=HEADS_NOTE if heads else "",
+        norms_note=norms_note(prepared),
+        settings=settings.to_json(),
+        versions=versions(),
+        pictures={method: picture(run) for method, run in prepared.items()},
+        own_options={method: options_of(method) for method in prepared},
+        delays={method: delays(run) for method, run in prepared.items()},
+        processes=study.tasks[0].settings.workers or 0,
+        left_out=study.left_out,
+    )
+
+
+def picture(prepared: Prepared, turns: int = 3) -> str:
+    """An SVG of the method's schedule; the durations of actions are their FLOPs."""
+    trainer, costs = prepared.trainer, costs_of(prepared)
+    megaflops = {key: value / 1e6 for key, value in costs.flops.items()}
+    timeline = simulate(trainer.schedule, trainer.rules, turns, durations(megaflops))
+    return draw.svg(timeline.spans, title=f"{trainer.method}: the first {turns} minibatches, to scale (MFLOP)")
+
+
+def names(methods: Sequence[str]) -> str:
+    """The methods for a title: their names, or their number if there are more than MOST_NAMES."""
+    return ", ".join(methods) if len(methods) <= MOST_NAMES else f"{len(methods)} methods"
+
+
+def options_of(method: str) -> tuple[str, ...]:
+    """The names of the options that the method itself takes, as its function in the table of methods has them."""
+    return tuple(inspect.signature(builder(parse(method)[0])).parameters)
+
+
+def delays(prepared: Prepared) -> tuple[int, ...]:
+    """The delay of gradients in the steady state, by stage, in updates."""
+    trainer = prepared.trainer
+    return trainer.method.delays(trainer.schedule).steady
 
 
 def check_folder(out: Path, resolved: dict[str, Any], *, shared: bool = False) -> bool:
