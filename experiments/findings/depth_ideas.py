@@ -72,13 +72,7 @@ STUDY = Study(
             1.3,
             1.15,
         ),
-        Claim(
-            "The same with gradients one update old (2BW)",
-            "ratio",
-            ("2 stages, AdamW, 2BW",),
-            1.3,
-            1.15,
-        ),
+        Claim("The same with gradients one update old (2BW)", "ratio", ("2 stages, AdamW, 2BW",), 1.3, 1.15),
         Claim(
             "Delay 1 with Muon and feedback: the last test loss at most 0.5 % above that without delay",
             "gap",

@@ -20,14 +20,7 @@ from stretto import study
 from stretto.analysis.batch_tradeoff import fit, positive_weights
 from stretto.data import forever
 from stretto.report import Record
-from stretto.report.large_batches import (
-    BatchRuns,
-    StepTime,
-    arrivals,
-    by_batch_size,
-    noise_of,
-    sharpness_of,
-)
+from stretto.report.large_batches import BatchRuns, StepTime, arrivals, by_batch_size, noise_of, sharpness_of
 from stretto.settings.runs import CompareSettings
 from stretto.study.prepare import costs_of, prepare, resolve
 

@@ -42,15 +42,7 @@ METHODS = (
 )
 DRAINED = ("backprop", "gpipe", "1f1b", "zb-h1")  # a stop in between changes no number
 SERVER = "parameter-server(staleness=2)"
-SYNCS = (
-    None,
-    None,
-    "all-reduce",
-    "fully-shard",
-    "local-sgd(every=4)",
-    "diloco(every=4)",
-    SERVER,
-)
+SYNCS = (None, None, "all-reduce", "fully-shard", "local-sgd(every=4)", "diloco(every=4)", SERVER)
 SIGNALS = (signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGSTOP)
 VICTIMS = ("launcher", "server", "tracker", "worker 0", "worker 1")
 TRACKERS = r"Traceback[^\n]*\n *File [^\n]*resource_tracker.py[^\n]*\n[^\n]*\n(?: *\^*\n)?KeyError: [^\n]*\n"

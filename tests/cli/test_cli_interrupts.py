@@ -13,10 +13,7 @@ import pytest
 import stretto
 from cli.processes import left, short
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(sys.platform == "win32", reason="signals and process groups"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform == "win32", reason="signals and process groups")]
 
 SMALL = ["--model-options.width", "8", "--model-options.depth", "3", "--batch-size", "32", "--lr", "0.05"]
 TRAIN = ["train", *SMALL, "--steps", "100000", "--out", "run"]

@@ -448,11 +448,7 @@ def place(text):
     ("line", "replaced", "message"),
     [
         ("return (output - target).abs().mean()", "return len(3)", "metric mae raised TypeError: object of type 'int'"),
-        (
-            "return torch.optim.SGD(params, lr=lr)",
-            "return {}['sgd']",
-            "optimizer=own.py:sgd failed with KeyError",
-        ),
+        ("return torch.optim.SGD(params, lr=lr)", "return {}['sgd']", "optimizer=own.py:sgd failed with KeyError"),
         ("return ((output - target) ** 2).mean()", "return output.view(7, target)", "has a loss that fails"),
         ("WEIGHTS = 1", "WEIGHTS = ONE", "cannot import own.py: NameError"),
         (

@@ -44,11 +44,7 @@ def quiet(tmp_path_factory):
     from stretto.report.html import write
 
     folder, said = tmp_path_factory.mktemp("study") / "s", io.StringIO()
-    with (
-        pytest.MonkeyPatch.context() as patch,
-        contextlib.redirect_stdout(said),
-        contextlib.redirect_stderr(said),
-    ):
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
         patch.setattr("stretto.study.report_page.build", lambda page, path: write(page.title, path))
         assert main([*STUDY, "--out", str(folder), "--quiet"]) == 0
     return folder, said.getvalue()

@@ -9,17 +9,7 @@ from torch import nn
 
 from stretto import UsageError
 from stretto.collectives import formula
-from stretto.cost import (
-    Cluster,
-    Device,
-    Group,
-    Link,
-    Measured,
-    ModelCosts,
-    Rate,
-    layer_costs,
-    stage_times,
-)
+from stretto.cost import Cluster, Device, Group, Link, Measured, ModelCosts, Rate, layer_costs, stage_times
 from stretto.cost.layer_table import Affine
 from stretto.cost.stage_prediction import Machine, gradient_seconds, times_by_part
 from stretto.methods import method

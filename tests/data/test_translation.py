@@ -45,10 +45,7 @@ def test_an_example_is_a_pair_the_decoder_reads_what_it_has_said_and_padding_ask
     data = translation("toy", {"train": pairs, "validation": pairs, "test": pairs}, "Letters", {})
     id_of = {word: token for token in range(4, data.num_classes) for word in [data.text([token])]}
     a, b, x, y, z = (id_of[letter] for letter in "abxyz")
-    assert data.train.x.tolist() == [
-        [[a, b, PAD, PAD], [BEGIN, x, y, z]],
-        [[a, PAD, PAD, PAD], [BEGIN, x, PAD, PAD]],
-    ]
+    assert data.train.x.tolist() == [[[a, b, PAD, PAD], [BEGIN, x, y, z]], [[a, PAD, PAD, PAD], [BEGIN, x, PAD, PAD]]]
     assert data.train.y.tolist() == [[x, y, z, END], [x, END, IGNORED, IGNORED]]
     assert (data.task, data.num_classes) == ("translation", 9)
     assert data.text([x, 3, z]) == "x <unk> z"

@@ -77,10 +77,7 @@ def test_every_form_gives_the_same_batches(value):
 
 
 def test_several_inputs_by_place_and_by_name():
-    pairs = {
-        "by place": ((X, X * 2), Y),
-        "by name": ({"a": X, "b": X * 2}, Y),
-    }
+    pairs = {"by place": ((X, X * 2), Y), "by name": ({"a": X, "b": X * 2}, Y)}
     for value in pairs.values():
         (x, y), *_ = rows_of(splits(value).train)
         parts = list(x.values()) if isinstance(x, dict) else list(x)

@@ -6,15 +6,7 @@ from functools import partial
 import pytest
 import torch
 from torch import nn
-from torch.nn.functional import (
-    adaptive_avg_pool2d,
-    batch_norm,
-    conv2d,
-    cross_entropy,
-    interpolate,
-    linear,
-    relu,
-)
+from torch.nn.functional import adaptive_avg_pool2d, batch_norm, conv2d, cross_entropy, interpolate, linear, relu
 
 import stretto
 from laws.networks import labels

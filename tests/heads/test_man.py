@@ -124,10 +124,7 @@ def test_images_and_vectors_get_a_classifier_of_two_layers():
     assert not torch.equal(after.average.layers[1].running_mean, trainer.stages[1][1].running_mean)
 
 
-@pytest.mark.parametrize(
-    "name",
-    thinned(["overlapping(delay=1)", "overlapping", "chunked(chunks=2)"], 3, first=2),
-)
+@pytest.mark.parametrize("name", thinned(["overlapping(delay=1)", "overlapping", "chunked(chunks=2)"], 3, first=2))
 def test_other_local_methods_learn(name):
     data = [batches(1)[0]] * 40
     trainer = stretto.Trainer(stages(), token_loss, SGD, method(name, head="man(momentum=0.9)"), example=data[0][0])

@@ -201,10 +201,7 @@ def test_total_and_serial_cost_of_a_run(data, L, T):
             sum(f) + sum(a[c[-1]] for c in cuts),
             max(sum(f[s] for s in c) + a[c[-1]] for c in cuts),
         ),
-        "overlapping(delay=1)": (
-            sum(f) + sum(a[s] for s in top),
-            max(f[s] + a[s] * (s in top) for s in range(L)),
-        ),
+        "overlapping(delay=1)": (sum(f) + sum(a[s] for s in top), max(f[s] + a[s] * (s in top) for s in range(L))),
     }
     for name, (total, serial) in forms.items():
         schedule, rules = plan(name, L)

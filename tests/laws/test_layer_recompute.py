@@ -76,10 +76,7 @@ SYNCHRONOUS = ["backprop", "gpipe(microbatches=2)", "1f1b(microbatches=4)", "zb-
 STASHED = ["pipedream", "pipedream-2bw", "pb(stash=True)"]
 LOCAL = ["greedy(head=pooled)", "overlapping(head=pooled)", "chunked(chunks=2,head=pooled)"]
 OTHERS = ["pb", "pb-lwp-sc", "spectrain", "pipemare"]
-CASES = [
-    *in_turn([*SYNCHRONOUS, *STASHED, *LOCAL], ["full", "selective"]),
-    *((m, "selective") for m in OTHERS),
-]
+CASES = [*in_turn([*SYNCHRONOUS, *STASHED, *LOCAL], ["full", "selective"]), *((m, "selective") for m in OTHERS)]
 
 
 @pytest.mark.parametrize(("method", "recompute"), thinned(CASES, 3))

@@ -57,10 +57,7 @@ class Versions:
         self.since = self.entered
 
 
-CLOCKS = {
-    "pb": (pb_clock, lambda S, s: 2 * (S - 1 - s)),
-    "async-1f1b": (async_1f1b, lambda S, s: S - 1 - s),
-}
+CLOCKS = {"pb": (pb_clock, lambda S, s: 2 * (S - 1 - s)), "async-1f1b": (async_1f1b, lambda S, s: S - 1 - s)}
 
 
 CASES = [(*case, clock) for case in pairwise(NETWORKS, (4, 2, 1), (4, None, 0)) for clock in CLOCKS]

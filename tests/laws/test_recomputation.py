@@ -191,11 +191,7 @@ class Recomputed(NumpyNetwork):
         return z if s == len(self.start) - 1 else np.tanh(z)
 
 
-SEGMENTS = {
-    "True": [[0, 1], [2, 3], [4]],
-    "1": [[0], [1], [2], [3], [4]],
-    "3": [[0, 1, 2], [3, 4]],
-}
+SEGMENTS = {"True": [[0, 1], [2, 3], [4]], "1": [[0], [1], [2], [3], [4]], "3": [[0, 1, 2], [3, 4]]}
 
 
 def train_recomputed(data, segments, delay, seen, again, read, every=1, **options):
@@ -266,13 +262,7 @@ CURED = {
     "paci(every=3)": (async_delay, current, current, current, {"every": 3}),
     "pipemare": (pb_delay, current, part_way_back, corrected, {}),
     "pipemare(microbatches=3)": (pb_delay, current, part_way_back, corrected, {"every": 3}),
-    "pipemare(microbatches=12, reschedule=9)": (
-        pb_delay,
-        current,
-        part_way_back,
-        corrected,
-        {"every": 12, "until": 9},
-    ),
+    "pipemare(microbatches=12, reschedule=9)": (pb_delay, current, part_way_back, corrected, {"every": 12, "until": 9}),
     "pipemare(correct=False)": (pb_delay, current, current, current, {}),
     "pipemare(reschedule=15)": (pb_delay, current, part_way_back, corrected, {"until": 15}),
     "pipemare(reschedule=15, correct=False)": (pb_delay, current, current, current, {"until": 15}),

@@ -245,10 +245,7 @@ def test_what_holds_on_eight_stages_holds_on_more():
         (("async", 3, 4), "optimizer=3"),
         (("async", "adamw", 0), "stages=0"),
         (("async", "adamw", "8"), "stages='8'"),
-        (
-            ("async(foo=1)", "adamw", 4),
-            r"method 'async\(foo=1\)' stands for pipedream-2bw \(adamw, 4 .*'foo'",
-        ),
+        (("async(foo=1)", "adamw", 4), r"method 'async\(foo=1\)' stands for pipedream-2bw \(adamw, 4 .*'foo'"),
     ],
 )
 def test_what_is_no_question(given, message):

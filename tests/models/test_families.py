@@ -221,11 +221,7 @@ MISTAKES = [
     ("decoder", {"width": "64"}, "width='64' must be a whole number"),
     ("decoder", {"width": 100, "heads": 8}, "heads=8 does not divide width=100; take heads=10, or width=104"),
     ("decoder", {"heads": 8, "width": 64, "kv_heads": 3}, "kv_heads=3 does not divide heads=8; take kv_heads=2"),
-    (
-        "decoder",
-        {"attention": "flash"},
-        "attention='flash'; choose from fused, fused-2022, scaled-scores, scores",
-    ),
+    ("decoder", {"attention": "flash"}, "attention='flash'; choose from fused, fused-2022, scaled-scores, scores"),
     ("decoder", {"dropout": 1.0}, "dropout=1.0: give a number from 0 up to, but not including, 1"),
     ("decoder", {"tied": "yes"}, "tied='yes'; choose from False, True"),
     ("decoder", {"width": 6, "heads": 2, "positions": "rotary"}, "leaves each head 3; take width=8"),

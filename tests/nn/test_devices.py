@@ -18,10 +18,7 @@ SOURCE = Path(stretto.__file__).parent
 SHORT = {"steps": 6, "flush_at": 3}
 RUNS = [(method, SHORT) for method in ("backprop", "pb-lwp-sc", "overlapping", "pipedream", "zb-v")]
 TWO = stretto.Mesh(data=2)
-REPLICAS = [
-    ("greedy", TWO, {}),
-    ("backprop", TWO, {"sync": stretto.LocalSGD(every=2)}),
-]
+REPLICAS = [("greedy", TWO, {}), ("backprop", TWO, {"sync": stretto.LocalSGD(every=2)})]
 
 
 def test_one_file_names_kinds_of_devices():

@@ -108,9 +108,4 @@ class Stops(pl.Callback):
         trainer.should_stop = batch_idx == 3
 
 
-FORMS = {
-    "own forward": OwnForward,
-    "measured": Measured,
-    "calls its network": CallsItsNetwork,
-    "two inputs": TwoInputs,
-}
+FORMS = {"own forward": OwnForward, "measured": Measured, "calls its network": CallsItsNetwork, "two inputs": TwoInputs}

@@ -23,10 +23,7 @@ def test_types_count():
 
 @pytest.mark.parametrize("value", ARRAYS, ids=lambda value: f"{type(value).__name__}{list(value.shape)}")
 def test_arrays_are_none_of_the_choices(value):
-    for name, options in {
-        "overlapping": ("delay", "combine"),
-        "pb": ("predict", "horizon"),
-    }.items():
+    for name, options in {"overlapping": ("delay", "combine"), "pb": ("predict", "horizon")}.items():
         for option in options:
             given = {"predict": "velocity"} if option == "horizon" else {}
             with pytest.raises(stretto.UsageError, match=option):

@@ -10,14 +10,7 @@ from pairwise import in_turn, slow_where
 from stretto.mesh import Mesh
 from stretto.methods import method
 from stretto.plan import Candidate
-from stretto.plan.closed_forms import (
-    StageTable,
-    adds_fill,
-    busiest,
-    fill_and_load,
-    wait_form,
-    wait_terms,
-)
+from stretto.plan.closed_forms import StageTable, adds_fill, busiest, fill_and_load, wait_form, wait_terms
 from stretto.plan.planned_methods import catalogue, planned
 from stretto.simulate import period, simulate
 

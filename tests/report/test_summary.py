@@ -16,10 +16,7 @@ def final(value, rate=0.1, seed=0, method="m", **values) -> Record:
 
 
 def test_best_values_and_the_chosen_run():
-    records = [
-        final(0.5, train_loss=0.01, test_loss=0.6),
-        final(0.4, 0.2, train_loss=0.02, test_loss=0.9),
-    ]
+    records = [final(0.5, train_loss=0.01, test_loss=0.6), final(0.4, 0.2, train_loss=0.02, test_loss=0.9)]
     (summary,) = summarize(records)
     assert summary.best_train_loss == 0.01
     assert summary.best_validation_loss == 0.4

@@ -185,10 +185,7 @@ def test_phases_are_shaded_and_named_above_the_workers():
     shade, *_, names = spec["layer"]
     assert [
         (row["phase"], row["from"], row["to"], row["label"]) for row in spec["datasets"][shade["data"]["name"]]
-    ] == [
-        ("ramp", 0, 3, "ramp"),
-        ("drain", 3, 3.01, ""),
-    ]
+    ] == [("ramp", 0, 3, "ramp"), ("drain", 3, 3.01, "")]
     assert shade["mark"]["opacity"] < 0.3
     assert names["encoding"]["y"]["field"] == "worker"
     assert '["phase", "worker 0"]' in json.dumps(spec)

@@ -44,10 +44,7 @@ def convolutions():
 
 
 def pixels():
-    return [
-        nn.Sequential(nn.Conv2d(3, 4, 5, padding=2), nn.ReLU()),
-        nn.Conv2d(4, 4, 3, padding=1),
-    ]
+    return [nn.Sequential(nn.Conv2d(3, 4, 5, padding=2), nn.ReLU()), nn.Conv2d(4, 4, 3, padding=1)]
 
 
 class Residual(nn.Module):

@@ -59,11 +59,7 @@ def near(told, losses, weights, *evaluated):
 
 @pytest.mark.parametrize(
     ("processes", "runs"),
-    [
-        (4, FEW),
-        pytest.param(4, FOUR, marks=pytest.mark.slow),
-        pytest.param(8, EIGHT, marks=pytest.mark.slow),
-    ],
+    [(4, FEW), pytest.param(4, FOUR, marks=pytest.mark.slow), pytest.param(8, EIGHT, marks=pytest.mark.slow)],
     ids=["few", "four", "eight"],
 )
 def test_shared_stages(processes, runs):

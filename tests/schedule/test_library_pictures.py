@@ -10,14 +10,7 @@ from string import ascii_lowercase, ascii_uppercase, digits
 import pytest
 
 from stretto.schedule import Reach, Rules
-from stretto.schedule.library import (
-    dualpipe_v,
-    gpipe,
-    interleaved,
-    one_f_one_b,
-    pipedream,
-    zero_bubble,
-)
+from stretto.schedule.library import dualpipe_v, gpipe, interleaved, one_f_one_b, pipedream, zero_bubble
 from stretto.simulate import simulate
 
 MARKS = {"F": digits, "B": ascii_lowercase, "I": ascii_lowercase, "W": ascii_uppercase}

@@ -181,12 +181,7 @@ def test_uneven_stages_warn_once_with_shares_and_a_remedy_that_works():
 @pytest.mark.parametrize(
     ("model", "num_stages", "options", "remedy"),
     [
-        (
-            nn.Sequential(nn.Linear(4, 40), nn.Linear(40, 40), nn.Linear(40, 4)),
-            3,
-            {},
-            "Layer 1 (Linear) alone is ",
-        ),
+        (nn.Sequential(nn.Linear(4, 40), nn.Linear(40, 40), nn.Linear(40, 4)), 3, {}, "Layer 1 (Linear) alone is "),
         (Skip(), 4, {"path": "blocks"}, "leave path='blocks' out"),
         (Skip(), 4, {"by": "parameters"}, "number of parameters), and"),
     ],

@@ -27,11 +27,7 @@ def loss_of(output, target):
     return next_word(output[0] if isinstance(output, tuple) else output, target)
 
 
-MODELS = {
-    "gpt2": lambda: build("gpt2"),
-    "llama": lambda: build("llama", tie_word_embeddings=True),
-    "t5": t5,
-}
+MODELS = {"gpt2": lambda: build("gpt2"), "llama": lambda: build("llama", tie_word_embeddings=True), "t5": t5}
 
 
 @pytest.mark.parametrize(

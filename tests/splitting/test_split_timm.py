@@ -29,10 +29,7 @@ TIMM = {  # side of the images, options
     "convnext_atto": (64, {}),
     "mobilenetv3_small_050": (64, {}),
     "vit_tiny_patch16_224": (32, {"img_size": 32, "patch_size": 8, "depth": 6, "drop_path_rate": 0.2}),
-    "swin_tiny_patch4_window7_224": (
-        32,
-        {"img_size": 32, "window_size": 4, "depths": (1, 1, 2, 1), "embed_dim": 24},
-    ),
+    "swin_tiny_patch4_window7_224": (32, {"img_size": 32, "window_size": 4, "depths": (1, 1, 2, 1), "embed_dim": 24}),
 }
 
 

@@ -39,11 +39,7 @@ def folder(tmp_path, monkeypatch):
     ("data", "options", "message"),
     [
         (((X, Y), (X[:, :5], Y)), {}, "data given:data: validation: evaluate: .* x Tensor .24, 5. of torch.float32"),
-        (
-            ((X, Y), (X, Y), (X, Y[:, :1].expand(-1, 3))),
-            {},
-            "given:data: test: .* output .24, 2. and target .24, 3.",
-        ),
+        (((X, Y), (X, Y), (X, Y[:, :1].expand(-1, 3))), {}, "given:data: test: .* output .24, 2. and target .24, 3."),
         (((X, Y), (X, Y)), {"metrics": {"mae": raising}}, "validation: metric mae raised KeyError: 'weights' .*py:"),
         (((X, Y), (X, Y)), {"metrics": {"mae": lambda o, t: o - t}}, "validation: metric mae returned Tensor .24, 2."),
         (((X, Y), (X, Y)), {"measure": ("probes",)}, "measure=probes: .* given:data has float32 .6. with targets flo"),

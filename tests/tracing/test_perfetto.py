@@ -121,14 +121,8 @@ def test_a_message_flows_from_its_send_to_its_receipt(tmp_path: Path) -> None:
         if not packet.track_event.flow_ids and not packet.track_event.terminating_flow_ids:
             alone.append(at)
     assert sorted((begins[flow], ends[flow]) for flow in begins.keys() | ends.keys()) == [
-        (
-            ("stage 0", "send", "activation 0>1 0 sent", 21),
-            ("stage 1", "receive", "activation 0>1 0 received", 30),
-        ),
-        (
-            ("stage 1", "send", "gradient 1>0 0 sent", 50),
-            ("stage 0", "receive", "gradient 1>0 0 received", 70),
-        ),
+        (("stage 0", "send", "activation 0>1 0 sent", 21), ("stage 1", "receive", "activation 0>1 0 received", 30)),
+        (("stage 1", "send", "gradient 1>0 0 sent", 50), ("stage 0", "receive", "gradient 1>0 0 received", 70)),
     ]
     assert alone == [("stage 0", "send", "activation 0>1 1 sent", 31)]
 

@@ -28,8 +28,7 @@ def batches(first, last):
 
 
 @pytest.mark.parametrize(
-    ("method", "data"),
-    in_turn(["1f1b", "pipedream", "pb-lwp-sc", "pipemare", "overlapping"], [2, 1], rounds=2, slow=1),
+    ("method", "data"), in_turn(["1f1b", "pipedream", "pb-lwp-sc", "pipemare", "overlapping"], [2, 1], rounds=2, slow=1)
 )
 def test_training_goes_on_to_the_last_bit(method, data):
     one, two = (trainer(method, mesh=stretto.Mesh(data=data)) for _ in range(2))

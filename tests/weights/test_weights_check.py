@@ -194,10 +194,7 @@ WRONG = {  # how to make it, what the error says
     ),
 }
 
-MECHANISMS = {
-    "live": Live,
-    "substituted": lambda module: Substituted(module, WeightPrediction(2), CurrentRule()),
-}
+MECHANISMS = {"live": Live, "substituted": lambda module: Substituted(module, WeightPrediction(2), CurrentRule())}
 
 
 PLACES = {"inner": True, "first": False}

@@ -7,12 +7,4 @@ that this follows are in rules.md.
 from harness.cells import Cell, Claim, Run, Study
 from harness.training import held_out, measured_training, shuffled
 
-__all__ = [
-    "Cell",
-    "Claim",
-    "Run",
-    "Study",
-    "held_out",
-    "measured_training",
-    "shuffled",
-]
+__all__ = ["Cell", "Claim", "Run", "Study", "held_out", "measured_training", "shuffled"]

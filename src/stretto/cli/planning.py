@@ -22,14 +22,7 @@ from stretto.settings.planning import EXPORTED, PAGE, SEQUENCE, FailureSettings,
 from stretto.settings.planning import LAYERS as LAYERS_ARE
 from stretto.settings.runs import DEFAULTS, TrainSettings
 from stretto.study import model_costs
-from stretto.study.layer_measurements import (
-    BLOCKS,
-    LAYERS,
-    is_here,
-    is_measurable,
-    layers_key,
-    with_measured_layers,
-)
+from stretto.study.layer_measurements import BLOCKS, LAYERS, is_here, is_measurable, layers_key, with_measured_layers
 from stretto.study.model_costs import Costed, CostRequest, TensorFormat
 from stretto.study.penalties import methods_of, objective_of, penalty_rows, study_of, with_findings
 from stretto.study.plan_trials import check_trials, find_measured, measure_plans

@@ -136,11 +136,7 @@ class EmulatedReplicas(Emulator):
     """
 
     def __init__(
-        self,
-        schedule: Schedule,
-        rules: Rules,
-        replicas: Sequence[Mapping[int, Stage]],
-        delays: Delays | None = None,
+        self, schedule: Schedule, rules: Rules, replicas: Sequence[Mapping[int, Stage]], delays: Delays | None = None
     ) -> None:
         super().__init__(schedule, rules, replicas[0], delays)
         self._others = [Emulator(schedule, rules, stages, delays) for stages in replicas[1:]]

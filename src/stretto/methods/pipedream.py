@@ -45,11 +45,7 @@ def pipedream(*, feedback: Feedback = 0.0, rotate: Rotate = False, refresh: int 
 
 
 def pipedream_2bw(
-    *,
-    microbatches: int | None = None,
-    feedback: Feedback = 0.0,
-    rotate: Rotate = False,
-    refresh: int | None = None,
+    *, microbatches: int | None = None, feedback: Feedback = 0.0, rotate: Rotate = False, refresh: int | None = None
 ) -> Method:
     """Update after `microbatches` micro-batches, S by default: gradients are one update old on every stage.
 

@@ -160,8 +160,5 @@ def pipemare(*, reschedule: int | None = None, correct: bool = True, microbatche
         synchronous=False,
         weights="live",
         planning=PB_CLOCK if microbatches == 1 else None,
-        cure=Cure(
-            backward=Correction(lambda place: place.delay) if correct else None,
-            reschedule=reschedule,
-        ),
+        cure=Cure(backward=Correction(lambda place: place.delay) if correct else None, reschedule=reschedule),
     )

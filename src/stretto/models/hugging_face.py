@@ -130,12 +130,7 @@ class StoredWeights:
     def _renamed(self, state: dict[str, Tensor]) -> Iterator[tuple[str, str, str, Any]]:
         """Each stored name with the model's, and the pattern and converter that make another tensor of it, if any."""
         from transformers.conversion_mapping import get_model_conversion_mapping
-        from transformers.core_model_loading import (
-            WeightConverter,
-            WeightRenaming,
-            dot_natural_key,
-            rename_source_key,
-        )
+        from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
 
         transforms = get_model_conversion_mapping(self._model)
         renamings = [each for each in transforms if isinstance(each, WeightRenaming)]

@@ -177,9 +177,7 @@ class EncoderOptions(DecoderOptions):
 Options = TypeVar("Options")
 
 
-def taking(
-    record: type[Options],
-) -> Callable[[Callable[[Options], PublishedNetwork]], Callable[..., PublishedNetwork]]:
+def taking(record: type[Options]) -> Callable[[Callable[[Options], PublishedNetwork]], Callable[..., PublishedNetwork]]:
     """A decorator: the function of a record is called with the record's fields as keyword options."""
 
     def decorate(build: Callable[[Options], PublishedNetwork]) -> Callable[..., PublishedNetwork]:
@@ -263,11 +261,7 @@ def vit(
         dropout=dropout,
     )
     shape = block_shape("vit", options, causal=False)
-    recipe: Recipe = [
-        partial(PatchStart, shape, patch),
-        *blocks(shape),
-        partial(ClassifierEnd, shape, classes),
-    ]
+    recipe: Recipe = [partial(PatchStart, shape, patch), *blocks(shape), partial(ClassifierEnd, shape, classes)]
     return replace(images(recipe, side), optimizer="adam", counts_parts=True)
 
 

@@ -98,8 +98,7 @@ def best_grid(
     """
     fitting = [grid for grid in grids(processes) if grid.columns <= batch]
     return min(
-        fitting,
-        key=lambda grid: price(grid, batch, layers).seconds(latency=latency, seconds_per_word=seconds_per_word),
+        fitting, key=lambda grid: price(grid, batch, layers).seconds(latency=latency, seconds_per_word=seconds_per_word)
     )
 
 

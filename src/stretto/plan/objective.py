@@ -17,10 +17,7 @@ GOALS: tuple[Goal, ...] = ("step", "money", "energy", "memory", "loss")
 Source = Literal[
     "law", "given", "measured", "ours", "extrapolated from measured", "extrapolated from ours", "assumed"
 ]  # fmt: skip
-EXTRAPOLATED: Mapping[Source, Source] = {
-    "measured": "extrapolated from measured",
-    "ours": "extrapolated from ours",
-}
+EXTRAPOLATED: Mapping[Source, Source] = {"measured": "extrapolated from measured", "ours": "extrapolated from ours"}
 
 
 class Penalty(NamedTuple):

@@ -54,11 +54,7 @@ def fill(template: str, shown: dict[str, Any]) -> str:
     return (
         _templates()
         .get_template(template)
-        .render(
-            **shown,
-            charts=Markup(_script_json(specs)),
-            bundle=Markup(_bundle() if specs["charts"] else ""),
-        )
+        .render(**shown, charts=Markup(_script_json(specs)), bundle=Markup(_bundle() if specs["charts"] else ""))
     )
 
 

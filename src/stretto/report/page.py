@@ -74,10 +74,7 @@ def without_none(settings: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-ACCOUNTINGS = {
-    "counted": "FLOPs counted by PyTorch on the real modules",
-    "paper": "three times the forward pass",
-}
+ACCOUNTINGS = {"counted": "FLOPs counted by PyTorch on the real modules", "paper": "three times the forward pass"}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,12 +17,7 @@ MOST_OWN = 2  # of a user's metrics, so that the table fits
 
 def table(summaries: Sequence[MethodSummary]) -> Table:
     """One row for each method, with the few figures that matter most; the report has the rest."""
-    built = Table(
-        box=box.SIMPLE_HEAD,
-        caption=_caption(summaries),
-        caption_justify="left",
-        padding=0,
-    )
+    built = Table(box=box.SIMPLE_HEAD, caption=_caption(summaries), caption_justify="left", padding=0)
     built.add_column("method", overflow="fold")
     columns = _fitting(summaries)
     for head, _ in columns:

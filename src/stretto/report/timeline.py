@@ -64,12 +64,7 @@ def _pair(
             "place": specs.add(
                 f"{place}-{name}",
                 timeline_chart(
-                    window.bars,
-                    window.workers,
-                    window.seconds if emulated else longest,
-                    kinds,
-                    window.bands,
-                    inside,
+                    window.bars, window.workers, window.seconds if emulated else longest, kinds, window.bands, inside
                 ),
             ),
             "busy": f"{window.busy:.0%}",

@@ -20,12 +20,7 @@ all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_te
 
 
 def shard(
-    module: nn.Module,
-    replica_group: ReplicaGroup,
-    sync: FullyShard,
-    device: torch.device,
-    *,
-    sums_once: bool = False,
+    module: nn.Module, replica_group: ReplicaGroup, sync: FullyShard, device: torch.device, *, sums_once: bool = False
 ) -> None:
     """Keep this replica's share of the module's weights from now on, in place; all replicas have the same ones now.
 

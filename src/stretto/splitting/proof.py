@@ -24,14 +24,7 @@ from stretto.nn.carried_attributes import PLAIN, own_attributes
 from stretto.nn.chain import Chain
 from stretto.nn.hooks import of_torch, refuse_lost_hooks
 from stretto.nn.nested import tensors_of
-from stretto.nn.preserve import (
-    device_of,
-    plain_attributes,
-    unchanged,
-    undisturbed,
-    unique,
-    without_fused_transformers,
-)
+from stretto.nn.preserve import device_of, plain_attributes, unchanged, undisturbed, unique, without_fused_transformers
 from stretto.options.object_digest import names_in
 from stretto.splitting.cost import Inputs
 

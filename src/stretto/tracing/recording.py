@@ -25,14 +25,7 @@ from stretto.system.destinations import replacing
 FORMAT = 1
 LIMIT = 1 << 18  # events kept of a recording: about 40 MB in memory, 15 MB on disk
 FILES = "trace-worker-*.jsonl"
-HEADER: Mapping[str, Any] = {
-    "worker": int,
-    "name": str,
-    "host": str,
-    "process": int,
-    "offset": int,
-    "dropped": int,
-}
+HEADER: Mapping[str, Any] = {"worker": int, "name": str, "host": str, "process": int, "offset": int, "dropped": int}
 NAME, TIME, NUMBER = {str, int, float}, {int}, {int, float}
 EVENTS = {  # the types of an event's parts, by its kind
     "span": (NAME, NAME, TIME, TIME),

@@ -256,10 +256,7 @@ class SeveralProcesses(Backend):
         if root not in (None, self.rank):
             others = [root]
         worker = others[self.rank % len(others)]
-        with (
-            self.status.waiting("its part in a collective", worker, others, every=root is not None),
-            reaching(worker),
-        ):
+        with self.status.waiting("its part in a collective", worker, others, every=root is not None), reaching(worker):
             yield
 
     def agree(self, description: Mapping[str, Any], device: torch.device) -> None:

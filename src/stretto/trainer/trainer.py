@@ -35,13 +35,7 @@ from stretto.replicas.sync_options import refuse_other
 from stretto.runtime.process_memory import most_held
 from stretto.stage.interpreter import Interpreter
 from stretto.stage.precision import Precision
-from stretto.stage.trainer_arguments import (
-    Specification,
-    StageLike,
-    check_kinds,
-    check_mesh,
-    check_number,
-)
+from stretto.stage.trainer_arguments import Specification, StageLike, check_kinds, check_mesh, check_number
 from stretto.system.destinations import check_folder
 from stretto.tracing import Recording
 from stretto.tracing.recording import PAUSE

@@ -419,11 +419,7 @@ class StrettoTrainer(Trainer):
         return output._replace(metrics=metrics)
 
     def prediction_step(
-        self,
-        model: nn.Module,
-        inputs: dict[str, Any],
-        prediction_loss_only: bool,
-        ignore_keys: list[str] | None = None,
+        self, model: nn.Module, inputs: dict[str, Any], prediction_loss_only: bool, ignore_keys: list[str] | None = None
     ) -> tuple[Tensor | None, Any, Any]:
         """The loss, the outputs and the labels of a batch; the outputs, and the loss if they are wanted, on rank 0."""
         batch = self._completed(inputs)

@@ -60,10 +60,7 @@ def refuse_single(x: Tensor, values: int) -> None:
         raise ValueError(f"Expected more than 1 value per channel when training, got input size {x.size()}")
 
 
-CHECKED: dict[Any, Callable[..., Tensor]] = {
-    aten.batch_norm.default: batch_norm,
-    aten.group_norm.default: group_norm,
-}
+CHECKED: dict[Any, Callable[..., Tensor]] = {aten.batch_norm.default: batch_norm, aten.group_norm.default: group_norm}
 
 
 Sizes = dict[Any, tuple[fx.Node, int]]  # a symbol of torch.export: a tensor, and its dim of that size
