@@ -59,15 +59,5 @@ def forecast(
     return Forecast(
         seconds=turn_seconds(pricer),
         actions=pricer.actions,
-        bytes=peak_bytes(
-            chosen,
-            schedule,
-            rules,
-            costs,
-            bounds,
-            share,
-            optimizer=optimizer,
-            heads=behind.rows,
-            weights=behind.weights,
-        ),
+        bytes=peak_bytes(chosen, schedule, rules, costs, bounds, share, optimizer=optimizer, behind=behind),
     )

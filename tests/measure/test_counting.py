@@ -28,10 +28,10 @@ def rows(network, layers, counting, form):
     with torch.device("meta"):
         x, y = network.example(2), network.target(2)
     x = x.bfloat16() if x.is_floating_point() else x
-    whole = layer_costs(layers, x, loss=network.loss, target=y, counting=counting)
+    whole = layer_costs(layers, x, loss=network.loss, target=y, fake=counting)
     if form is None:
         return whole
-    return published_tensor_costs(network, layers, (x, y), 2, whole, counting=counting, **form)
+    return published_tensor_costs(network, layers, (x, y), 2, whole, fake=counting, **form)
 
 
 def built(network):
@@ -87,5 +87,5 @@ def test_autocast_is_counted_on_fakes():
     with torch.autocast("cpu", dtype=torch.bfloat16):
         counting = LayerCounting(on_meta=True)
         assert not counting.on_meta
-        cast = layer_costs([layer], torch.ones(2, 4), counting=counting)
+        cast = layer_costs([layer], torch.ones(2, 4), fake=counting)
     assert cast.layers[0].output.each == 4 * 2

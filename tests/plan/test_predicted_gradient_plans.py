@@ -46,7 +46,7 @@ def words(count, seed=0):
 
 def counted(layers):
     x, y, counting = words(2), words(2, 1), LayerCounting()
-    costs = layer_costs(layers, x, loss=token_loss, target=y, counting=counting)
+    costs = layer_costs(layers, x, loss=token_loss, target=y, fake=counting)
     model = UncutModel(layers, outputs(layers, x), (x,), y, token_loss, merged(costs.layers), counting)
     return costs, {head: costs_of_head(head, model)[0] for head in (planned(name).head for name in NAMES)}
 
@@ -128,16 +128,22 @@ def test_a_forecast_s_memory_is_what_torch_s_allocator_gave(name):
 
     ends, x, y = (0, 2, 4), torch.randint(3000, (32, TOKENS)), torch.randint(3000, (32, TOKENS))
     layers, counting, made = network(), LayerCounting(), method(name)
-    costs = layer_costs(layers, x[:2], loss=token_loss, target=y[:2], counting=counting)
+    costs = layer_costs(layers, x[:2], loss=token_loss, target=y[:2], fake=counting)
     model = UncutModel(
         layers, outputs(layers, x[:2]), (x[:2],), y[:2], token_loss, merged(costs.layers), counting
     )  # fmt: skip
     behind = laid_out(costs_of_head(planned(name).head, model)[0], made.reach(2), costs, ends)
     schedule, rules = made.plan(2, 1, ties=behind.ties, reads=behind.reads)
     (told,) = peak_bytes(
-        made, schedule, rules, borrow(costs, uses_in(costs, ends, rules)), (0, 2, 5), 32, optimizer="adam",
-        heads=behind.rows, weights=behind.weights,
-    )  # fmt: skip
+        made,
+        schedule,
+        rules,
+        borrow(costs, uses_in(costs, ends, rules)),
+        (0, 2, 5),
+        32,
+        optimizer="adam",
+        behind=behind,
+    )
     with peak_memory() as peak:
         whole = network()  # one, so that its stages share the weight
         stages = [nn.Sequential(*whole[a:b]) for a, b in pairwise(ends)]

@@ -43,9 +43,7 @@ def laid(costs, name, workers):
 def told(costs, name, optimizer, workers):
     made, schedule, rules, behind, shared = laid(costs, name, workers)
     share = network.BATCH / schedule.per_turn
-    return peak_bytes(
-        made, schedule, rules, shared, ENDS, share, optimizer=optimizer, heads=behind.rows, weights=behind.weights
-    )
+    return peak_bytes(made, schedule, rules, shared, ENDS, share, optimizer=optimizer, behind=behind)
 
 
 @pytest.mark.parametrize("name", ["gpipe(microbatches=4)", "pb"])

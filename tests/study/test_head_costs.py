@@ -40,7 +40,7 @@ def words(count, seed=0):
 @pytest.fixture(scope="module")
 def model():
     layers, x, y, counting = language_model(), words(2), words(2, 1), LayerCounting()
-    rows = merged(layer_costs(layers, x, loss=token_loss, target=y, counting=counting).layers)
+    rows = merged(layer_costs(layers, x, loss=token_loss, target=y, fake=counting).layers)
     return UncutModel(layers, outputs(layers, x), (x,), y, token_loss, rows, counting)
 
 
@@ -62,7 +62,7 @@ def test_a_head_costs_the_same_before_the_cut_and_in_real_steps(model, name):
     stages = [nn.Sequential(*layers[a:b]) for a, b in pairwise(BOUNDS)]
     trainer = stretto.Trainer(stages, token_loss, partial(torch.optim.SGD, lr=0.1), f"greedy(head={name})", example=x)
     counted, features = count(trainer, x, y), outputs(stages, x)
-    alone = layer_costs(stages, x, counting=model.counting).layers
+    alone = layer_costs(stages, x, fake=model.counting).layers
     for stage, head in enumerate(trainer.heads[:-1]):
         row = found.at(stage, BOUNDS)
         of_trainer = counted_head(head, features[stage], token_loss, (x,), y, model.counting)

@@ -5,6 +5,7 @@ import itertools
 from torch import Tensor
 
 import stretto
+from stretto.cost.head_costs import StageHeads
 from stretto.cost.layer_table import LayerCost, ModelCosts
 from stretto.cost.worker_memory import peak_bytes
 from stretto.measure import layer_costs, measure
@@ -55,7 +56,7 @@ def worker_costs(
     )
     bounds = (*range(schedule.num_stages), len(costs.layers))  # the loss belongs to the last stage
     share = batch / schedule.per_turn
-    peaks = peak_bytes(chosen, schedule, rules, costs, bounds, share, optimizer=optimizer, heads=heads)
+    peaks = peak_bytes(chosen, schedule, rules, costs, bounds, share, optimizer=optimizer, behind=StageHeads(heads))
     return {"memory": max(peaks), "sent": sent_bytes(schedule, rules, costs, share)}
 
 

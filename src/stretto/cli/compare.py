@@ -24,6 +24,19 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Pool:
+    """How the runs share processes and machines."""
+
+    jobs: Annotated[int | None, WHOLE] = None
+    """Runs made at a time; by default one a core, divided by --threads; with --workers one."""
+    timeout: Annotated[float | None, NUMBER] = None
+    """With --workers, seconds that a worker waits for another; by default 600."""
+    storage: str | None = None
+    """Where several of these commands share runs: journal:PATH, sqlite:///PATH or
+    postgresql://USER:PASSWORD@HOST/NAME. Give all the same settings. Needs optuna: the extra "sweep"."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Selection:
     """What of a study file is run."""
 
@@ -48,10 +61,8 @@ def compare(
     *,
     settings: Annotated[CompareSettings, Parameter(name="*")] = CompareSettings(),  # noqa: B008 - frozen
     output: Annotated[Output, Parameter(name="*")] = Output(),  # noqa: B008 - frozen
-    jobs: Annotated[int | None, WHOLE] = None,
-    timeout: Annotated[float | None, NUMBER] = None,
+    pool: Annotated[Pool, Parameter(name="*")] = Pool(),
     selection: Annotated[Selection, Parameter(name="*")] = Selection(),
-    storage: str | None = None,
     trace_operations: Annotated[bool, FLAG] = False,
     parts: Annotated[Mapping[str, CompareSettings] | None, Parameter(parse=False)] = None,
 ) -> int:
@@ -66,13 +77,6 @@ def compare(
         TOML file with any of the options below; those on the command line win. Or a study file (studies/): the title,
         source and claim of a figure, settings, tables [small] and [full] that override them, and [parts.NAME] for
         several sweeps.
-    jobs
-        Runs made at a time; by default one a core, divided by --threads; with --workers one.
-    timeout
-        With --workers, seconds that a worker waits for another; by default 600.
-    storage
-        Where several of these commands share runs: journal:PATH, sqlite:///PATH or
-        postgresql://USER:PASSWORD@HOST/NAME. Give all the same settings. Needs optuna: the extra "sweep".
     trace_operations
         Record what each worker did, and torch's operations in three steps: trace.pftrace in each run's folder, for
         ui.perfetto.dev, and timelines in the report.
@@ -84,18 +88,16 @@ def compare(
         for name in swept.methods:
             if name != "all":
                 check_written(name)  # a mistyped one is told before torch is imported
-        check_jobs(swept, jobs)
-        check_timeout(swept, timeout)
+        check_jobs(swept, pool.jobs)
+        check_timeout(swept, pool.timeout)
     sweeps = sweeps_of(config, chosen, output.out, selection)
     if output.dry_run:
         return show_settings(sweeps, output)
     with interrupts.ending_at_once():
-        if jobs != 1 or any(swept.workers is not None for swept in chosen.values()):
+        if pool.jobs != 1 or any(swept.workers is not None for swept in chosen.values()):
             fork_server.prepare()
         from stretto.study import report_page  # noqa: F401 - imports torch, and all that follows needs
-    outcomes = {
-        name: run(sweep, output, jobs, storage, timeout, operations=trace_operations) for name, sweep in sweeps.items()
-    }
+    outcomes = {name: run(sweep, output, pool, operations=trace_operations) for name, sweep in sweeps.items()}
     if output.json:
         content = {name: outcome.to_json() for name, outcome in outcomes.items()}
         print_json({"parts": content} if parts else content[""])
@@ -145,9 +147,7 @@ def show_settings(sweeps: Mapping[str, Sweep], output: Output) -> int:
     return 0
 
 
-def run(
-    sweep: Sweep, output: Output, jobs: int | None, storage: str | None, timeout: float | None, *, operations: bool
-) -> "Outcome":
+def run(sweep: Sweep, output: Output, pool: Pool, *, operations: bool) -> "Outcome":
     """Train the runs of a sweep that are not finished, and write its page."""
     from stretto import study
     from stretto.methods.advice import meaning
@@ -157,7 +157,7 @@ def run(
     from stretto.trainer.progress import progress
 
     opened = study.open_study(sweep.settings, sweep.out, sweep.heading)
-    wanted: dict[str, Any] = {"operations": operations} | ({} if timeout is None else {"timeout": timeout})
+    wanted: dict[str, Any] = {"operations": operations} | ({} if pool.timeout is None else {"timeout": pool.timeout})
     opened = replace(opened, tasks=tuple(replace(task, **wanted) for task in opened.tasks))
     if sweep.heading is not None:
         output.say(f"{sweep.heading.text} ({sweep.heading.size})")
@@ -190,11 +190,11 @@ def run(
         command = shlex.join(["stretto", *map(without_password, sys.argv[1:])])
         outcome = study.compare(
             opened,
-            jobs=jobs,
+            jobs=pool.jobs,
             on_steps=on_steps,
             on_run=on_run,
             command=command,
-            storage=storage,
+            storage=pool.storage,
             tell=lambda text: print(f"stretto: {text}", file=sys.stderr),
         )
     show_outcome(outcome, output)

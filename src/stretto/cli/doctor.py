@@ -1,7 +1,9 @@
 """stretto doctor: check the environment, or a model."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
 
 from stretto.cli.output import aligned, print_json
 from stretto.errors import UsageError, nearest
@@ -13,14 +15,24 @@ if TYPE_CHECKING:
     from stretto.doctor.model_check import Diagnosis
 
 
+@dataclass(frozen=True, kw_only=True)
+class TriedFunctions:
+    """What is tried on a model's examples."""
+
+    loss: str | None = None
+    """With --data, a loss as stretto train takes it: a step on the model's examples is tried, and an evaluation."""
+    metric: Annotated[tuple[str, ...], TEXTS] = ()
+    """Metrics, tried alike: NAME=path/to/file.py:function."""
+    optimizer: str | None = None
+    """An optimizer, tried alike."""
+
+
 def doctor(
     *,
     model: str | None = None,
     model_options: Annotated[dict[str, Option] | None, OPTIONS] = None,
     data: str | None = None,
-    loss: str | None = None,
-    metric: Annotated[tuple[str, ...], TEXTS] = (),
-    optimizer: str | None = None,
+    functions: Annotated[TriedFunctions, Parameter(name="*")] = TriedFunctions(),
     example: Annotated[tuple[int, ...] | None, WHOLES] = None,
     stages: Annotated[int | None, WHOLE] = None,
     path: str | None = None,
@@ -40,12 +52,6 @@ def doctor(
         Its options: --model-options.width 256.
     data
         Data set of the network, or your own, path/to/file.py:function: its examples are tried.
-    loss
-        With --data, a loss as stretto train takes it: a step on the model's examples is tried, and an evaluation.
-    metric
-        Metrics, tried alike: NAME=path/to/file.py:function.
-    optimizer
-        An optimizer, tried alike.
     example
         Shape of an input batch of real numbers, 32,784, where the function gives no example.
     stages
@@ -55,13 +61,12 @@ def doctor(
     json
         Print one JSON object on stdout, nothing else.
     """
-    functions = {"loss": loss, "metric": metric or None, "optimizer": optimizer}
-    for name, function in functions.items():
-        if function is not None and (model is None or data is None):
+    for name, function in vars(functions).items():
+        if function not in (None, ()) and (model is None or data is None):
             raise UsageError(f"{name} is tried on a model's examples: give --model and --data, too")
     if model is not None:
-        if any(value is not None for value in functions.values()):
-            try_functions(model, model_options or {}, data or "", loss, metric, optimizer)
+        if functions != TriedFunctions():
+            try_functions(model, model_options or {}, data or "", functions)
         diagnosis = diagnosis_of(model, model_options or {}, data, example, stages, path)
         if json:
             print_json({"model": model, **diagnosis.to_json()})
@@ -74,23 +79,22 @@ def doctor(
     return environment(json)
 
 
-def try_functions(
-    model: str, options: dict[str, Option], data: str, loss: str | None, metric: tuple[str, ...], optimizer: str | None
-) -> None:
+def try_functions(model: str, options: dict[str, Option], data: str, functions: TriedFunctions) -> None:
     """Try a step and an evaluation of the model as one stage. Raises UsageError for what does not work."""
     from stretto.optim.by_name import takes_rate
     from stretto.settings.runs import TrainSettings
     from stretto.study.first_batches import refuse_evaluation
     from stretto.study.prepare import costs_of, prepare_trial, resolve
 
-    rate = 0.01 if optimizer is not None and takes_rate(optimizer) else None
+    optimizer = functions.optimizer or "auto"
+    rate = 0.01 if functions.optimizer is not None and takes_rate(optimizer) else None
     settings = TrainSettings(
         model=model,
         model_options=options,
         data=data,
-        loss=loss or "auto",
-        metric=metric,
-        optimizer=optimizer or "auto",
+        loss=functions.loss or "auto",
+        metric=functions.metric,
+        optimizer=optimizer,
         lr=rate,
         stages=1,
         steps=1,

@@ -31,8 +31,13 @@ TRACE = "trace.pftrace"  # in the folder of a run whose operations are recorded
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessSettings:
-    """How a run starts processes, and what it does when one fails."""
+    """Whether a run goes on, how it starts processes, and what it does when one fails."""
 
+    resume: Annotated[bool, FLAG] = False
+    """Go on from the newest whole checkpoint, on any number of workers. Ctrl-C leaves one; a second Ctrl-C ends the
+    run at once."""
+    auto_resume: Annotated[bool, FLAG] = False
+    """Go on if there is a checkpoint, else begin: for a command that is repeated until the run is finished."""
     restarts: Annotated[int, WHOLE] = 0
     """How often all processes start again after one failed."""
     timeout: Annotated[float | None, NUMBER] = None
@@ -79,6 +84,15 @@ class ProcessSettings:
         return None if launched or workers is None else place
 
     @property
+    def going_on(self) -> "Resume":
+        """What the flags ask of a checkpoint. Raises UsageError for both."""
+        if self.resume and self.auto_resume:
+            raise UsageError(
+                "--resume and --auto-resume: give one of them; --auto-resume also begins where there is nothing"
+            )
+        return "auto" if self.auto_resume else self.resume
+
+    @property
     def patience(self) -> float:
         """Seconds that a worker waits for another."""
         return PATIENCE if self.timeout is None else self.timeout
@@ -93,8 +107,6 @@ def train(
     plan: Path | None = None,
     trace: Path | None = None,
     trace_operations: Annotated[bool, FLAG] = False,
-    resume: Annotated[bool, FLAG] = False,
-    auto_resume: Annotated[bool, FLAG] = False,
     processes: Annotated[ProcessSettings, Parameter(name="*")] = ProcessSettings(),
     command: Annotated[str | None, Parameter(parse=False)] = None,
 ) -> int:
@@ -112,11 +124,6 @@ def train(
         File for a trace of the workers, for ui.perfetto.dev (.pftrace).
     trace_operations
         Also record torch's operations in the actions of three steps; by default in the run's folder.
-    resume
-        Go on from the newest whole checkpoint, on any number of workers. Ctrl-C leaves one; a second Ctrl-C ends the
-        run at once.
-    auto_resume
-        Go on if there is a checkpoint, else begin: for a command that is repeated until the run is finished.
     """
     from stretto.methods.table import check_written
 
@@ -131,7 +138,7 @@ def train(
         from stretto.study.single_run import claim, default_folder, refuse_full_disk
         from stretto.study.training_run import Task
 
-    going_on = resume_of(resume=resume, auto_resume=auto_resume)
+    going_on = processes.going_on
     take_place(settings.placement)
     rank, launched = place_in_job()  # torchrun or srun may have started several
     if launched > 1:
@@ -150,7 +157,7 @@ def train(
     folder = output.out or default_folder(resolved)
     trace = folder / TRACE if trace_operations and trace is None else trace
     claimed = claim(folder, resolved, resume=going_on)
-    if rank == 0 and (auto_resume or claimed.made):
+    if rank == 0 and (processes.auto_resume or claimed.made):
         output.say(claimed.told)
     if not claimed.made:
         refuse_full_disk(prepared, folder)
@@ -162,15 +169,6 @@ def train(
         if rank == 0 and processes.nodes == 1:
             track_run(folder, resolved)
     return tell_result(prepared, folder, rank, trace, output, nodes=processes.nodes, operations=trace_operations)
-
-
-def resume_of(*, resume: bool, auto_resume: bool) -> "Resume":
-    """What two flags ask of a checkpoint. Raises UsageError for both."""
-    if resume and auto_resume:
-        raise UsageError(
-            "--resume and --auto-resume: give one of them; --auto-resume also begins where there is nothing"
-        )
-    return "auto" if auto_resume else resume
 
 
 def prepare_run(settings: TrainSettings, chosen: "Method", patience: float, *, here: bool) -> "Prepared":

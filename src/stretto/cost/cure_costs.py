@@ -108,7 +108,7 @@ def matrix_bytes(cure: StepCure, layer: LayerCost, stepping: Stepping) -> float:
 
 
 def scratch_bytes(cure: StepCure, layer: LayerCost, stepping: Stepping) -> float:
-    """Bytes that a rotated step has for a while beside what is kept, for the matrix of the layer that takes most."""
+    """Temporary bytes of a rotated step, for the matrix of the layer that takes most."""
     numbers = (rotation_scratch(*shape, sides(cure, shape)) for shape in layer.matrix_shapes if sides(cure, shape))
     return max(numbers, default=0.0) * item_of(layer, stepping)
 

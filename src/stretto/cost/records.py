@@ -18,7 +18,7 @@ LISTED = {str: "a list of texts", float: "a list of numbers", int: "a list of nu
 
 @dataclass(frozen=True)
 class TableReader:
-    """Reads tables of `what`, whose keys `former` are those of older files, and mean nothing now."""
+    """Reads tables of `what`. The keys `former` stand in older files, and mean nothing now."""
 
     what: str
     former: tuple[str, ...] = ()

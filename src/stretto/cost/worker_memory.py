@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from stretto.cost.cure_costs import feedback_tensors, matrix_bytes, scratch_bytes, soap_scratch
+from stretto.cost.head_costs import StageHeads
 from stretto.cost.layer_table import Affine, LayerCost, ModelCosts, Peaks
 from stretto.methods import Method
 from stretto.methods.cure import StepCure, WeightCopies
@@ -157,14 +158,10 @@ def peak_bytes(
     examples: float,
     *,
     optimizer: str = "sgd",
-    heads: Sequence[LayerCost | None] | None = None,
-    weights: Mapping[tuple[int, int], float] | None = None,
+    behind: StageHeads = StageHeads([]),  # noqa: B008 - never changed
 ) -> tuple[float, ...]:
-    """The peak bytes of tensors on each worker, without the user's own batches.
-
-    `weights` are bytes of those that one stage sends another, by (owner, user): shared ones, and those that heads read.
-    """
-    predicted = rules.reach.predicted
+    """The peak bytes of tensors on each worker, with the heads `behind` stages, without the user's own batches."""
+    predicted, heads, weights = rules.reach.predicted, behind.rows, behind.weights
     stage_heads = [None if s in predicted or not heads else heads[s] for s in range(schedule.num_stages)]
     copies = method.weight_copies(schedule)
     stages = [
@@ -181,14 +178,14 @@ def peak_bytes(
         with_step_cure(stage, cure, costs.layers[bounds[s] : bounds[s + 1]], stage_heads[s], optimizer)
         for s, (stage, cure) in enumerate(zip(stages, cures, strict=True))
     ]
-    if heads is not None and method.prediction is not None:
+    if heads and method.prediction is not None:
         chosen, keeps = optimizer_of(optimizer), method.prediction.keeps_graph
         stages = [
             stage if head is None or s not in predicted
             else with_predictor(stage, head, examples, chosen, keeps_graph=keeps)
             for s, (stage, head) in enumerate(zip(stages, heads, strict=True))
         ]  # fmt: skip
-    buffers = channel_bytes(method, schedule, rules, stages, weights or {})
+    buffers = channel_bytes(method, schedule, rules, stages, weights)
     peaks = []
     for worker in range(schedule.num_workers):
         held_stages = [s for s, holder in schedule.worker_of.items() if holder == worker]
@@ -197,7 +194,7 @@ def peak_bytes(
             + originals(costs, (bounds[s], bounds[s + 1]), s, rules, schedule)
             for s in held_stages
         )  # fmt: skip
-        walk = MemoryWalk(schedule, rules, stages, worker, weights or {}, stashes)
+        walk = MemoryWalk(schedule, rules, stages, worker, weights, stashes)
         peaks.append(permanent + buffers[worker] + walk.peak())
     return tuple(peaks)
 
@@ -242,7 +239,7 @@ def channel_bytes(
 class MemoryWalk:
     """A walk through a worker's actions; `peak` gives the peak bytes above those that are always allocated.
 
-    `weights` are as in `peak_bytes`; `stashes` says of which stages an update keeps the weights of graphs in flight.
+    `weights` are as in `StageHeads`; `stashes` says of which stages an update keeps the weights of graphs in flight.
     """
 
     def __init__(

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class LayerCounting:
-    """Layers are run on tensors without numbers; of those that are alike one is, in all calls that share this object.
+    """Runs each distinct layer once, on tensors without numbers; all calls that share this object reuse the results.
 
     Tensors are torch's fakes, as on the CPU. With `on_meta` they are meta tensors, whose operators take a tenth of the
     time: for modules whose operators are the CPU's there, too. Autocast leaves meta tensors alone, so that where it is

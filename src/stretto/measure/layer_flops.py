@@ -46,28 +46,27 @@ def layer_costs(
     names: Sequence[str] | None = None,
     loss: Callable[[Tensor, Tensor], Tensor] | None = None,
     target: Tensor | None = None,
-    fake: bool = True,
+    fake: bool | LayerCounting = True,
     recompute: str = "none",
     autocast: torch.dtype | None = None,
-    counting: LayerCounting | None = None,
 ) -> ModelCosts:
     """A row for each of `layers`, run one after the other on `example`, as in training; one more for a loss.
 
-    Forward and backwards run twice, on the example and on two of them, which gives what an example costs and what
-    does not depend on the batch. `fake` runs them on torch's fake tensors: nothing is computed and nothing allocated,
-    so that modules on the meta device, or made under `faking()`, will do whatever their size. A model whose shapes
-    depend on its numbers needs `fake=False`. Nothing is trained; modules, statistics and generators stay as they were.
-    With `recompute` "selective" or "full" they are the costs of layers that are recomputed so in training; with
-    `autocast`, float16 or bfloat16, of layers and loss under torch.autocast on a GPU. Calls with one `counting`
-    run no two layers that are alike. Layers that share a parameter with an earlier one are counted a second time, as if
-    they read it without training it, on fake tensors only (`ModelCosts.read_rows`).
+    Forward and backwards run twice, on the example and on two of them, which gives what an example costs and the part
+    that does not depend on the batch. `fake` runs them on torch's fake tensors: nothing is computed and nothing
+    allocated, so that modules on the meta device, or made under `faking()`, will do whatever their size. A model whose
+    shapes depend on its numbers needs `fake=False`. Nothing is trained; modules, statistics and generators stay as they
+    were. With `recompute` "selective" or "full" they are the costs of layers that are recomputed so in training; with
+    `autocast`, float16 or bfloat16, of layers and loss under torch.autocast on a GPU. Calls that share one
+    `LayerCounting` as `fake` run no two layers that are alike. Layers that share a parameter with an earlier one are
+    counted a second time, as if they read it without training it, on fake tensors only (`ModelCosts.read_rows`).
 
     Raises UsageError for a layer that cannot take what reaches it.
     """
     check(layers, example, names, loss, target, fake)
     given = example if isinstance(example, tuple) else (example,)
     named = list(zip(names or [str(index) for index in range(len(layers))], layers, strict=True))
-    sweep = (counting or LayerCounting()).run if fake else real
+    sweep = real if fake is False else (LayerCounting() if fake is True else fake).run
     contexts = {id(layer): ForwardContext(layers_again(layer, recompute), autocast) for layer in layers}
     runs = []
     for times in (1, 2):
@@ -89,10 +88,8 @@ def layer_costs(
     found = ModelCosts(tuple(rows), dtype_of(layers), ties=tuple(map(tied, ties)))
     if not (ties and fake):
         return found
-    reading = layer_costs(
-        reading_layers(layers, ties), example, names=names, loss=loss, target=target, recompute=recompute,
-        autocast=autocast, counting=counting,
-    ).layers  # fmt: skip
+    how: dict[str, Any] = {"names": names, "loss": loss, "target": target, "recompute": recompute, "autocast": autocast}
+    reading = layer_costs(reading_layers(layers, ties), example, fake=fake, **how).layers
     readers = sorted({user for tie in ties for user in tie.users})
     return replace(found, read_rows=tuple((index, reading[index]) for index in readers))
 
@@ -165,7 +162,8 @@ def check(layers: Any, example: Any, names: Any, loss: Any, target: Any, fake: A
             refuse("target", target, "a tensor, or a tuple or dict of tensors as the loss takes it")
         for tensor in tensors_of(target):
             num_examples(tensor, "target")
-    flag("fake", fake)
+    if not isinstance(fake, LayerCounting):
+        flag("fake", fake)
 
 
 def tied(shared: tied_weights.Tied) -> TiedLayers:

@@ -8,7 +8,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -72,6 +72,14 @@ def count(exchange: str, whole: Tensor) -> None:
             done[0], done[2] = done[0] + 1, done[2] + whole.numel() * whole.element_size()
 
 
+class HowCounted(TypedDict, total=False):
+    """How layers are run to be counted; as the arguments of `layer_costs`."""
+
+    recompute: str
+    autocast: torch.dtype | None
+    fake: LayerCounting
+
+
 def tensor_costs(
     layers: Sequence[nn.Module],
     example: Tensor | Inputs,
@@ -82,9 +90,7 @@ def tensor_costs(
     plan: Mapping[str, str] | None = None,
     in_place: bool = False,
     sequence: bool = False,
-    recompute: str = "none",
-    autocast: torch.dtype | None = None,
-    counting: LayerCounting | None = None,
+    **how: Unpack[HowCounted],
 ) -> ModelCosts:
     """The costs of `layers`, as one stage, to each of `parts` processes that share their weights; as `layer_costs`.
 
@@ -94,18 +100,14 @@ def tensor_costs(
     that cannot be cut so.
     """
     whole = nn.Sequential(*layers)
-    counting = counting or LayerCounting()
+    counting = how["fake"] = how.get("fake") or LayerCounting()
     with counting.numberless():
         numberless: dict[int, Any] = {id(own): like(own, counting) for own in (*whole.parameters(), *whole.buffers())}
         axis = CountedAxis.of_size(parts, in_place=in_place)
         cut = cut_module(copy.deepcopy(whole, numberless), axis, plan or {}, sequence=sequence)
     for parts_of_sequence in sequence_parts(cut):
         parts_of_sequence.running = True  # layers run one by one, and not by their container
-    costs = layer_costs(
-        list(cut.children()), example, loss=loss, target=target, recompute=recompute, autocast=autocast,
-        counting=counting,
-    )  # fmt: skip
-    return with_exchanges(costs)
+    return with_exchanges(layer_costs(list(cut.children()), example, loss=loss, target=target, **how))
 
 
 def sequence_parts(module: nn.Module) -> Iterator[SequenceParts]:
@@ -115,10 +117,15 @@ def sequence_parts(module: nn.Module) -> Iterator[SequenceParts]:
 
 
 def published_tensor_costs(
-    network: PublishedNetwork, layers: Sequence[nn.Module], inputs: tuple[Tensor, Tensor], parts: int,
-    whole: ModelCosts, *, sequence: bool = False, recompute: str = "none", autocast: torch.dtype | None = None,
-    counting: LayerCounting | None = None,
-) -> ModelCosts:  # fmt: skip
+    network: PublishedNetwork,
+    layers: Sequence[nn.Module],
+    inputs: tuple[Tensor, Tensor],
+    parts: int,
+    whole: ModelCosts,
+    *,
+    sequence: bool = False,
+    **how: Unpack[HowCounted],
+) -> ModelCosts:
     """The same for a network without data, as Megatron runs it; `inputs` are an input batch and its target.
 
     Of consecutive layers whose rows in `whole` are equal one is cut and counted; with `sequence`, of which the first
@@ -136,10 +143,8 @@ def published_tensor_costs(
     if network.tied is not None:
         plan[f"0.{network.tied[0].rpartition('.')[0]}"] = "vocabulary"
     x, y = inputs
-    counted = tensor_costs(
-        [layers[index] for index in kept], x, parts, loss=loss, target=y, plan=plan, in_place=True,
-        sequence=sequence, recompute=recompute, autocast=autocast, counting=counting,
-    )  # fmt: skip
+    chosen = [layers[index] for index in kept]
+    counted = tensor_costs(chosen, x, parts, loss=loss, target=y, plan=plan, in_place=True, sequence=sequence, **how)
     numbers = [bisect_right(kept, index) - 1 for index in range(len(layers))]
     cut_rows = [
         replace(counted.layers[number], name=row.name) for number, row in zip(numbers, whole.layers, strict=False)

@@ -174,6 +174,21 @@ class EncoderOptions(DecoderOptions):
     vocabulary: int = 30522
 
 
+@dataclass(frozen=True, kw_only=True)
+class VisionOptions:
+    """The options of `vit`; ViT-B/16 unless said otherwise. hidden, attention: as of `decoder`."""
+
+    depth: int = 12
+    width: int = 768
+    heads: int = 12
+    patch: int = 16
+    side: int = 224
+    classes: int = 1000
+    hidden: int | None = None
+    attention: str = "scores"
+    dropout: float = 0.0
+
+
 Options = TypeVar("Options")
 
 
@@ -228,40 +243,20 @@ def language(
     )
 
 
-def vit(
-    *,
-    depth: int = 12,
-    width: int = 768,
-    heads: int = 12,
-    patch: int = 16,
-    side: int = 224,
-    classes: int = 1000,
-    hidden: int | None = None,
-    attention: str = "scores",
-    dropout: float = 0.0,
-) -> PublishedNetwork:
-    """A vision transformer (Dosovitskiy et al. 2021), ViT-B/16 unless said otherwise: a token a patch and one more.
-
-    attention: as of `decoder`.
-    """
-    for option, value in (("patch", patch), ("side", side), ("classes", classes)):
-        whole("model 'vit'", option, value)
+@taking(VisionOptions)
+def vit(options: VisionOptions) -> PublishedNetwork:
+    """A vision transformer (Dosovitskiy et al. 2021): a token for each patch, and one more."""
+    patch, side = options.patch, options.side
+    for option in ("patch", "side", "classes"):
+        whole("model 'vit'", option, getattr(options, option))
     if side % patch:
         raise UsageError(
             f"model 'vit': patch={patch} does not divide side={side}; "
             f"take side={-(-side // patch) * patch}, or another patch"
         )
-    options = DecoderOptions(
-        depth=depth,
-        width=width,
-        heads=heads,
-        context=(side // patch) ** 2 + 1,
-        hidden=hidden,
-        attention=attention,
-        dropout=dropout,
-    )
-    shape = block_shape("vit", options, causal=False)
-    recipe: Recipe = [partial(PatchStart, shape, patch), *blocks(shape), partial(ClassifierEnd, shape, classes)]
+    in_blocks = {name: getattr(options, name) for name in ("depth", "width", "heads", "hidden", "attention", "dropout")}
+    shape = block_shape("vit", DecoderOptions(**in_blocks, context=(side // patch) ** 2 + 1), causal=False)
+    recipe: Recipe = [partial(PatchStart, shape, patch), *blocks(shape), partial(ClassifierEnd, shape, options.classes)]
     return replace(images(recipe, side), optimizer="adam", counts_parts=True)
 
 

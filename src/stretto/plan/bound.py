@@ -117,6 +117,7 @@ class OnAxes(NamedTuple):
     messages: LeastMessages
 
 
+Place = tuple[Mesh, int, tuple[int, ...]]  # a mesh, the workers of its pipeline, and their placement
 Passes = Literal["whole", "split", "weights"]  # the backward of a stage but the first: B, I and W, or at least W
 
 
@@ -245,9 +246,8 @@ class Bounds:
         axes, _, messages = self.on_axes(c.mesh, c.pipeline, c.placement, forms, c.examples)
         computing = self.computing(c, forms, whole=whole, shards=shards)
         busy = computing.busy + (c.microbatches * messages.inside + axes.all_reduce) * SLACK
-        fullest = self.fullest(
-            c.mesh, c.pipeline, c.placement, forms, c.examples, whole, self.share_added(c, shards)
-        )  # fmt: skip
+        added = self.share_added(c, shards)
+        fullest = self.fullest((c.mesh, c.pipeline, c.placement), forms, c.examples, whole, added)
         workers = c.pipeline + computing.share
         return computing._replace(seconds=max(busy / workers, c.microbatches * fullest * SLACK), busy=busy)
 
@@ -258,12 +258,9 @@ class Bounds:
         shared = self.prices.as_large_models and any(shard.startswith("fully") for shard in shards)
         return 1 / c.mesh.data if shared else 1.0
 
-    def _fullest(
-        self, mesh: Mesh, pipeline: int, placement: tuple[int, ...], forms: tuple[LayerForm, ...], examples: float,
-        whole: bool, added: float,
-    ) -> float:  # fmt: skip
+    def _fullest(self, place: Place, forms: tuple[LayerForm, ...], examples: float, whole: bool, added: float) -> float:
         # The least seconds of a micro-batch of the worker that has most to do, communication inside it included.
-        _, least, messages = self.on_axes(mesh, pipeline, placement, forms, examples)
+        (_, pipeline, _), (_, least, messages) = place, self.on_axes(*place, forms, examples)
         seconds = (least.wholes if whole else least.separates) + added * least.accumulates + messages.of_layers
         return least_of_fullest(seconds, pipeline)
 
@@ -274,9 +271,8 @@ class Bounds:
         """
         forms, shape = forms or (c.form,), MethodShape.of(c)
         axes, least, messages = self.on_axes(c.mesh, c.pipeline, c.placement, forms, c.examples)
-        inside, transit, per_worker, added = (
-            messages.inside, messages.transit, shape.per_worker, self.share_added(c, (c.shard,))
-        )  # fmt: skip
+        inside, transit, per_worker = messages.inside, messages.transit, shape.per_worker
+        added = self.share_added(c, (c.shard,))
         whole, parts = (least.whole if shape.receives else least.separate) + inside, float(shape.stages)
         overhead, accumulate = self.overhead(shape, axes, messages), added * least.accumulate
         if self.goes_back_twice(shape):
@@ -298,9 +294,8 @@ class Bounds:
             mean = max(mean, turn / c.losses)
         if shape.ends_after_a_forward:  # the first stage runs M forwards, the others wait for one at least
             mean = max(mean, least.forward + (1 - 1 / c.microbatches) * mean)
-        fullest = self.fullest(
-            c.mesh, c.pipeline, c.placement, forms, c.examples, self.goes_back_whole(shape), added
-        )  # fmt: skip
+        place, whole_backward = (c.mesh, c.pipeline, c.placement), self.goes_back_whole(shape)
+        fullest = self.fullest(place, forms, c.examples, whole_backward, added)
         load = max(mean, shape.turns * (fullest / per_worker + 2 * axes.per_action))
         return (filling(shape, least.whole + inside + overhead + accumulate, transit) + load) * SLACK
 
@@ -354,7 +349,7 @@ class Bounds:
         passes: Passes = "split" if self.goes_back_twice(shape) else "whole" if shape.receives else "weights"
         workers = tuple(c.worker_of(s) for s in range(c.stages))
         bottleneck = self.bottleneck(
-            c.mesh, c.pipeline, c.placement, workers, c.form, c.examples, passes, c.recompute == "stage", added
+            (c.mesh, c.pipeline, c.placement), workers, c.form, c.examples, passes, c.recompute == "stage", added
         )
         bottleneck += 2 * axes.per_action
         load = shape.turns * bottleneck / shape.per_worker
@@ -364,21 +359,25 @@ class Bounds:
         return (filling(shape, turn, messages.transit) + load) * SLACK
 
     def _bottleneck(
-        self, mesh: Mesh, pipeline: int, placement: tuple[int, ...], workers: tuple[int, ...], form: LayerForm,
-        examples: float, passes: Passes, recomputes: bool, added: float,
-    ) -> float:  # fmt: skip
-        place, last = self.prices.places(mesh, pipeline, placement), len(workers) - 1
+        self,
+        place: Place,
+        workers: tuple[int, ...],
+        form: LayerForm,
+        examples: float,
+        passes: Passes,
+        recomputes: bool,
+        added: float,
+    ) -> float:
+        places, last = self.prices.places(*place), len(workers) - 1
+        hides_exchanges = self.prices.hides_exchanges and passes != "split"
         known: dict[Hashable, Table] = {}
         tables = []
         for s, worker in enumerate(workers):
-            machines, again = place.machines[worker], recomputes and s < last
-            links = (tuple(map(id, links[worker])) for links in (place.weights, place.slabs))
+            machines, again = places.machines[worker], recomputes and s < last
+            links = (tuple(map(id, links[worker])) for links in (places.weights, places.slabs))
             key = (machines, *links, s == 0, again)
             if key not in known:
-                inside = self.prices.intra_stage(
-                    mesh, pipeline, placement, worker, form, examples,
-                    self.prices.hides_exchanges and passes != "split",
-                )  # fmt: skip
+                inside = self.prices.intra_stage(*place, worker, form, examples, hides_exchanges)
                 times = [self.prices.times(kind, form, examples) for kind in machines]
                 forward, backward, inputs, weights, _, accumulate = (
                     np.maximum.reduce([kind_times[i] for kind_times in times]) for i in range(6)

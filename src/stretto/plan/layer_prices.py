@@ -344,7 +344,7 @@ class LayerPrices:
         return np.zeros_like(products), (1 - share_kept_busy(links)) * seconds
 
     def is_counted(self, form: LayerForm) -> bool:
-        """Whether the exchanges of processes that share layers were counted, those of what is recomputed, too."""
+        """Whether the exchanges of processes that share layers were counted, with those of recomputed layers."""
         layers, _ = self.distinct(form)
         return form.tensor > 1 and all(layer.forward_exchanges is not None for layer in layers)
 

@@ -126,10 +126,7 @@ def peaks(plan: Plan, prices: Prices, laid: LaidOut) -> tuple[float, ...]:
     c, problem = plan.candidate, prices.problem
     if problem.masters:
         return plan.bytes
-    whole = peak_bytes(
-        laid.chosen, laid.schedule, laid.rules, laid.costs, laid.ends, c.examples,
-        optimizer=problem.optimizer, heads=laid.heads.rows, weights=laid.heads.weights,
-    )  # fmt: skip
+    whole = peak_bytes(*laid[:-1], c.examples, optimizer=problem.optimizer, behind=laid.heads)
     peak = list(whole)
     if prices.has_buckets(c):
         gradients = prices.sizes(c.form, c.examples).gradients

@@ -209,7 +209,7 @@ def whole(trials: Sequence[Trial]) -> list[Trial]:
 
 
 def within(factor: float, trials: Sequence[Trial]) -> list[Trial]:
-    """The trials that take at most `factor` times as long as the fastest that is allowed, by the rounds that choose."""
+    """The trials that take at most `factor` times as long as the fastest allowed one, by the rounds that choose."""
     running = whole(trials)
     fastest = min((trial.value for trial in running if trial.allowed), default=float("inf"))
     return [trial for trial in running if trial.value <= factor * fastest]

@@ -41,7 +41,7 @@ def counted_head(
     loss: "Loss",
     inputs: Tensors,
     target: Any,
-    counting: "LayerCounting | None" = None,
+    counting: "LayerCounting | bool" = True,
 ) -> LayerCost:
     """The costs of a head with its loss behind a stage, for the `features` of a batch.
 
@@ -65,14 +65,14 @@ def counted_head(
 
 
 def with_loss(
-    head: nn.Module, features: Tensors, loss: "Loss", inputs: Tensors, target: Any, counting: "LayerCounting | None"
+    head: nn.Module, features: Tensors, loss: "Loss", inputs: Tensors, target: Any, counting: "LayerCounting | bool"
 ) -> LayerCost:
     """The row of a head and its loss, trained as its parameters say, with a gradient of what it is given."""
     before = Trained().to(features[0].device)
     if isinstance(head, LocalLoss):
         whole = HeadWithLoss(head, loss, inputs, target)
-        return layer_costs([before, whole], features, counting=counting).layers[1]
-    _, row, behind = layer_costs([before, head], features, loss=loss, target=target, counting=counting).layers
+        return layer_costs([before, whole], features, fake=counting).layers[1]
+    _, row, behind = layer_costs([before, head], features, loss=loss, target=target, fake=counting).layers
     return row.then(behind)
 
 
@@ -160,10 +160,10 @@ class UncutModel:
 
 
 def counted_predictor(
-    head: nn.Module, features: Tensors, target: Tensor | None, counting: "LayerCounting | None" = None
+    head: nn.Module, features: Tensors, target: Tensor | None, counting: "LayerCounting | bool" = True
 ) -> LayerCost:
     """The costs of what predicts the gradient of a batch's `features`, with its error; it reads a `target` if given."""
-    return layer_costs([PredictionError(head, target)], features, counting=counting).layers[0]
+    return layer_costs([PredictionError(head, target)], features, fake=counting).layers[0]
 
 
 def costs_of_predictor(name: str, model: UncutModel, *, labelled: bool) -> tuple[HeadCosts | None, str]:

@@ -186,12 +186,12 @@ def trainable(requested: TrainSettings, asked: CostRequest) -> Costed:
     inputs = inputs_of(x)
     layers = model.layers if cut is None else cut
     counting = LayerCounting()
-    costs = layer_costs(layers, inputs, loss=model.loss, target=y, counting=counting)
+    costs = layer_costs(layers, inputs, loss=model.loss, target=y, fake=counting)
 
     def count(number: int, _: bool, how: str) -> ModelCosts:
         if number == 1:
-            return layer_costs(layers, inputs, loss=model.loss, target=y, recompute=how, counting=counting)
-        return tensor_costs(layers, inputs, number, loss=model.loss, target=y, recompute=how, counting=counting)
+            return layer_costs(layers, inputs, loss=model.loss, target=y, recompute=how, fake=counting)
+        return tensor_costs(layers, inputs, number, loss=model.loss, target=y, recompute=how, fake=counting)
 
     parts, unshared = count_parts(asked.sharing, count)
     formed, unformed = count_forms(layers, replace(asked, sequence=False), count, {1: costs, **parts})
@@ -298,7 +298,7 @@ def of_paper(requested: TrainSettings, asked: CostRequest) -> Costed:
     with torch.device("meta"), counting.mode if counting.on_meta else nullcontext():
         x, y = network.example(EXAMPLES), network.target(EXAMPLES)
         layers, x = format.converted(network.layers(), x, name)
-    how_run: dict[str, Any] = {"autocast": format.autocast, "counting": counting}
+    how_run: dict[str, Any] = {"autocast": format.autocast, "fake": counting}
     costs = replace(layer_costs(layers, x, loss=network.loss, target=y, **how_run), dtype=format.dtype)
     features = outputs(layers, x) if heads or x.dim() == 4 else []
     features = [features[place] for place in places] if features else []

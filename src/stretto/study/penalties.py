@@ -260,7 +260,7 @@ def study_of(settings: PlanSettings) -> MeasuredPenalties | None:
     """What a study measured, if one is given.
 
     Raises UsageError for options that do not go together, and for a study that is unfinished or has nothing to compare.
-    Functions that its settings name have to be among those that the plan's settings name.
+    The plan's settings have to name every function that the study's settings name.
     """
     folder, loss = settings.measured, settings.target_loss
     if folder is not None and settings.objective != "loss":

@@ -38,7 +38,7 @@ BUSY = 0.5  # cores that other programs keep busy: from here on times are said t
 
 @dataclass(frozen=True)
 class MeasuredPlan:
-    """A plan that was chosen by measured times, what is `measured` of it, and what the command tells of the trials."""
+    """A plan that was chosen by measured times, its `measured` times, and the command's words about the trials."""
 
     plan: Plan
     measured: dict[str, Any]

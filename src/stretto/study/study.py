@@ -83,7 +83,7 @@ class ChosenMethods:
 def choose(settings: CompareSettings) -> ChosenMethods:
     """Resolve the settings and try every method. Raises UsageError if a named method cannot run, or no method can.
 
-    Of `all`, methods that cannot run are left out, and so are those that do the same as a method before them.
+    Of `all`, methods that cannot run are left out, and so are methods that do the same as one before them.
     """
     named = tuple(name for name in settings.methods if name != ALL)
     if named == settings.methods:

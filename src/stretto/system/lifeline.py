@@ -28,7 +28,7 @@ _server: list[int] = []  # the id of the fork server, in it and in what it forks
 
 @contextlib.contextmanager
 def starter_named() -> Iterator[None]:
-    """Name this process and thread to a fork server that is started meanwhile, as those that it ends with."""
+    """Name this process and thread to a fork server that is started meanwhile: it ends with them."""
     thread = "main" if threading.current_thread() is threading.main_thread() else "other"
     os.environ[STARTER] = f"{os.getpid()} {thread}"
     try:

@@ -175,7 +175,7 @@ class Backend:
         return trace(stages, example, device, any_output=any_output)
 
     def refresh(self, stages: Mapping[int, Stage], rules: Rules) -> None:
-        """Copy tied weights from the stages that own them to those that borrow them. (Here they are one object.)"""
+        """Copy tied weights from their owners to the stages that borrow them. (Here they are one object.)"""
 
     def evaluate(
         self,

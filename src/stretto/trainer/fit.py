@@ -151,7 +151,7 @@ class Speed:
 class Loop(ABC, Generic[T]):
     """Trains from `_place` on until it is over, or until a process is asked to stop, where training `_saves`.
 
-    Losses are those of all steps, nan of those before a checkpoint that has none.
+    There is a loss for each step, nan for steps before a checkpoint without losses.
     """
 
     _feed: Feed

@@ -37,13 +37,11 @@ def masks_as_given() -> Iterator[None]:
 aten = torch.ops.aten
 
 
-def batch_norm(
-    x: Tensor, weight: Any, bias: Any, mean: Any, var: Any, training: bool, momentum: float, eps: float, cudnn: bool
-) -> Tensor:
+def batch_norm(x: Tensor, weight: Any, bias: Any, mean: Any, var: Any, training: bool, *rest: Any) -> Tensor:
     """torch.nn.functional.batch_norm as an exported graph calls it."""
     if training:
         refuse_single(x, x.numel() // x.shape[1])
-    normed: Tensor = aten.batch_norm.default(x, weight, bias, mean, var, training, momentum, eps, cudnn)
+    normed: Tensor = aten.batch_norm.default(x, weight, bias, mean, var, training, *rest)
     return normed
 
 
