@@ -9,6 +9,8 @@ from stretto.cost.collective import GRADIENTS, TENSOR_GATHER, TENSOR_SUM, all_re
 from stretto.cost.layer_sums import Numbers
 from stretto.cost.layer_table import Work, Works
 
+Amounts = Numbers | float
+
 
 def message(link: Link | None, num_bytes: Numbers) -> Numbers:
     """Seconds of a message that keep neither end busy, while both compute, lateness included; 0 without a link."""
@@ -56,16 +58,22 @@ def gradient_sum(links: Sequence[Link], processes: int, num_bytes: Numbers, tens
         return np.zeros_like(num_bytes)
     times = [
         link.collectives[GRADIENTS].seconds(processes, num_bytes, tensors=tensors) + waits(link, processes)
-        if GRADIENTS in link.collectives else all_reduce([link], processes, num_bytes, gamma)
+        if GRADIENTS in link.collectives
+        else all_reduce([link], processes, num_bytes, gamma)
         for link in links
-    ]  # fmt: skip
+    ]
     return np.where(num_bytes > 0, np.maximum.reduce(times), 0.0)
 
 
 def measured_seconds(
-    name: str, links: Sequence[Link], processes: int, num_bytes: Numbers,
-    *, calls: Numbers | float = 1.0, tensors: Numbers | float = 0.0,
-) -> Numbers | None:  # fmt: skip
+    name: str,
+    links: Sequence[Link],
+    processes: int,
+    num_bytes: Numbers,
+    *,
+    calls: Amounts = 1.0,
+    tensors: Amounts = 0.0,
+) -> Numbers | None:
     """Seconds of a collective on the slowest of some links, 0 for no bytes; None where it was not measured on all."""
     if not links or not all(name in link.collectives for link in links):
         return None
@@ -84,8 +92,9 @@ def waits(link: Link, processes: int) -> float:
 
 def exchange_seconds(works: Works, links: Sequence[Link], processes: int, examples: float, gamma: float) -> float:
     """Seconds of what processes that share a layer send each other in a pass."""
-    return max((sum(exchange_on(link, work, processes, examples, gamma) for work in works) for link in links),
-               default=0.0)  # fmt: skip
+    return max(
+        (sum(exchange_on(link, work, processes, examples, gamma) for work in works) for link in links), default=0.0
+    )
 
 
 def exchange_on(link: Link, work: Work, processes: int, examples: float, gamma: float) -> float:

@@ -161,9 +161,11 @@ def without_twice(row: LayerCost, num_bytes: float) -> LayerCost:
         return row
     numbers = round(num_bytes * row.parameters / row.parameter_bytes)
     return replace(
-        row, parameters=row.parameters - numbers, parameter_bytes=row.parameter_bytes - num_bytes,
+        row,
+        parameters=row.parameters - numbers,
+        parameter_bytes=row.parameter_bytes - num_bytes,
         activation=row.activation - Affine(num_bytes),
-    )  # fmt: skip
+    )
 
 
 def equal_stages(start: int, stop: int, count: int) -> list[int]:
@@ -239,10 +241,8 @@ def not_stepped(row: LayerCost, num_bytes: float, tensors: int, sent: float, rea
     gradients = row.gradient_bytes - num_bytes
     passes = row if read is None else replace(read, name=row.name)
     measured = None if row.measured is None else without_step(row.measured, row, passes, gradients)
-    return replace(
-        passes, gradient_bytes=gradients, parameter_tensors=row.parameter_tensors - tensors, measured=measured,
-        sent_gradients=passes.sent_gradients + sent,
-    )  # fmt: skip
+    sent, tensors = passes.sent_gradients + sent, row.parameter_tensors - tensors
+    return replace(passes, gradient_bytes=gradients, parameter_tensors=tensors, measured=measured, sent_gradients=sent)
 
 
 def without_step(measured: Measured, row: LayerCost, passes: LayerCost, gradients: float) -> Measured:
@@ -264,9 +264,13 @@ def without_step(measured: Measured, row: LayerCost, passes: LayerCost, gradient
 
 
 def tied_bytes(
-    costs: ModelCosts, bounds: Sequence[int], *, last_owns: bool = False, read: Iterable[int] = (),
+    costs: ModelCosts,
+    bounds: Sequence[int],
+    *,
+    last_owns: bool = False,
+    read: Iterable[int] = (),
     readers: Iterable[int] = (),
-) -> dict[tuple[int, int], float]:  # fmt: skip
+) -> dict[tuple[int, int], float]:
     """Bytes of shared weights that one stage sends another, by (owner, user).
 
     The first stage that uses a weight owns it; with `last_owns` the last one. The heads behind the stages `readers`

@@ -293,6 +293,10 @@ def keeping_inputs(layer: LayerCost) -> LayerCost:
     def longer(line: Affine | None) -> Affine | None:
         return None if line is None or times is None or line == Affine() else line + times.forward
 
+    if times is not None:
+        inputs, weights = longer(times.input_gradient), longer(times.weight_gradient)
+        backward = longer(times.backward) or Affine()
+        times = replace(times, backward=backward, input_gradient=inputs, weight_gradient=weights)
     return replace(
         layer,
         backward=repeated(layer.backward),
@@ -303,15 +307,10 @@ def keeping_inputs(layer: LayerCost) -> LayerCost:
         loose_input=Affine(),
         loose_output=layer.output,
         recomputed=recomputed if layer.backward else Affine(),
-        measured=None if times is None else replace(
-            times,
-            backward=longer(times.backward) or Affine(),
-            input_gradient=longer(times.input_gradient),
-            weight_gradient=longer(times.weight_gradient),
-        ),
+        measured=times,
         peaks=None if layer.peaks is None else peaks_again(layer.peaks, layer.output, recomputed),
         backward_exchanges=exchanges_together(layer.backward_exchanges, layer.forward_exchanges),
-    )  # fmt: skip
+    )
 
 
 def peaks_again(peaks: Peaks, gradient: Affine, recomputed: Affine) -> Peaks:
@@ -430,8 +429,9 @@ class ModelCosts:
         rows = [replace(self.layers[place], name=str(index)) for index, place in enumerate(places)]
         rest = self.layers[max(places) + 1 :]
         ties = tuple(replace(tie, layers=tuple(map(places.index, tie.layers))) for tie in self.ties)
-        reading = tuple((index, replace(row, name=str(index))) for place, row in self.read_rows
-                        for index in [places.index(place)])  # fmt: skip
+        reading = tuple(
+            (index, replace(row, name=str(index))) for place, row in self.read_rows for index in [places.index(place)]
+        )
         return replace(self, layers=(*rows, *rest), ties=ties, read_rows=reading)
 
     @property

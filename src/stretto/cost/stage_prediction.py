@@ -214,8 +214,8 @@ def times_by_part(
     known: dict[tuple[object, ...], LayerParts] = {}  # by what layers have in common: they share objects
     times = []
     for layer in costs.layers:
-        key = (*(id(layer.works(kind)) for kind in kinds), id(layer.measured), layer.parameter_tensors,
-               layer.gradient_bytes, layer.matrices)  # fmt: skip
+        works = tuple(id(layer.works(kind)) for kind in kinds)
+        key = (works, id(layer.measured), layer.parameter_tensors, layer.gradient_bytes, layer.matrices)
         if key not in known:
             actions = [layer_parts(layer, kind, machine, examples) for kind in kinds]
             actions += [update_parts(layer, machine, optimizer), KernelSeconds(accumulate_seconds(layer, machine), 0.0)]
@@ -323,9 +323,8 @@ def workers_of_stages(workers: Sequence[Sequence[int]] | None, stages: int) -> l
 
 
 def with_cure(
-    times: LayerTimes[float], rows: Sequence[LayerCost], cure: StepCure, machines: Sequence[Machine],
-    stepping: Stepping,
-) -> LayerTimes[float]:  # fmt: skip
+    times: LayerTimes[float], rows: Sequence[LayerCost], cure: StepCure, machines: Sequence[Machine], stepping: Stepping
+) -> LayerTimes[float]:
     """Times whose update has what a cure adds to it on each layer, on the slowest of the machines."""
     apart = {id(machine): machine for machine in machines}  # machines of a kind are one object
     longest = max(
@@ -342,9 +341,13 @@ class LayerSpeeds(NamedTuple):
 
 
 def slowest_replica(
-    costs: ModelCosts, ends: tuple[int, int], cluster: Cluster, replicas: Sequence[int], kept: float,
+    costs: ModelCosts,
+    ends: tuple[int, int],
+    cluster: Cluster,
+    replicas: Sequence[int],
+    kept: float,
     layer_speeds: LayerSpeeds,
-) -> LayerTimes[float]:  # fmt: skip
+) -> LayerTimes[float]:
     """The seconds of a stage that keeps so many bytes, on the slowest of the workers that hold its replicas."""
     times = []
     for worker in replicas:

@@ -105,9 +105,12 @@ class Workers:
         def simulated(link: Link) -> SimulatedLink:
             latency, per_byte = link.transit
             return SimulatedLink(
-                unit * latency, unit * per_byte, gap=unit * link.gap,
-                late_share=link.late_share or 0.0, late_time=unit * (link.late_seconds or 0.0),
-            )  # fmt: skip
+                unit * latency,
+                unit * per_byte,
+                gap=unit * link.gap,
+                late_share=link.late_share or 0.0,
+                late_time=unit * (link.late_seconds or 0.0),
+            )
 
         pairs = permutations(range(self.number), 2)
         return Network(between={pair: simulated(self.link(*pair)) for pair in pairs}, seed=seed)

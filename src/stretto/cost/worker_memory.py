@@ -53,9 +53,8 @@ class StageMemory:
 
 
 def stage_memory(
-    rows: Sequence[LayerCost], examples: float, optimizer: str, head: LayerCost | None,
-    copies: WeightCopies = NO_COPIES,
-) -> StageMemory:  # fmt: skip
+    rows: Sequence[LayerCost], examples: float, optimizer: str, head: LayerCost | None, copies: WeightCopies = NO_COPIES
+) -> StageMemory:
     """The memory of a stage of these layers, loss included, with `head` behind them and `copies` of its weights.
 
     A backward that sees other weights makes those of a layer as it comes to it.
@@ -129,13 +128,16 @@ def with_head(stage: StageMemory, head: LayerCost, examples: float, optimizer: O
         weights=stage.weights + head.parameter_bytes,
         gradients=stage.gradients + head.gradient_bytes,
         state=stage.state + head.state_bytes(optimizer),
-        input=stage.input, output=stage.output, kept=stage.kept + kept,
+        input=stage.input,
+        output=stage.output,
+        kept=stage.kept + kept,
         forward=max(stage.forward, stage.kept + kept),
         first_backward=stage.first_backward + head.gradient_bytes + stage.output - kept,
         later_backward=stage.later_backward + head.gradient_bytes + stage.output - kept,
         input_gradient=stage.input_gradient + head.gradient_bytes + stage.output,
-        update=stage.update, seen=stage.seen,
-    )  # fmt: skip
+        update=stage.update,
+        seen=stage.seen,
+    )
 
 
 def with_step_cure(
@@ -167,11 +169,12 @@ def peak_bytes(
     stages = [
         with_shared_once(
             stage_memory(costs.layers[bounds[s] : bounds[s + 1]], examples, optimizer, stage_heads[s], copies[s]),
-            costs.repeated(bounds[s], bounds[s + 1]), costs.repeated(bounds[s], bounds[s + 1], gradients=True),
+            costs.repeated(bounds[s], bounds[s + 1]),
+            costs.repeated(bounds[s], bounds[s + 1], gradients=True),
             optimizer_of(optimizer),
         )
         for s in range(schedule.num_stages)
-    ]  # fmt: skip
+    ]
     versions, cures = method.versions(schedule), method.step_cures(schedule)
     stashes = [method.weights == "stash" and number > 1 for number in versions]
     stages = [
@@ -181,19 +184,22 @@ def peak_bytes(
     if heads and method.prediction is not None:
         chosen, keeps = optimizer_of(optimizer), method.prediction.keeps_graph
         stages = [
-            stage if head is None or s not in predicted
+            stage
+            if head is None or s not in predicted
             else with_predictor(stage, head, examples, chosen, keeps_graph=keeps)
             for s, (stage, head) in enumerate(zip(stages, heads, strict=True))
-        ]  # fmt: skip
+        ]
     buffers = channel_bytes(method, schedule, rules, stages, weights)
     peaks = []
     for worker in range(schedule.num_workers):
         held_stages = [s for s, holder in schedule.worker_of.items() if holder == worker]
         permanent = sum(
-            stages[s].weights + stages[s].state + (versions[s] - 1) * stages[s].gradients
+            stages[s].weights
+            + stages[s].state
+            + (versions[s] - 1) * stages[s].gradients
             + originals(costs, (bounds[s], bounds[s + 1]), s, rules, schedule)
             for s in held_stages
-        )  # fmt: skip
+        )
         walk = MemoryWalk(schedule, rules, stages, worker, weights, stashes)
         peaks.append(permanent + buffers[worker] + walk.peak())
     return tuple(peaks)
@@ -243,9 +249,14 @@ class MemoryWalk:
     """
 
     def __init__(
-        self, schedule: Schedule, rules: Rules, stages: Sequence[StageMemory], worker: int,
-        weights: Mapping[tuple[int, int], float], stashes: Sequence[bool],
-    ) -> None:  # fmt: skip
+        self,
+        schedule: Schedule,
+        rules: Rules,
+        stages: Sequence[StageMemory],
+        worker: int,
+        weights: Mapping[tuple[int, int], float],
+        stashes: Sequence[bool],
+    ) -> None:
         self._schedule, self._rules, self._stages, self._worker = schedule, rules, stages, worker
         self._weights, self._stashes = weights, stashes
         self._held: dict[Edge | tuple[str, int], float] = {}

@@ -123,9 +123,13 @@ def register() -> tuple[library.Library, library.Library]:
     others.fallback(library.fallthrough_kernel)  # type: ignore[no-untyped-call]
     listed = library.Library("aten", "IMPL", KEY)  # type: ignore[no-untyped-call]
     kinds: Mapping[str, Callable[[Run, Any, Any], Any]] = {
-        SIXTEEN_BITS: in_sixteen_bits, FLOAT32: in_float32, FLOAT32_RESULT: to_float32, NORMS: norm_to_float32,
-        WIDEST: in_widest, REFUSED: refuse_low_precision,
-    }  # fmt: skip
+        SIXTEEN_BITS: in_sixteen_bits,
+        FLOAT32: in_float32,
+        FLOAT32_RESULT: to_float32,
+        NORMS: norm_to_float32,
+        WIDEST: in_widest,
+        REFUSED: refuse_low_precision,
+    }
     known = set(torch._C._dispatch_get_all_op_names())
     for names, kind in kinds.items():
         for name in names.split():

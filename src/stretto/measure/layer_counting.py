@@ -163,10 +163,13 @@ def changes_numbers(func: Any) -> bool:
     schema = func._schema
     returned = [each.alias_info for each in schema.returns]
     return (
-        len(returned) == 1 and returned[0] is not None and returned[0].is_write
-        and schema.name.endswith("_") and not schema.name.endswith(("::resize_", "::set_"))
+        len(returned) == 1
+        and returned[0] is not None
+        and returned[0].is_write
+        and schema.name.endswith("_")
+        and not schema.name.endswith(("::resize_", "::set_"))
         and torch.Tag.inplace_view not in func.tags
-    )  # fmt: skip
+    )
 
 
 @cache

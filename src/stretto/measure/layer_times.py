@@ -267,11 +267,11 @@ def measured(index: int, samples: Samples, sizes: Sequence[int], *, updates: boo
         for again, once in zip(samples[index, AGAIN, size], samples[index, "B", size], strict=True)
     ]
     return Measured(
-        lines["F"], lines["B"], lines["I"], lines["W"],
+        *(lines[kind] for kind in "FBIW"),
         update=statistics.median(steps) if updates else None,
         accumulate=max(0.0, statistics.median(longer)) if longer else 0.0,
         residual=max(residuals),
-    )  # fmt: skip
+    )
 
 
 def affine(points: Sequence[tuple[float, float]]) -> tuple[Affine, float]:

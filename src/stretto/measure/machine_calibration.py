@@ -158,11 +158,16 @@ def link_of(times: Times, passed: Sequence[Passage] = ()) -> Link:
     )
     way = max(whole[1], per_byte) - send[1] - receive[1]  # no byte is faster because its ends compute
     return Link(
-        latency=latency, bandwidth=1 / per_byte, send=send[0], send_per_byte=send[1],
-        receive=receive[0], receive_per_byte=receive[1],
-        travel=max(0.0, whole[0] - send[0] - receive[0]), travel_per_byte=max(0.0, way),
+        latency=latency,
+        bandwidth=1 / per_byte,
+        send=send[0],
+        send_per_byte=send[1],
+        receive=receive[0],
+        receive_per_byte=receive[1],
+        travel=max(0.0, whole[0] - send[0] - receive[0]),
+        travel_per_byte=max(0.0, way),
         residual=found.residual,
-    )  # fmt: skip
+    )
 
 
 def cluster_of(findings: Findings) -> Cluster:
@@ -185,10 +190,14 @@ def cluster_of(findings: Findings) -> Cluster:
     groups = groups_of(findings)
     speeds = {"groups.speeds": in_words(findings.speed_rounds)} if len(findings.speed_rounds) > 1 else {}
     return Cluster(
-        name=name, groups=groups, devices={"cpu": device_of(findings)}, links=links,
-        between="between" if len(groups) > 1 else None, sources={"devices.cpu": how, **speeds},
+        name=name,
+        groups=groups,
+        devices={"cpu": device_of(findings)},
+        links=links,
+        between="between" if len(groups) > 1 else None,
+        sources={"devices.cpu": how, **speeds},
         doubts=doubts_of(findings),
-    )  # fmt: skip
+    )
 
 
 def groups_of(findings: Findings) -> tuple[Group, ...]:
@@ -198,9 +207,13 @@ def groups_of(findings: Findings) -> tuple[Group, ...]:
         None if speeds is None else speeds[first : first + size] for first in range(0, findings.workers, size)
     ]
     group = Group(
-        nodes=1, workers=size, device="cpu", speeds=nodes[0], within="within" if findings.within else None,
+        nodes=1,
+        workers=size,
+        device="cpu",
+        speeds=nodes[0],
+        within="within" if findings.within else None,
         between="between" if findings.between else None,
-    )  # fmt: skip
+    )
     if len({*nodes}) == 1:
         return (replace(group, nodes=len(nodes)),)
     return tuple(replace(group, speeds=node) for node in nodes)

@@ -98,8 +98,10 @@ mean = partial(nn.AvgPool2d, 3, 1, padding=1)
 NORMALISED = ((16, 8, 4), (32, 16, 16), (64, 16, 32))  # channels, side, batch
 LAYERS: tuple[tuple[str, Sequence[Make]], ...] = (
     ("linear", [linear(w, b) for w, b in ((64, 8), (64, 128), (256, 16), (256, 256), (1024, 16), (1024, 128))]),
-    ("convolution", [convolution(c, s, b) for c, s, b in ((16, 8, 4), (16, 32, 8), (32, 8, 32), (64, 16, 16),
-                                                          (128, 4, 16))]),
+    (
+        "convolution",
+        [convolution(c, s, b) for c, s, b in ((16, 8, 4), (16, 32, 8), (32, 8, 32), (64, 16, 16), (128, 4, 16))],
+    ),
     ("batch-norm", [image(partial(nn.BatchNorm2d, c), c, s, b) for c, s, b in NORMALISED]),
     ("layer-norm", [rows(partial(nn.LayerNorm, w), n, w) for n, w in ((32, 64), (512, 128), (1024, 512))]),
     ("attention", [attention(2, 32, 2), attention(4, 64, 8), attention(4, 256, 4)]),
@@ -107,7 +109,7 @@ LAYERS: tuple[tuple[str, Sequence[Make]], ...] = (
     ("elementwise", [rows(nn.ReLU, n, 1024) for n in (1, 16, 256, 1024)]),
     ("transcendental", [*(rows(nn.GELU, n, 1024) for n in (1, 16, 256)), rows(partial(nn.Softmax, dim=1), 64, 1024)]),
     ("pooling", [*(image(pool, c, s, b) for c, s, b in ((16, 8, 4), (64, 16, 8))), image(mean, 32, 16, 8)]),
-)  # fmt: skip
+)
 FACTORISED = (64, 128, 256, 512)  # columns of the square matrices whose QR factorisations are measured
 TURNED = ((64, 64), (64, 512), (256, 64), (256, 256), (512, 64))  # a basis' side, and the matrix's other one
 LOW = (32, 128, 256)  # sides of square matrices whose products in bfloat16 are measured, as Muon computes them
@@ -164,9 +166,11 @@ def product(sort: str, one: Tensor, other: Tensor) -> Case:
     """A product of matrices, as optimizers of whole matrices compute it."""
     numbers = one.numel() + other.numel() + len(one) * other.shape[1]
     return Case(
-        sort, "forward", partial(torch.mm, one, other),
+        sort,
+        "forward",
+        partial(torch.mm, one, other),
         (1, 2 * one.numel() * other.shape[1], one.element_size() * numbers),
-    )  # fmt: skip
+    )
 
 
 def update(
@@ -195,9 +199,7 @@ def measure_rates(group: dist.ProcessGroup, *, quick: bool = False, tell: Callab
         turns.append([time for index in range(len(every)) for time in taken[index]])
         tell()
     columns = list(zip(*slowest(group, turns), strict=True))
-    return [
-        point(case, loops[index], columns[2 * index], columns[2 * index + 1]) for index, case in enumerate(every)
-    ]  # fmt: skip
+    return [point(case, loops[index], columns[2 * index], columns[2 * index + 1]) for index, case in enumerate(every)]
 
 
 def turns_of(quick: bool) -> int:
@@ -247,8 +249,6 @@ def rates_of(points: Sequence[MeasuredCase]) -> dict[str, dict[str, Rate]]:
         own = [each for each in points if (each.operator, each.direction) == key]
         line = fit([each.amounts for each in own], [each.alone for each in own])
         contention = statistics.median(each.together / each.alone for each in own)
-        found.setdefault(key[0], {})[key[1]] = Rate(
-            per_call=line.rates[0], per_flop=line.rates[1], per_byte=line.rates[2],
-            contention=max(1.0, contention), residual=line.residual,
-        )  # fmt: skip
+        rate = Rate(*line.rates, contention=max(1.0, contention), residual=line.residual)
+        found.setdefault(key[0], {})[key[1]] = rate
     return found

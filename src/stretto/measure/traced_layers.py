@@ -127,11 +127,11 @@ class TracedLayer:
     def again(self, leaves: Inputs) -> Inputs:
         """The outputs for other inputs like those that were there."""
         return tuple(
-            torch.empty_like(output) if alias is None else leaves[alias].detach().as_strided(
-                output.shape, output.stride(), output.storage_offset()
-            )
+            torch.empty_like(output)
+            if alias is None
+            else leaves[alias].detach().as_strided(output.shape, output.stride(), output.storage_offset())
             for output, alias in zip(self.outputs, self.aliases, strict=True)
-        )  # fmt: skip
+        )
 
     def kept(self, leaves: Inputs, outputs: Inputs) -> dict[int, Tensor]:
         """Inputs and outputs that the graph keeps, by their storage."""
@@ -256,11 +256,12 @@ def alike(module: nn.Module) -> Hashable:
         number = order.setdefault(id(tensor), len(order))
         return number, tensor.shape, tensor.stride(), tensor.dtype, tensor.requires_grad
 
-    return tuple(
-        (name, type(part), tuple((key, plain(value)) for key, value in vars(part).items() if key not in PARTS),
-         tuple((key, shape(each)) for key, each in (*part._parameters.items(), *part._buffers.items())))
-        for name, part in module.named_modules()
-    )  # fmt: skip
+    def own(part: nn.Module) -> Hashable:
+        attributes = tuple((key, plain(value)) for key, value in vars(part).items() if key not in PARTS)
+        tensors = tuple((key, shape(each)) for key, each in (*part._parameters.items(), *part._buffers.items()))
+        return type(part), attributes, tensors
+
+    return tuple((name, own(part)) for name, part in module.named_modules())
 
 
 PARTS = ("_parameters", "_buffers", "_modules")

@@ -22,6 +22,8 @@ from stretto.plan.partition import SAME
 from stretto.plan.problem import LayerForm, Problem
 from stretto.plan.search_space import Candidate, CandidateGroup, MethodChoice, all_groups, alone
 
+Among = Callable[[Candidate], bool]  # which candidates count
+
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
@@ -49,10 +51,12 @@ class Plan:
         """The plan if a step takes so many seconds, and its workers wait for longer, or for less time."""
         more = seconds - self.seconds
         return replace(
-            self, seconds=seconds, value=self.value + self.value_per_second * more,
+            self,
+            seconds=seconds,
+            value=self.value + self.value_per_second * more,
             money=None if self.money is None else self.money * seconds / self.seconds,
             joules=None if self.joules is None else self.joules + self.waiting_watts * more,
-        )  # fmt: skip
+        )
 
 
 @dataclass(frozen=True)
@@ -81,9 +85,14 @@ class Found:
 
 
 def search(
-    problem: Problem, objective: Objective | None = None, *, keep: int = 1, prices: Prices | None = None,
-    among: Callable[[Candidate], bool] | None = None, enough: int | None = None,
-) -> Found:  # fmt: skip
+    problem: Problem,
+    objective: Objective | None = None,
+    *,
+    keep: int = 1,
+    prices: Prices | None = None,
+    among: Among | None = None,
+    enough: int | None = None,
+) -> Found:
     """The `keep` best plans by closed forms (`closed_forms`), each of another candidate; none if nothing fits.
 
     Only candidates that satisfy `among` are searched. `prices` may come from another problem with the same model and
@@ -112,9 +121,8 @@ def paused_collector() -> Iterator[None]:
 
 
 def best_plans(
-    problem: Problem, aim: Objective, keep: int, prices: Prices, among: Callable[[Candidate], bool] | None,
-    enough: int | None,
-) -> Found:  # fmt: skip
+    problem: Problem, aim: Objective, keep: int, prices: Prices, among: Among | None, enough: int | None
+) -> Found:
     """What `search` returns, but for its seconds."""
     bounds = Bounds(prices)
     every = list(all_groups(problem))
@@ -267,12 +275,17 @@ def planned(
     rates, price, power, seconds = aim.rates(c, places), places.price, places.power, seconds * correction
     value = rates.step * seconds + products(rates.busy, busy)
     return Plan(
-        candidate=c, bounds=bounds, formula=seconds, seconds=seconds, bytes=tuple(worker_bytes),
-        value=max(worker_bytes) if aim.goal == "memory" else value, value_per_second=rates.step,
+        candidate=c,
+        bounds=bounds,
+        formula=seconds,
+        seconds=seconds,
+        bytes=tuple(worker_bytes),
+        value=max(worker_bytes) if aim.goal == "memory" else value,
+        value_per_second=rates.step,
         money=None if price is None else price / 3600 * seconds,
         joules=None if power is None else power.waiting * seconds + products(power.more, busy),
         waiting_watts=0.0 if power is None else power.waiting,
-    )  # fmt: skip
+    )
 
 
 def busy_of_workers(c: Candidate, bounds: tuple[int, ...], rows: list[Row]) -> list[float]:

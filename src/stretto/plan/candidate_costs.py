@@ -112,21 +112,25 @@ class Prices(LayerPrices):
             return ()  # a single loss: each stage steps a copy of its own
         if flow.heads:
             return tuple(
-                (tuple(borrowed(shared, max(shared), trains=True) for shared in self.shared if max(shared) >= cut),
-                 np.broadcast_to(np.arange(len(self.valid)) <= cut, self.valid.shape))
+                (
+                    tuple(borrowed(shared, max(shared), trains=True) for shared in self.shared if max(shared) >= cut),
+                    np.broadcast_to(np.arange(len(self.valid)) <= cut, self.valid.shape),
+                )
                 for cut in sorted(set(map(max, self.shared)), reverse=True)
-            )  # fmt: skip
+            )
         reach = reach_of(tried, stages, losses)
 
         def trains(owner: int) -> bool:
             return any(reach.trains_all_of(stage, s) for stage in range(min(s - 1, owner) + 1))
 
+        owned = [(min(shared), borrowed(shared, min(shared), trains=trains(min(shared)))) for shared in self.shared]
         return tuple(
-            (tuple(borrowed(shared, min(shared), trains=trains(min(shared)))
-                   for shared in self.shared if min(shared) <= cut),
-             np.broadcast_to((np.arange(len(self.valid)) > cut)[:, None], self.valid.shape))
+            (
+                tuple(use for owner, use in owned if owner <= cut),
+                np.broadcast_to((np.arange(len(self.valid)) > cut)[:, None], self.valid.shape),
+            )
             for cut in sorted(set(map(min, self.shared)))
-        )  # fmt: skip
+        )
 
     def correction(self, c: Candidate) -> float:
         """What the seconds of a candidate's step are multiplied by, as whole steps were measured; 1 if none were."""
@@ -282,9 +286,10 @@ class Prices(LayerPrices):
         if self.message_share(c.form) == 1:
             return nothing, nothing
         links, has_input, has_gradient = (
-            places.weights[c.worker_of(s)], c.link(s - 1, places) is not None,
+            places.weights[c.worker_of(s)],
+            c.link(s - 1, places) is not None,
             c.link(s, places) is not None and c.receives_gradient(s),
-        )  # fmt: skip
+        )
         return (
             gathering(links, c.mesh.tensor, sizes.input) if has_input else nothing,
             gathering(links, c.mesh.tensor, sizes.output) if has_gradient else nothing,
@@ -626,5 +631,9 @@ def borrowed(shared: tuple[int, ...], owner: int, *, trains: bool) -> SharedUse:
 
 Effect = Callable[[Prices, Candidate, int, StageTable], StageTable]
 EFFECTS: tuple[Effect, ...] = (  # on a stage's computing, in this order
-    Prices.with_sharding, Prices.with_sequence, Prices.with_host, Prices.with_program, Prices.with_runtime,
-)  # fmt: skip
+    Prices.with_sharding,
+    Prices.with_sequence,
+    Prices.with_host,
+    Prices.with_program,
+    Prices.with_runtime,
+)

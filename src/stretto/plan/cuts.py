@@ -76,9 +76,14 @@ def cut_in_rounds(c: Candidate, rows: Sequence[Row], rates: Rates, memory: Seque
 
 
 def in_rounds(
-    c: Candidate, rows: Sequence[Row], memory: Sequence[float], load: Sequence[Table],
-    *, used: Sequence[Table] | None = None, top: Sequence[Table] | None = None,
-) -> WorkerStages:  # fmt: skip
+    c: Candidate,
+    rows: Sequence[Row],
+    memory: Sequence[float],
+    load: Sequence[Table],
+    *,
+    used: Sequence[Table] | None = None,
+    top: Sequence[Table] | None = None,
+) -> WorkerStages:
     """The stages of a candidate whose workers have several each."""
     kept, passing = [row.kept for row in rows], [row.passing for row in rows]
     return WorkerStages(load, top, used, kept, passing, memory, in_v=c.planning.order == "v")

@@ -83,8 +83,11 @@ def frontier(problem: Problem, aim: Objective) -> list[dict[str, Any]]:
             found[costs_of(best, aim), str(best.candidate)] = best
             memory = max(best.bytes) / 2
     every = {costs for costs, _ in found}
-    unbeaten = [(plan.candidate.workers, costs, plan) for (costs, _), plan in found.items()
-                if not any(beats(other, costs) for other in every)]  # fmt: skip
+    unbeaten = [
+        (plan.candidate.workers, costs, plan)
+        for (costs, _), plan in found.items()
+        if not any(beats(other, costs) for other in every)
+    ]
     return [
         {"method": str(c), "workers": c.workers, "seconds": plan.seconds, "bytes": round(max(plan.bytes)),
          "money": plan.money, "joules": plan.joules, "batch_size": c.batch, "microbatches": c.microbatches,

@@ -148,10 +148,12 @@ class LayerPrices:
             for kind in kinds
             for device in [self.cluster.devices_by_kind[kind.worker]]
         ]
-        rows: Table = np.maximum.reduce([
-            np.array([kind.slowest, 1.0])[:, None, None] * self.seconds_on(layers, costs, machine, examples)
-            for kind, machine in zip(kinds, machines, strict=True)
-        ])  # fmt: skip
+        rows: Table = np.maximum.reduce(
+            [
+                np.array([kind.slowest, 1.0])[:, None, None] * self.seconds_on(layers, costs, machine, examples)
+                for kind, machine in zip(kinds, machines, strict=True)
+            ]
+        )
         return rows
 
     @cached_property
@@ -161,10 +163,11 @@ class LayerPrices:
         if not self.as_large_models:
             return cluster
         devices = {
-            name: device if device.attained is None
+            name: device
+            if device.attained is None
             else replace(device, attained=self.problem.program.attains(device.attained))
             for name, device in cluster.devices.items()
-        }  # fmt: skip
+        }
         return replace(cluster, devices=devices)
 
     def seconds_on(self, layers: Sequence[LayerCost], costs: ModelCosts, machine: Machine, examples: float) -> Table:
@@ -253,20 +256,17 @@ class LayerPrices:
 
     def _weights(self, form: LayerForm) -> tuple[Table, ...]:
         # What of the sizes does not depend on examples.
-        layers, indices = self.distinct(form)
+        (layers, indices), state_of = self.distinct(form), self.problem.state
         amounts = [
-            (x.parameter_bytes, x.gradient_bytes, self.problem.state(x), x.parameter_tensors, x.summed_once,
-             x.sent_gradients)
+            (x.parameter_bytes, x.gradient_bytes, state_of(x), x.parameter_tensors, x.summed_once, x.sent_gradients)
             for x in layers
-        ]  # fmt: skip
+        ]
         weights, gradients, state, tensors, once, sent = np.array(amounts, dtype=float)[indices].T
         more, more_gradients, more_tensors, borrowed = self.repeats(form)
         more_of_all = more, more_gradients, self.problem.state_of_repeated * more_gradients, more_tensors
         tables = zip((weights, gradients, state, tensors), more_of_all, strict=True)
-        return (
-            *(range_sums(values) - twice for values, twice in tables), range_sums(once), range_max(weights),
-            range_sums(sent), borrowed,
-        )  # fmt: skip
+        sums = (range_sums(values) - twice for values, twice in tables)
+        return *sums, range_sums(once), range_max(weights), range_sums(sent), borrowed
 
     def repeats(self, form: LayerForm) -> tuple[Table, Table, Table, Table]:
         """What the rows of the layers [i, j) count more than once: bytes of shared weights, bytes of their gradients,
@@ -300,9 +300,15 @@ class LayerPrices:
         )  # fmt: skip
 
     def _intra_stage(
-        self, mesh: Mesh, pipeline: int, placement: tuple[int, ...], worker: int, form: LayerForm, examples: float,
+        self,
+        mesh: Mesh,
+        pipeline: int,
+        placement: tuple[int, ...],
+        worker: int,
+        form: LayerForm,
+        examples: float,
         hides: bool,
-    ) -> tuple[Numbers, Numbers]:  # fmt: skip
+    ) -> tuple[Numbers, Numbers]:
         layers, place = self.layers(form), self.places(mesh, pipeline, placement)
         links, counted = place.weights[worker], self.is_counted(form)
         forward, backward = self.exchanges_of(form, links, examples, place.gamma)
@@ -409,9 +415,7 @@ def all_keeping_inputs(layers: Sequence[LayerCost]) -> list[LayerCost]:
 Distinct = Callable[[LayerForm], tuple[list[LayerCost], NDArray[np.intp]]]
 
 
-def machines_of(
-    problem: Problem, kinds: Sequence[DeviceKind], dtype: str, *, on_chip: bool = False
-) -> list[Machine]:  # fmt: skip
+def machines_of(problem: Problem, kinds: Sequence[DeviceKind], dtype: str, *, on_chip: bool = False) -> list[Machine]:
     """The machines of kinds of devices, each once."""
     found = [(problem.cluster.devices_by_kind[kind.worker], kind.crowded) for kind in dict.fromkeys(kinds)]
     return [Machine(device.on_chip if on_chip else device, dtype, crowded) for device, crowded in found]

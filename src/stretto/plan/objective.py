@@ -14,9 +14,7 @@ Goal = Literal["step", "money", "energy", "memory", "loss"]
 GOALS: tuple[Goal, ...] = ("step", "money", "energy", "memory", "loss")
 
 
-Source = Literal[
-    "law", "given", "measured", "ours", "extrapolated from measured", "extrapolated from ours", "assumed"
-]  # fmt: skip
+Source = Literal["law", "given", "measured", "ours", "extrapolated from measured", "extrapolated from ours", "assumed"]
 EXTRAPOLATED: Mapping[Source, Source] = {"measured": "extrapolated from measured", "ours": "extrapolated from ours"}
 
 

@@ -93,9 +93,12 @@ def content(
         known[MEASURED] = dict(measured)
     if aim.goal == "loss":
         known["objective"] |= {
-            "steps": aim.steps(c), "critical_batch": aim.critical_batch, "penalty": penalty.factor,
-            "penalty_is": penalty.source, **{f"penalty_{key}": value for key, value in penalty.remarks.items()},
-        }  # fmt: skip
+            "steps": aim.steps(c),
+            "critical_batch": aim.critical_batch,
+            "penalty": penalty.factor,
+            "penalty_is": penalty.source,
+            **{f"penalty_{key}": value for key, value in penalty.remarks.items()},
+        }
     if trained is not None:
         known[TRAIN] = training_settings(plan, trained)
     return known
@@ -155,10 +158,8 @@ def training_settings(plan: Plan, trained: Mapping[str, Any]) -> dict[str, Any]:
     recompute = {} if c.form.recompute == "none" else {"recompute": c.form.recompute}
     workers = {"workers": c.workers} if c.workers > 1 else {}
     placed = {"placement": list(c.placement)} if c.workers > 1 and c.placement else {}
-    return {
-        **trained, "method": str(c), "stages": c.stages, "bounds": list(plan.bounds), **workers, **placed, **used_axes,
-        **shard, **recompute, "batch_size": c.batch,
-    }  # fmt: skip
+    cut = {"method": str(c), "stages": c.stages, "bounds": list(plan.bounds)}
+    return {**trained, **cut, **workers, **placed, **used_axes, **shard, **recompute, "batch_size": c.batch}
 
 
 def script(plan: Plan, bounds: Sequence[int]) -> str:

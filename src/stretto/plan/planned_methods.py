@@ -51,9 +51,14 @@ class PlannedMethod:
     def of(cls, chosen: Method, planning: Planning, *options: str) -> "PlannedMethod":
         """A method with options that a plan does not choose."""
         return cls(
-            base=chosen.name, options=options, method=chosen, planning=planning, family=chosen.family,
-            drains=chosen.synchronous, optimizers=chosen.cure.optimizers,
-        )  # fmt: skip
+            base=chosen.name,
+            options=options,
+            method=chosen,
+            planning=planning,
+            family=chosen.family,
+            drains=chosen.synchronous,
+            optimizers=chosen.cure.optimizers,
+        )
 
     def versions(self, at: StageAt) -> float:
         """The number of versions of its weights that a stage keeps."""

@@ -145,10 +145,14 @@ def goodput_of(plan: Plan, problem: Problem, known: Reliability) -> Goodput:
     steps = steps_between(plan.seconds, mtbf, seconds, known.checkpoint_interval)
     interval = math.inf if steps is None else steps * plan.seconds
     return Goodput(
-        share=goodput(interval, mtbf=mtbf, checkpoint=seconds, restart=restart), mtbf_seconds=mtbf,
-        checkpoint_steps=steps, interval_seconds=None if steps is None else interval, checkpoint_seconds=seconds,
-        checkpoint_bytes=num_bytes, restart_seconds=restart,
-    )  # fmt: skip
+        share=goodput(interval, mtbf=mtbf, checkpoint=seconds, restart=restart),
+        mtbf_seconds=mtbf,
+        checkpoint_steps=steps,
+        interval_seconds=None if steps is None else interval,
+        checkpoint_seconds=seconds,
+        checkpoint_bytes=num_bytes,
+        restart_seconds=restart,
+    )
 
 
 def steps_between(step: float, mtbf: float, checkpoint: float, interval: float | None) -> int | None:

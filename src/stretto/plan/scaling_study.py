@@ -99,10 +99,11 @@ def scaling(
     first = next((row for row in rows if row.way == "hybrid" and row.plan is not None), None)
     speed = None if first is None else (first.examples_per_second or 0.0) / first.workers
     return [
-        row if row.plan is None or not speed
+        row
+        if row.plan is None or not speed
         else replace(row, efficiency=(row.examples_per_second or 0.0) / row.workers / speed)
         for row in rows
-    ]  # fmt: skip
+    ]
 
 
 def batches(problem: Problem, size: int) -> list[Scaled]:
@@ -117,21 +118,27 @@ def best(problem: Problem, way: str, prices: Prices, known: Reliability | None =
     whole = limited_to(way, problem.but(all_workers=True))
     plans = [
         search(
-            whole.but(methods=(name,)), Objective(), prices=prices, enough=ENOUGH,
+            whole.but(methods=(name,)),
+            Objective(),
+            prices=prices,
+            enough=ENOUGH,
             among=lambda c: way != "pipeline" or c.mesh.data == 1,
         ).best
         for name in whole.names
-    ]  # fmt: skip
+    ]
     plan = min((plan for plan in plans if plan is not None), key=lambda plan: plan.formula, default=None)
     (batch,) = problem.batch_sizes
     if plan is None:
         return Scaled(way=way, workers=problem.workers, batch=batch, plan=None)
     (plan,) = refined([plan], prices)
     return Scaled(
-        way=way, workers=problem.workers, batch=batch, plan=plan,
+        way=way,
+        workers=problem.workers,
+        batch=batch,
+        plan=plan,
         utilisation=flops(problem, batch) / (peak(problem, prices.dtype) * plan.seconds),
         goodput=None if known is None else goodput_of(plan, problem, known),
-    )  # fmt: skip
+    )
 
 
 def flops(problem: Problem, batch: int) -> float:

@@ -219,13 +219,9 @@ def within(factor: float, trials: Sequence[Trial]) -> list[Trial]:
 
 Tried = Mapping[str, Any]  # one plan that was tried, as `row` writes it
 # Fields of a problem that are no choices.
-PRICED = (
-    "costs", "tensor_costs", "form_costs", "cluster", "heads", "named_heads", "no_heads", "sides", "ratios",
-    "byte_ratios", "spreads",
-)  # fmt: skip
-KINDS: Mapping[str, Any] = {
-    "tried": list[dict[str, Any]], "tried_on": str, "try_noise": float, "remarks": list[str],
-}  # fmt: skip
+COSTS = ("costs", "tensor_costs", "form_costs", "cluster", "ratios", "byte_ratios", "spreads")
+PRICED = (*COSTS, "heads", "named_heads", "no_heads", "sides")
+KINDS: Mapping[str, Any] = {"tried": list[dict[str, Any]], "tried_on": str, "try_noise": float, "remarks": list[str]}
 TRIED: Mapping[str, Any] = {
     **dict.fromkeys(("method", "sharding", "planned_method"), str),
     **dict.fromkeys(("workers", "pipeline", "data_parallel", "tensor", "stages", "microbatches", "batch_size"), int),
@@ -243,9 +239,9 @@ def problem_key(problem: Problem, goal: str, trained: Mapping[str, Any], sources
     problem.
     """
     choices = {each.name: getattr(problem, each.name) for each in fields(problem) if each.name not in PRICED}
-    return key_of({
-        "choices": choices, "goal": goal, "trained": dict(trained), "sources": dict(sources), "host": platform.node(),
-    })  # fmt: skip
+    return key_of(
+        {"choices": choices, "goal": goal, "trained": dict(trained), "sources": dict(sources), "host": platform.node()}
+    )
 
 
 def row(plan: Plan) -> dict[str, Any]:
@@ -253,9 +249,14 @@ def row(plan: Plan) -> dict[str, Any]:
     c, facts = plan.candidate, choices(plan)
     facts["data_parallel"] = facts.pop("data")
     return {
-        **facts, "losses": c.losses, "placement": list(c.placement), "ahead": c.ahead, "per_worker": c.per_worker,
-        "planned_method": c.method, "predicted_seconds": plan.seconds,
-    }  # fmt: skip
+        **facts,
+        "losses": c.losses,
+        "placement": list(c.placement),
+        "ahead": c.ahead,
+        "per_worker": c.per_worker,
+        "planned_method": c.method,
+        "predicted_seconds": plan.seconds,
+    }
 
 
 def candidate_of(tried: Tried) -> Candidate:

@@ -173,13 +173,13 @@ def picture_spec(page: Page) -> dict[str, Any] | None:
     under = [f"The runs' costs at {panel.goal}: further left is faster, lower is cheaper{hollow}"]
     if panel.missing:
         under += textwrap.wrap(f"Not reached by {', '.join(panel.missing)}", LINE + 15)
-    title = alt.TitleParams(
-        text=textwrap.wrap(page.heading.text if page.heading else page.title, LINE), subtitle=under, anchor="start",
-        color=INK, fontSize=15, subtitleColor=SOFT, subtitleFontSize=12, subtitlePadding=5, offset=14,
-    )  # fmt: skip
+    text = textwrap.wrap(page.heading.text if page.heading else page.title, LINE)
+    smaller: dict[str, Any] = {"subtitleColor": SOFT, "subtitleFontSize": 12, "subtitlePadding": 5}
+    title = alt.TitleParams(text, subtitle=under, anchor="start", color=INK, fontSize=15, offset=14, **smaller)
     whole = chart.properties(width=WIDTH, title=title, padding=16, background="white").configure_view(stroke=None)
-    spec: dict[str, Any] = whole.configure_axis(
-        labelColor=SOFT, titleColor=SOFT, titleFontWeight="normal", gridColor=GRID, domainColor=GRID, tickColor=GRID,
-        titleFontSize=12, labelFontSize=11,
-    ).configure_legend(labelColor=INK, labelFontSize=12, symbolSize=90).to_dict()  # fmt: skip
+    colors = dict.fromkeys(("labelColor", "titleColor"), SOFT)
+    colors |= dict.fromkeys(("gridColor", "domainColor", "tickColor"), GRID)
+    sizes: dict[str, Any] = {"titleFontSize": 12, "labelFontSize": 11}
+    whole = whole.configure_axis(titleFontWeight="normal", **colors, **sizes)
+    spec: dict[str, Any] = whole.configure_legend(labelColor=INK, labelFontSize=12, symbolSize=90).to_dict()
     return spec

@@ -20,9 +20,13 @@ from stretto.study.store import RUN, checkpoints_of, read_run, refuse_other, wri
 from stretto.trainer.trainer import Trainer
 
 KINDS: Mapping[str, Any] = {
-    "points": list[dict[str, Any]], "observations": list[dict[str, Any]], "measurements": list[dict[str, Any]],
-    "step_seconds": list[float], "joules": float | None, "trackers": dict[str, str],
-}  # fmt: skip
+    "points": list[dict[str, Any]],
+    "observations": list[dict[str, Any]],
+    "measurements": list[dict[str, Any]],
+    "step_seconds": list[float],
+    "joules": float | None,
+    "trackers": dict[str, str],
+}
 
 
 @dataclass

@@ -58,10 +58,8 @@ def counted_head(
     for parameter in stepped.shared:
         parameter.requires_grad_(False)
     own = with_loss(stepped, features, loss, inputs, target, counting)
-    return replace(
-        row, gradient_bytes=own.gradient_bytes, parameter_tensors=own.parameter_tensors, matrices=own.matrices,
-        matrix_shapes=own.matrix_shapes, activation=row.activation + Affine(row.gradient_bytes - own.gradient_bytes),
-    )  # fmt: skip
+    fewer = {key: getattr(own, key) for key in ("gradient_bytes", "parameter_tensors", "matrices", "matrix_shapes")}
+    return replace(row, **fewer, activation=row.activation + Affine(row.gradient_bytes - own.gradient_bytes))
 
 
 def with_loss(
@@ -209,9 +207,13 @@ def costs_of_head(name: str, model: UncutModel) -> tuple[HeadCosts | None, str]:
             reason = str(error)
         else:
             count = partial(
-                counted_head, features=feature, loss=model.loss, inputs=model.inputs, target=model.target,
+                counted_head,
+                features=feature,
+                loss=model.loss,
+                inputs=model.inputs,
+                target=model.target,
                 counting=model.counting,
-            )  # fmt: skip
+            )
             if isinstance(head, InfoPro):
                 head.weight = 0.0
                 other, head.weight = count(head), 1.0

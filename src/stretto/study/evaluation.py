@@ -45,8 +45,13 @@ NOISE_EXAMPLES, NOISE_BATCH = 1024, 8
 COSINE_EXAMPLES = 512
 PROBE_EXAMPLES = 512  # targets to fit on, and as many to test on
 ONE_PROCESS: dict[str, Any] = {
-    "workers": None, "data_parallel": 1, "tensor": 1, "space": (1, 1), "sync": "all-reduce", "precision": "float32",
-}  # fmt: skip
+    "workers": None,
+    "data_parallel": 1,
+    "tensor": 1,
+    "space": (1, 1),
+    "sync": "all-reduce",
+    "precision": "float32",
+}
 
 
 class ModelCopy:

@@ -77,10 +77,11 @@ def with_measured_layers(
         return replace(counted, layers=layers, start=found["start"], step=found["step"])
 
     return replace(
-        model, costs=replace(model.costs, layers=rows, start=found["start"], step=found["step"]),
+        model,
+        costs=replace(model.costs, layers=rows, start=found["start"], step=found["step"]),
         tensor_costs={parts: part(counted) for parts, counted in model.tensor_costs.items()},
         form_costs={form: part(counted) for form, counted in model.form_costs.items()},
-    )  # fmt: skip
+    )
 
 
 def measure_layers(model: Costed, cluster: Cluster, batch: int, tell: Callable[[int], object]) -> Record:

@@ -234,9 +234,11 @@ def count_parts(
 
 
 def count_forms(
-    layers: Sequence[nn.Module], asked: CostRequest, count: Callable[[int, bool, str], ModelCosts],
+    layers: Sequence[nn.Module],
+    asked: CostRequest,
+    count: Callable[[int, bool, str], ModelCosts],
     whole: Mapping[int, ModelCosts],
-) -> tuple[FormCosts, dict[str, str]]:  # fmt: skip
+) -> tuple[FormCosts, dict[str, str]]:
     """The costs of every form that was asked for and can be, and why others cannot.
 
     `count` counts one; `whole` are the costs to each of so many processes, without recomputation. Processes whose parts

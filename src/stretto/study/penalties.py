@@ -57,9 +57,14 @@ class MeasuredPenalties:
 
 
 def measure_penalties(
-    records: Sequence[Record], stages: int, *, workers: int | None = None, loss: float | None = None,
-    where: str = "the study", trusted: Collection[str] = (),
-) -> MeasuredPenalties:  # fmt: skip
+    records: Sequence[Record],
+    stages: int,
+    *,
+    workers: int | None = None,
+    loss: float | None = None,
+    where: str = "the study",
+    trusted: Collection[str] = (),
+) -> MeasuredPenalties:
     """Measure penalties on finished runs with this number of stages; without a `loss` at one of the report's cut-offs.
 
     `where` names the runs in errors. Raises UsageError if nothing can be compared.
@@ -89,11 +94,16 @@ def measure_penalties(
     means = {batch: fmean(numbers) for batch, numbers in by_batch.items()}
     curve = fit([(number, batch * number) for batch, number in means.items()])
     return MeasuredPenalties(
-        loss=goal, baseline=baseline, seeds=len({seed for _, seed in steps[baseline]}), stages=stages,
-        penalties=penalties, never=never, unplanned=tuple(unplanned),
+        loss=goal,
+        baseline=baseline,
+        seeds=len({seed for _, seed in steps[baseline]}),
+        stages=stages,
+        penalties=penalties,
+        never=never,
+        unplanned=tuple(unplanned),
         critical_batch=None if curve is None else curve.critical_batch,
         least_steps=None if curve is None else curve.min_steps,
-    )  # fmt: skip
+    )
 
 
 def baseline_of(names: Sequence[str], where: str) -> str:
@@ -119,8 +129,10 @@ def hardest_cutoff(records: Sequence[Record], baseline: str, where: str) -> floa
         if baseline in reach and (best is None or len(reach) > best[0]):
             best = len(reach), cutoff
     if best is None:
-        raise UsageError(f"{where}: {baseline} never got better than it began, so no loss can be aimed at: {REPEAT} "
-                         "again with other learning rates, or more --steps")  # fmt: skip
+        raise UsageError(
+            f"{where}: {baseline} never got better than it began, so no loss can be aimed at: {REPEAT} "
+            "again with other learning rates, or more --steps"
+        )
     return best[1]
 
 
@@ -237,11 +249,9 @@ def penalty_of(row: Finding, among: Iterable[Finding]) -> Penalty:
     measured = row.low if row.ratio is None else row.ratio
     arrived = [each.ratio for each in among if each.ratio is not None and is_beside(row, each)]
     counted = max(1.0, measured, *arrived) if row.ratio is None else max(1.0, measured)
-    same = counted == measured
-    return Penalty(
-        counted, "ours", row.error if same else None, row.losses, row.delay,
-        bound="at least" if row.ratio is None else "", found=None if same else measured,
-    )  # fmt: skip
+    bound = "at least" if row.ratio is None else ""
+    error, found = (row.error, None) if counted == measured else (None, measured)
+    return Penalty(counted, "ours", error, row.losses, row.delay, bound=bound, found=found)
 
 
 def is_beside(one: Finding, other: Finding) -> bool:
@@ -271,8 +281,8 @@ def study_of(settings: PlanSettings) -> MeasuredPenalties | None:
         return None
     from stretto.study.study import read_study
 
-    trusted = Trusted(model=settings.model, data=settings.data, loss=settings.loss, metric=settings.metric,
-                      optimizer=settings.optimizer, method=settings.methods).functions  # fmt: skip
+    named: dict[str, Any] = {key: getattr(settings, key) for key in ("model", "data", "loss", "metric", "optimizer")}
+    trusted = Trusted(**named, method=settings.methods).functions
     study = read_study(folder, trusted)
     if study.pending:
         raise UsageError(
@@ -335,11 +345,9 @@ def penalty_rows(problem: Problem, objective: Objective, study: MeasuredPenaltie
         if name in objective.penalties:
             rows.append({"method": name, "factor": objective.penalties[name].factor, "is": "given"})
         elif name in objective.measured:
-            rows += [
-                {"method": name, "factor": penalty.factor, "error": None, **penalty.remarks, "is": penalty.source,
-                 "losses": penalty.losses, "delay": penalty.delay}
-                for penalty in objective.measured[name]
-            ]  # fmt: skip
+            for penalty in objective.measured[name]:
+                row = {"method": name, "factor": penalty.factor, "error": None, **penalty.remarks, "is": penalty.source}
+                rows.append({**row, "losses": penalty.losses, "delay": penalty.delay})
         elif not planned(name).drains:
             rows.append({"method": name, "factor": None, "is": "assumed"})
     facts: dict[str, Any] = {
@@ -349,9 +357,13 @@ def penalty_rows(problem: Problem, objective: Objective, study: MeasuredPenaltie
     }
     if study is not None:
         facts["study"] = {
-            "loss": study.loss, "baseline": study.baseline, "seeds": study.seeds, "stages": study.stages,
-            "never": list(study.never), "not_planned": list(study.unplanned),
-        }  # fmt: skip
+            "loss": study.loss,
+            "baseline": study.baseline,
+            "seeds": study.seeds,
+            "stages": study.stages,
+            "never": list(study.never),
+            "not_planned": list(study.unplanned),
+        }
     return facts
 
 

@@ -102,17 +102,15 @@ def measure_plans(
         "try_noise": outcome.noise,
         "remarks": remarks,
         "tried": [
-            row(trial.plan) | {
-                "measured_seconds": trial.seconds, "reported_seconds": trial.reported,
-                "allowed": trial.allowed, "chosen": trial is chosen,
-            }
+            row(trial.plan)
+            | {"measured_seconds": trial.seconds, "reported_seconds": trial.reported}
+            | {"allowed": trial.allowed, "chosen": trial is chosen}
             for trial in outcome.trials
         ],
-    }  # fmt: skip
+    }
     if (file := TRIALS.beside(settings.cluster)) is not None:
-        about = {
-            "model": model.name, "optimizer": model.optimizer, "cluster": prices.problem.cluster.name, "load": load,
-        }  # fmt: skip
+        cluster = prices.problem.cluster.name
+        about = {"model": model.name, "optimizer": model.optimizer, "cluster": cluster, "load": load}
         TRIALS.write(file, key_of(settings, model, prices), about | kept)
     failures = [row(trial.plan) | {"reason": trial.failure} for trial in outcome.failed]
     measured = {

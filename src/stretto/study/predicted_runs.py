@@ -45,9 +45,13 @@ def recorded_run(prepared: Prepared, recordings: Sequence[Recording]) -> Recorde
     """A traced run as the report compares it with simulations."""
     settings, trainer = prepared.settings, prepared.trainer
     return RecordedRun(
-        run=settings.id, method=settings.method, recordings=recordings, schedule=trainer.schedule, rules=trainer.rules,
+        run=settings.id,
+        method=settings.method,
+        recordings=recordings,
+        schedule=trainer.schedule,
+        rules=trainer.rules,
         among=full_turns(prepared),
-    )  # fmt: skip
+    )
 
 
 def predict(prepared: Prepared, recorded: RecordedRun, cluster: Cluster | None = None) -> RunPrediction:

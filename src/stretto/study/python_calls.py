@@ -192,12 +192,10 @@ def compare(
     check_shown(out, quiet)
     methods = (methods,) if isinstance(methods, str) else methods
     sequence("methods", methods, "a list of methods, such as ['backprop', 'greedy']")
+    swept: dict[str, Any] = {"lr": listed("lr", lr), "batch_size": listed("batch_size", batch_size), "seeds": seeds}
     several = CompareSettings(
-        methods=tuple(map(str, methods)),
-        lr=listed("lr", lr), batch_size=listed("batch_size", batch_size), seeds=seeds, steps=steps, stages=stages,
-        workers=workers,
-        **chosen,
-    )  # fmt: skip
+        methods=tuple(map(str, methods)), **swept, steps=steps, stages=stages, workers=workers, **chosen
+    )
     check_jobs(several, jobs)
     with scratch() as folder:
         objects = folder / "objects"
@@ -246,10 +244,8 @@ def train(
     chosen = common(model, data, loss, optimizer, metrics, mesh, settings, TrainSettings)
     listed("lr", lr)
     check_shown(out, quiet)
-    asked = TrainSettings(
-        method=str(method), lr=lr, batch_size=batch_size, seed=seed, steps=steps, stages=stages, workers=workers,
-        **chosen,
-    )  # fmt: skip
+    chosen |= {"method": str(method), "stages": stages, "workers": workers}
+    asked = TrainSettings(lr=lr, batch_size=batch_size, seed=seed, steps=steps, **chosen)
     resolved = resolve(asked)
     resolved = as_begun(str(method), resolved, None if out is None else Path(out)) if resume else resolved
     folder = default_folder(resolved) if out is None else Path(out)
@@ -282,9 +278,15 @@ def train(
 
 
 def common(
-    model: Any, data: Any, loss: Any, optimizer: Any, metrics: Mapping[str, Any] | None, mesh: Mesh | None,
-    others: Mapping[str, Any], kind: type[Settings],
-) -> dict[str, Any]:  # fmt: skip
+    model: Any,
+    data: Any,
+    loss: Any,
+    optimizer: Any,
+    metrics: Mapping[str, Any] | None,
+    mesh: Mesh | None,
+    others: Mapping[str, Any],
+    kind: type[Settings],
+) -> dict[str, Any]:
     """The settings that both calls take, with names for the objects that were given."""
     if metrics is not None:
         of_kind("metrics", metrics, Mapping, "a dict of functions by name, metrics={'mae': mae}")

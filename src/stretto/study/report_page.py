@@ -138,8 +138,10 @@ def traced_runs(study: Study, prepared: Mapping[str, Prepared]) -> Iterator[Trac
 
 def most_held(record: Record) -> dict[str, list[float]]:
     """{"weights" and "activations": the most bytes of each stage}; empty if the run was not observed."""
-    observed = {"weights": [o.weight_bytes for o in record.observations],
-                "activations": [o.activation_bytes for o in record.observations]}  # fmt: skip
+    observed = {
+        "weights": [o.weight_bytes for o in record.observations],
+        "activations": [o.activation_bytes for o in record.observations],
+    }
     return {what: [max(column) for column in zip(*rows, strict=True)] for what, rows in observed.items() if rows}
 
 

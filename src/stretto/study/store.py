@@ -89,13 +89,18 @@ HEADS = "heads.safetensors"
 SOURCES, EXAMPLES = "sources", "examples"  # of settings: digests of the user's functions and data
 PARTIAL, CHECKPOINTS = "partial", "checkpoints"  # the ends of the names of folders beside a run's
 RUN_KINDS: Mapping[str, Any] = {  # of values in run.json that are read again
-    "settings": dict[str, Any], "record": dict[str, Any], "seconds_per_step": float | None,
-    "peak_memory": list[float | None], "trackers": dict[str, str],
-}  # fmt: skip
+    "settings": dict[str, Any],
+    "record": dict[str, Any],
+    "seconds_per_step": float | None,
+    "peak_memory": list[float | None],
+    "trackers": dict[str, str],
+}
 REQUIRED = ("settings", "record")
 OF_EVENTS: Mapping[str, type[Point | Observation | Measurement]] = {
-    "evaluation": Point, "observation": Observation, "measurement": Measurement,
-}  # fmt: skip
+    "evaluation": Point,
+    "observation": Observation,
+    "measurement": Measurement,
+}
 FOLDER = "model"  # of a run: a Hugging Face model as from_pretrained reads it
 
 
@@ -363,8 +368,9 @@ def _read_run(file: Path, events_file: Path) -> tuple[dict[str, Any], Record]:
                 raise UsageError(f"{events_file}: {key} of the observation at step {each.step} has {of_stages}")
     if last.get("event") != record.status:
         raise UsageError(f"{events_file} does not end with {record.status!r}, as {file} has it: its end is missing")
-    return run, replace(record, points=tuple(read[Point]), observations=tuple(read[Observation]),
-                        measurements=tuple(read[Measurement]))  # fmt: skip
+    return run, replace(
+        record, points=tuple(read[Point]), observations=tuple(read[Observation]), measurements=tuple(read[Measurement])
+    )
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:

@@ -208,8 +208,10 @@ def on_stages(places: list[Place], cure: Any) -> Any:
 
 
 STUDY_KINDS: Mapping[str, Any] = {
-    "settings": dict[str, Any], "left_out": dict[str, str], "heading": dict[str, Any] | None,
-}  # fmt: skip
+    "settings": dict[str, Any],
+    "left_out": dict[str, str],
+    "heading": dict[str, Any] | None,
+}
 RUNS = "runs"  # the folder of a study's runs
 
 
@@ -422,8 +424,8 @@ def claimed(study: Study, *, exclusive: bool = True) -> Iterator[None]:
         with writing(study.out):
             if begins_anew:
                 shutil.rmtree(study.out / RUNS, ignore_errors=True)  # why its runs failed, and their partial files
-            content = {"settings": resolved, "versions": versions(), "left_out": dict(study.left_out),
-                       "heading": study.heading and study.heading.to_json()}  # fmt: skip
+            heading, left_out = study.heading and study.heading.to_json(), dict(study.left_out)
+            content = {"settings": resolved, "versions": versions(), "left_out": left_out, "heading": heading}
             write_json(study.out / STUDY, content)
         yield
 
@@ -437,8 +439,10 @@ def read_study(out: Path, trusted: Collection[str] = ()) -> Study:
         return study_of_run(out, trusted)
     path = out / STUDY
     if not path.is_file():
-        raise UsageError(f"nothing to report in {out}: it has neither {STUDY} nor {RUN}. Name a folder that "
-                         "`stretto compare` or `stretto train` has written")  # fmt: skip
+        raise UsageError(
+            f"nothing to report in {out}: it has neither {STUDY} nor {RUN}. Name a folder that "
+            "`stretto compare` or `stretto train` has written"
+        )
     content = read_content(path)
     settings = CompareSettings.from_json(content["settings"], str(path), trusted=trusted)
     heading = Heading.from_json(content["heading"], f"{path}: heading") if content.get("heading") else None

@@ -7,7 +7,7 @@ import socket
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -183,18 +183,15 @@ class TrainingRun(Loop[Trainer]):
         profiled = profiled_steps(progress.steps, self._steps, ramp) if self._task.operations else range(0)
         self._profile = OperationProfile(trainer, self._recordings, profiled)
         stages = [index for index, stage in enumerate(trainer.stages) if not isinstance(stage, RemoteStage)]
-        where = dict(zip(("replica", "worker"), trainer.placement.at(trainer.rank), strict=True))
-        writer.worker_event(
-            "start", rank=trainer.rank, pid=os.getpid(), host=socket.gethostname(), **where, stages=stages,
-            device=name_of(trainer.device),
-        )  # fmt: skip
+        where: dict[str, Any] = dict(zip(("replica", "worker"), trainer.placement.at(trainer.rank), strict=True))
+        where |= {"stages": stages, "device": name_of(trainer.device)}
+        writer.worker_event("start", rank=trainer.rank, pid=os.getpid(), host=socket.gethostname(), **where)
         writer.event("start", id=self._settings.id, settings=self._settings.to_json())
         if progress.steps or complaints:
             writer.event("resume", step=progress.steps, skipped=complaints)
             writer.worker_event("resume", step=progress.steps, skipped=complaints)
-        of_kinds: Mapping[str, Sequence[Stored]] = {"observation": progress.observations, "evaluation": progress.points,
-                    "measurement": progress.measurements}  # fmt: skip
-        for kind, earlier in of_kinds.items():
+        stored: tuple[Sequence[Stored], ...] = (progress.observations, progress.points, progress.measurements)
+        for kind, earlier in zip(("observation", "evaluation", "measurement"), stored, strict=True):
             for each in earlier:
                 writer.event(kind, **each.to_json())
 

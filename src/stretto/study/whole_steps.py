@@ -30,15 +30,19 @@ PROBED = {PIPELINE: "1f1b", WITHOUT_DRAIN: "pb", LOCAL: "greedy"}  # a probe's m
 MICROBATCHES = 2  # of a probe, for each of its workers
 ROUNDS = 6  # turns of each plan, by turns with the others; in the first the processes warm up
 TOLD = ROUNDS + 1  # what `tell` is called with at the end, when bytes have been counted, too
-KINDS: Mapping[str, Any] = {
-    "plan": dict[str, Any], "failure": str | None, **dict.fromkeys(("seconds", "spread", "bytes"), float | None),
-}  # fmt: skip
+MEASURED = dict.fromkeys(("seconds", "spread", "bytes"), float | None)
+KINDS: Mapping[str, Any] = {"plan": dict[str, Any], "failure": str | None, **MEASURED}
 
 
 def with_measured_steps(
-    problem: Problem, trained: Mapping[str, Any], key: str, tell: Callable[[int], object],
-    *, file: Path | None, anew: bool = False,
-) -> Problem:  # fmt: skip
+    problem: Problem,
+    trained: Mapping[str, Any],
+    key: str,
+    tell: Callable[[int], object],
+    *,
+    file: Path | None,
+    anew: bool = False,
+) -> Problem:
     """The problem with the ratios of measured to predicted seconds and bytes, by way to divide the work.
 
     `trained` are the settings of its model, `key` what its layers were measured under. What `file` holds is not
@@ -60,8 +64,8 @@ def with_measured_steps(
 
     found = STEPS.find(file, key_of({"layers": key, "workers": workers}), measure, is_usable)
     ratios = {way: found[way]["seconds"] / plan.seconds for way, plan in plans.items() if not found[way]["failure"]}
-    doubts = tuple(f"no step could be measured on this machine, {way}: {found[way]['failure']}"
-                   for way in plans if way not in ratios)  # fmt: skip
+    failures = {way: found[way]["failure"] for way in plans if way not in ratios}
+    doubts = tuple(f"no step could be measured on this machine, {way}: {why}" for way, why in failures.items())
     byte_ratios = {way: found[way]["bytes"] / max(plans[way].bytes) for way in ratios}
     spreads = {way: found[way]["spread"] for way in ratios}
     cluster = replace(problem.cluster, doubts=(*problem.cluster.doubts, *doubts))

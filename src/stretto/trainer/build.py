@@ -309,10 +309,8 @@ class Construction:
     def _plan(self, plan: Callable[..., tuple[Schedule, Rules]], workers: int | None) -> tuple[Schedule, Rules]:
         pairs = tied_weights.pairs(self._ties)
         action = None if self._agreement is None else self._of.sync.action
-        return plan(
-            len(self.stages), workers, reduce=self._of.clip is not None, ties=pairs, reads=self._readings.readers,
-            agreement=action,
-        )  # fmt: skip
+        reduce, reads = self._of.clip is not None, self._readings.readers
+        return plan(len(self.stages), workers, reduce=reduce, ties=pairs, reads=reads, agreement=action)
 
     def _make_stages(self) -> list[tuple[PhaseSettings, PhaseSettings]]:
         self._delays = self._of.method.delays(self.schedule)
