@@ -266,8 +266,12 @@ def measured(index: int, samples: Samples, sizes: Sequence[int], *, updates: boo
         for size in sizes
         for again, once in zip(samples[index, AGAIN, size], samples[index, "B", size], strict=True)
     ]
+    forward, backward, inputs, weights = (lines[kind] for kind in "FBIW")
     return Measured(
-        *(lines[kind] for kind in "FBIW"),
+        forward,
+        backward,
+        inputs,
+        weights,
         update=statistics.median(steps) if updates else None,
         accumulate=max(0.0, statistics.median(longer)) if longer else 0.0,
         residual=max(residuals),

@@ -11,7 +11,7 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, stdev
-from typing import Any
+from typing import Any, Literal
 
 from stretto.analysis.batch_tradeoff import fit
 from stretto.errors import UsageError
@@ -249,7 +249,7 @@ def penalty_of(row: Finding, among: Iterable[Finding]) -> Penalty:
     measured = row.low if row.ratio is None else row.ratio
     arrived = [each.ratio for each in among if each.ratio is not None and is_beside(row, each)]
     counted = max(1.0, measured, *arrived) if row.ratio is None else max(1.0, measured)
-    bound = "at least" if row.ratio is None else ""
+    bound: Literal["", "at least"] = "at least" if row.ratio is None else ""
     error, found = (row.error, None) if counted == measured else (None, measured)
     return Penalty(counted, "ours", error, row.losses, row.delay, bound=bound, found=found)
 
