@@ -74,7 +74,7 @@ def begin(path: StrPath) -> Path:
     path = _real(path)
     _refuse_to_replace(path)
     with _write_errors(path):
-        for folder in _missing(path.parent):
+        for folder in [each for each in reversed(path.parents) if not each.exists()]:
             folder.mkdir(exist_ok=True)
             _sync(folder.parent)
         discard(path)
@@ -303,10 +303,6 @@ def _real(path: StrPath) -> Path:
 
 def _complete(folder: Path) -> bool:
     return (folder / MANIFEST).exists()  # written last, and only removed with the folder
-
-
-def _missing(folder: Path) -> list[Path]:
-    return [path for path in reversed([folder, *folder.parents]) if not path.exists()]
 
 
 # -- the disk ---------------------------------------------------------------------------------------------------------

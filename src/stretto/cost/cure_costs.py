@@ -77,11 +77,6 @@ def rotation_scratch(rows: int, columns: int, sides: Sequence[int]) -> float:
     return max((3.0 + len(sides)) * rows * columns, 4.0 * max(sides, default=0) ** 2)
 
 
-def kept_update(matrices: MatrixWork) -> float:
-    """Bytes of the last orthogonalised updates, which Muon keeps in bfloat16 where weights are predicted along them."""
-    return BRAIN * matrices.hidden
-
-
 def wide_dtype(dtype: str) -> str:
     """The dtype in which bases are made on a machine whose layers compute in `dtype`: at least float32."""
     return "float32" if dtype.startswith(NOT_WIDE) else dtype
@@ -103,7 +98,7 @@ def matrix_bytes(cure: StepCure, layer: LayerCost, stepping: Stepping) -> float:
     if cure.interval is not None:
         kept += 2 * rotated(cure, layer).squares * item_of(layer, stepping)
     if cure.along_step and optimizer_of(stepping.name).on_matrices == "orthogonalise":
-        kept += kept_update(layer.matrices)
+        kept += BRAIN * layer.matrices.hidden  # Muon's last orthogonalised updates, kept in bfloat16
     return kept
 
 

@@ -223,7 +223,7 @@ def freeing(layer: Runnable, leaves: Inputs, weights: set[int]) -> tuple[list[in
     saved |= layer.kept(known)
     if not roots:
         return forward.held, [0]
-    end = returning(roots)
+    end: Tensor = Returning.apply(*roots)  # type: ignore[no-untyped-call]
     roots.clear()
     with LiveBytes(saved.values()) as backward:
         saved.clear()
@@ -341,9 +341,3 @@ class Returning(torch.autograd.Function):
     def backward(ctx: Any, *_: Any) -> Any:
         """Gradients that nobody else holds."""
         return tuple(torch.empty(shape, dtype=dtype, device=device) for shape, dtype, device in ctx.likes)
-
-
-def returning(outputs: Sequence[Tensor]) -> Tensor:
-    """A number whose backward is that of the outputs."""
-    found: Tensor = Returning.apply(*outputs)  # type: ignore[no-untyped-call]
-    return found

@@ -50,12 +50,6 @@ def check_count(name: str, option: str, value: int | None, most: int | None = MO
         raise UsageError(f"{name}({option}={shown(value)}): a whole number of at least 1{upper}")
 
 
-def check_ahead(name: str, value: int) -> None:
-    """Raise UsageError for anything but a whole number from 0 to MOST."""
-    if not is_whole(value) or not 0 <= value <= MOST:
-        raise UsageError(f"{name}(ahead={shown(value)}): a whole number of at least 0 (and at most {MOST:,})")
-
-
 def check_flag(name: str, option: str, value: object) -> None:
     """Raise UsageError for anything but True or False."""
     if not isinstance(value, bool):
@@ -119,7 +113,8 @@ def one_f_one_b(*, microbatches: int | None = None, ahead: int = 0) -> Method:
     `ahead` are more forwards before a worker's first backward, for each worker above it: each keeps the activations of
     one more micro-batch, and lets messages be later before a worker waits for them. ahead=1 is known as eager 1F1B.
     """
-    check_ahead("1f1b", ahead)
+    if not is_whole(ahead) or not 0 <= ahead <= MOST:
+        raise UsageError(f"1f1b(ahead={shown(ahead)}): a whole number of at least 0 (and at most {MOST:,})")
     planning = Planning(
         workers=(1, None), held=lambda at: min(at.microbatches, at.above * (1 + at.ahead) + 1), ahead="ahead"
     )

@@ -142,7 +142,8 @@ def takes_norm(function: Any) -> bool:
 
 def stepped(optimizer: torch.optim.Optimizer, parameters: list[Tensor], alone: bool) -> Tensor:
     """A part of the first of the parameters after some steps of a copy; `alone`: the others have no gradient."""
-    small = {id(p): nn.Parameter(torch.full(part_of(p), 0.5, dtype=p.dtype)) for p in parameters}
+    corners = {id(p): [min(SIZE, size) for size in p.shape] for p in parameters}
+    small = {id(p): nn.Parameter(torch.full(corners[id(p)], 0.5, dtype=p.dtype)) for p in parameters}
     memo: dict[int, Any] = {**small}
     tried = copy.deepcopy(optimizer, memo)
     # torch copies the attributes of its own optimizers alone; a scheduler's `step` would step the original
@@ -158,8 +159,3 @@ def stepped(optimizer: torch.optim.Optimizer, parameters: list[Tensor], alone: b
             torch.manual_seed(step)
             tried.step()
     return first.detach()
-
-
-def part_of(parameter: Tensor) -> list[int]:
-    """The shape of a corner of a parameter."""
-    return [min(SIZE, size) for size in parameter.shape]

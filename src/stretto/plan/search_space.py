@@ -249,13 +249,9 @@ def all_axes(problem: Problem) -> Iterator[Candidate]:
                     continue
                 mesh = Mesh(data=data, tensor=tensor, space=space)
                 batches = [batch for batch in problem.batch_sizes if batch % data == 0]
-                for batch, placement in product(batches, placements_of(problem, mesh, pipeline)):
+                placed = placements(problem.cluster, mesh, pipeline) if problem.places_workers else (IN_ORDER,)
+                for batch, placement in product(batches, placed):
                     yield Candidate(pipeline, mesh, batch, placement=placement)
-
-
-def placements_of(problem: Problem, mesh: Mesh, pipeline: int) -> Sequence[tuple[int, ...]]:
-    """The placements that a problem tries on given axes."""
-    return placements(problem.cluster, mesh, pipeline) if problem.places_workers else (IN_ORDER,)
 
 
 def allows(limit: Sequence[int] | None, value: int) -> bool:

@@ -154,7 +154,7 @@ def section(records: Sequence[Record], styles: Mapping[str, Style], specs: Chart
     lines = {name: step_time([entry for entry in measured if entry.method == name]) for name in styles}
     reached = arrivals(records)
     found = {} if reached is None else reached[1]
-    curves = {name: hyperbola(by_batch) for name, by_batch in found.items()}
+    curves = {name: fit(list(own.values())) if len(own) > PARAMETERS else None for name, own in found.items()}
     return {
         "utilisation": specs.add("batch-utilisation", utilisation_chart(measured, lines, styles)),
         "relative": any(line is None for line in lines.values()),
@@ -169,11 +169,6 @@ def section(records: Sequence[Record], styles: Mapping[str, Style], specs: Chart
         "goal": "" if reached is None else units.cutoff(reached[0], False),
         "critical": [_critical(name, curve, len(found[name])) for name, curve in curves.items()],
     }
-
-
-def hyperbola(by_batch: Mapping[int, tuple[float, float]]) -> Tradeoff | None:
-    """The trade-off fitted to one method's steps and examples; None with no more batch sizes than it has parameters."""
-    return fit(list(by_batch.values())) if len(by_batch) > PARAMETERS else None
 
 
 def _critical(method: str, curve: Tradeoff | None, sizes: int) -> str:

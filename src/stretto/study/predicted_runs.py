@@ -62,7 +62,9 @@ def predict(prepared: Prepared, recorded: RecordedRun, cluster: Cluster | None =
     trainer = prepared.trainer
     schedule = trainer.schedule
     costs, heads = costs_of_stages(prepared)
-    rows = [stage if head is None else stage.then(head) for stage, head in zip(stages_in(costs), heads, strict=True)]
+    *stages, last, loss = costs.layers
+    stages.append(last.then(loss))
+    rows = [stage if head is None else stage.then(head) for stage, head in zip(stages, heads, strict=True)]
     share = known(prepared.settings.batch_size) / (schedule.per_turn * prepared.settings.data_parallel)
     versions = trainer.method.versions(schedule)
     from_times = RunPrediction(
@@ -149,9 +151,3 @@ def costs_of_stages(prepared: Prepared) -> tuple[ModelCosts, list[LayerCost | No
 def bounds_of(costs: ModelCosts) -> tuple[int, ...]:
     """Bounds that cut the rows into one stage each; the loss belongs to the last stage."""
     return (*range(len(costs.layers) - 1), len(costs.layers))
-
-
-def stages_in(costs: ModelCosts) -> list[LayerCost]:
-    """The costs of each stage, with the loss as part of the last one."""
-    *rows, loss = costs.layers
-    return [*rows[:-1], rows[-1].then(loss)]

@@ -30,7 +30,8 @@ class TensorBoardRun(TrackerRun):
         goes_on = TensorBoard.name in run.ids
         self._writer: Any = SummaryWriter(str(folder), purge_step=run.since + 1, flush_secs=10)
         if not goes_on:
-            self._writer.add_text("settings", table_of(run.settings))
+            rows = [f"| {key} | {value} |" for key, value in flat(run.settings).items()]
+            self._writer.add_text("settings", "\n".join(["| setting | value |", "|---|---|", *rows]))
             if run.schedule:
                 self._writer.add_text("schedule", f"```\n{run.schedule}\n```")
 
@@ -47,9 +48,3 @@ class TensorBoardRun(TrackerRun):
     def close(self, *, finished: bool) -> None:
         """Write what is left."""
         self._writer.close()
-
-
-def table_of(settings: Any) -> str:
-    """Settings as a table in Markdown."""
-    rows = [f"| {key} | {value} |" for key, value in flat(settings).items()]
-    return "\n".join(["| setting | value |", "|---|---|", *rows])

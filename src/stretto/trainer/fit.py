@@ -503,8 +503,10 @@ class FitLoop(Loop[TrainerLike]):
         count = interval.step - interval.first
         sizes, self._sizes = self._sizes[:count], self._sizes[count:]
         losses = self._losses[interval.first : interval.step]
-        loss = math.fsum(map(float.__mul__, losses, map(float, sizes))) / sum(sizes) if finite(losses) else math.nan
-        return {"epoch": interval.epoch, "step": interval.step, "train_loss": loss, **interval.measured}
+        total = (
+            math.fsum(map(float.__mul__, losses, map(float, sizes))) if all(map(math.isfinite, losses)) else math.nan
+        )
+        return {"epoch": interval.epoch, "step": interval.step, "train_loss": total / sum(sizes), **interval.measured}
 
     def _patience(self) -> str:
         assert self._waiting is not None
@@ -611,10 +613,6 @@ SAME_ON_RESUME = ("train", "digest of train", "batch_size")
 def derive_seed(seed: int, began: int = 0) -> int:
     """The seed of the order of examples: another one where a trainer goes on with a second `fit`."""
     return derive(seed, "batches", *([began] if began else []))
-
-
-def finite(losses: Iterable[float]) -> bool:
-    return all(map(math.isfinite, losses))
 
 
 def make_room(path: str | os.PathLike[str]) -> None:

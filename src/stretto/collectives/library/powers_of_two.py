@@ -20,17 +20,13 @@ from collections.abc import Callable, Iterator
 from stretto.collectives.step import Step, all_elements
 
 
-def core_of(size: int) -> int:
-    """The largest power of two up to `size`."""
-    return 1 << (size.bit_length() - 1)
-
-
 def folded(work: Callable[[int, int, int], Iterator[Step]], rank: int, size: int, length: int) -> Iterator[Step]:
     """The steps of a process in the algorithm `work`, run by a core of a power of two of processes.
 
     The others send their elements to the core before, and receive the sum after.
     """
-    core, everything = core_of(size), all_elements(length)
+    core = 1 << (size.bit_length() - 1)  # the largest power of two up to size
+    everything = all_elements(length)
     if rank >= core:
         yield everything.send(rank - core)
         yield everything.set(rank - core)

@@ -61,11 +61,6 @@ def hold(value: Any, decided: Any, place: str) -> None:
         )
 
 
-def decision_of(value: Any) -> bool | int:
-    """The value that `hold` compares: the length of a tuple, which the forward iterates; else whether it is true."""
-    return len(value) if isinstance(value, tuple) else bool(value)
-
-
 def deciding_line(frame: FrameType | None) -> str:
     """The user's line that decides, as "file:line", for messages."""
     while frame is not None and frame.f_code.co_filename.startswith(OURS):
@@ -171,7 +166,8 @@ class BlockTracer(fx.Tracer):
         self._evaluating = True
         try:
             with undisturbed([self.root], device_of([self.root])), torch.no_grad():
-                decided = decision_of(self._value(proxy.node))
+                value = self._value(proxy.node)
+                decided = len(value) if isinstance(value, tuple) else bool(value)  # a forward iterates over a tuple
         finally:
             self._evaluating = False
         self.create_proxy("call_function", hold, (proxy, decided, deciding_line(inspect.currentframe())), {})
