@@ -101,10 +101,7 @@ def summarize(
         "correction_of_bytes": byte_correction(c, problem.byte_ratios),
         "one_worker": None
         if single is None
-        else {
-            "seconds": simulate_if_short(single, found.prices).seconds,
-            "batch_size": single.candidate.batch,
-        },
+        else {"seconds": simulate_if_short(single, found.prices).seconds, "batch_size": single.candidate.batch},
         "delays": list(chosen.delays(chosen.plan(c.stages, c.pipeline)[0]).mean) if stale else [0.0] * c.stages,
         "doubts": doubts_of(c, problem),
         "between_stages": model.passed(best.bounds),
