@@ -80,16 +80,10 @@ def make_plan(settings: PlanSettings, failures: FailureSettings, output: PlanOut
     if output.scale is not None:
         from stretto.report.scaling import study_scaling  # it needs an extra
 
-        page = output.out.with_suffix(PAGE)
+        page, per_worker = output.out.with_suffix(PAGE), output.per_worker
         with writing_to(page):
             facts["scaling"] = study_scaling(
-                problem,
-                settings.model,
-                output.scale,
-                page,
-                per_worker=output.per_worker,
-                known=reliability,
-                wanted=wanted,
+                problem, settings.model, output.scale, page, per_worker=per_worker, known=reliability, wanted=wanted
             )
     if output.json:
         print_json(facts)
