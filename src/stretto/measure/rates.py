@@ -249,6 +249,7 @@ def rates_of(points: Sequence[MeasuredCase]) -> dict[str, dict[str, Rate]]:
         own = [each for each in points if (each.operator, each.direction) == key]
         line = fit([each.amounts for each in own], [each.alone for each in own])
         contention = statistics.median(each.together / each.alone for each in own)
-        rate = Rate(*line.rates, contention=max(1.0, contention), residual=line.residual)
+        seconds = dict(zip(("per_call", "per_flop", "per_byte"), line.rates, strict=True))
+        rate = Rate(**seconds, contention=max(1.0, contention), residual=line.residual)
         found.setdefault(key[0], {})[key[1]] = rate
     return found
