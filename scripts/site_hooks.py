@@ -29,6 +29,11 @@ LINK = re.compile(r"(?<=\]\()([^)\s#]+)(?=[)#\s])")
 FOREIGN = re.compile(
     r'<(?:script|img|iframe|link rel="(?:stylesheet|preconnect|icon)")[^>]*(?:src|href)="(https?:[^"]+)"'
 )
+CODE = re.compile(r"(?<!<span></span>)<code>([^<]+)</code>")  # in a line, not in a block
+NAME = re.compile(r'(?<=<span class="doc doc-object-name )([^>]*>)([^<]+)')
+WHOLE = 32  # characters of code that fit on a line of a narrow screen
+BREAK = re.compile(r"(?<=[._(,=/])(?=[\w.])")  # where a longer piece, or a name, may go on in a new line
+FLAG, WHOLE_FLAG = re.compile(r"--[\w-]+"), r'<span class="whole">\g<0></span>'
 FENCE = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
 
 anchors: set[str] = set()  # every id of every page that was built
@@ -173,9 +178,18 @@ def on_page_markdown(markdown: str, *, page: Page, **_: Any) -> str:
     return "".join(part if index % 2 else LINK.sub(within_site, part) for index, part in enumerate(parts))
 
 
-def on_page_content(html: str, **_: Any) -> None:
-    """Note the ids of a page, by which the check below knows what is documented."""
+def on_page_content(html: str, **_: Any) -> str:
+    """Note the ids of a page, by which the check below knows what is documented; say where code may break."""
     anchors.update(re.findall(r'\bid="([^"]+)"', html))
+    html = CODE.sub(lambda code: with_breaks(code[1]), html)
+    return NAME.sub(lambda name: name[1] + BREAK.sub("<wbr>", name[2]), html)
+
+
+def with_breaks(code: str) -> str:
+    """An element for code in a line, which stays on one line if it is short; flags always do."""
+    if len(code) <= WHOLE:
+        return f'<code class="whole">{code}</code>'
+    return f"<code>{FLAG.sub(WHOLE_FLAG, BREAK.sub('<wbr>', code))}</code>"
 
 
 def on_post_page(output: str, *, page: Page, **_: Any) -> None:

@@ -19,8 +19,7 @@ LINK = re.compile(r"\]\(([^)\s#]+)[^)]*\)")
 
 
 @pytest.fixture(scope="module")
-def pages():
-    """Every page of the site by the path that it has there, as its hooks tell them."""
+def hooks():
     with pytest.MonkeyPatch.context() as patch:
         for name, members in GENERATOR.items():
             module = ModuleType(name)
@@ -29,7 +28,25 @@ def pages():
         spec = importlib.util.spec_from_file_location("site_hooks", ROOT / "scripts" / "site_hooks.py")
         hooks = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(hooks)
+    return hooks
+
+
+@pytest.fixture(scope="module")
+def pages(hooks):
+    """Every page of the site by the path that it has there, as its hooks tell them."""
     return hooks.inside_pages() | hooks.outside_pages()
+
+
+def test_code_breaks_between_its_words_only(hooks):
+    long = "stretto.compare(build, data)  # --model mine.py:network"
+    block = f"<pre><span></span><code>{long}</code></pre>"
+    told = hooks.on_page_content(f"<code>--tensor</code><code>{long}</code>{block}")
+    assert told == (
+        '<code class="whole">--tensor</code><code>stretto.<wbr>compare(<wbr>build, data)  # '
+        f'<span class="whole">--model</span> mine.<wbr>py:network</code>{block}'
+    )
+    name = '<span class="doc doc-object-name doc-class-name">'
+    assert hooks.on_page_content(f"{name}stretto.mesh_of</span>") == f"{name}stretto.<wbr>mesh_<wbr>of</span>"
 
 
 @pytest.fixture(scope="module")
