@@ -53,6 +53,11 @@ def test_a_method_whose_runs_all_diverged_is_shown_as_far_as_it_came():
     assert only.mismatch == (0.2, 0.1, 0.0)
 
 
+def test_ticks_are_whole_updates():
+    chart = charts.delay_chart({(1, 0): ["pb"]}, styles(["pb"]))
+    assert chart.to_dict()["layer"][0]["encoding"]["y"]["axis"]["values"] == [0, 1]
+
+
 def test_methods_with_the_same_delays_share_a_line():
     groups = grouped(DELAYS)
     assert groups == {(4, 2, 0): ["pb", "pb-lwp"], (2, 1, 0): ["pipedream"], (0, 0, 0): ["backprop"]}

@@ -12,9 +12,9 @@ import pytest
 from pairwise import slow_where
 from stretto.errors import UsageError
 from stretto.report import build
-from stretto.report.html import _bundle, render
+from stretto.report.html import _bundle, flags, render
 
-from .synthetic import make_page, make_records, run
+from .synthetic import make_page, make_records, make_run, run
 
 
 def charts_of(text: str) -> dict:
@@ -94,6 +94,25 @@ def test_the_page_says_what_was_run(page):
         "<rect",
     ):
         assert text in page, text
+
+
+def test_a_single_run_begins_with_its_curves_and_its_speed(tmp_path):
+    page = make_page((make_run("overlapping", 0.1, 32, 0),))
+    path = build(page, tmp_path / "report.html")
+    assert list(tmp_path.iterdir()) == [path]  # a picture of one point says nothing
+    text = path.read_text()
+    assert re.findall(r'<section id="(\w+)">', text)[:3] == ["run", "schedules", "about"]
+    assert re.findall(r'class="chart" id="([^"]+)"', text)[:3] == ["curve-train-step", "curve-validation-step", "speed"]
+    assert not re.search(r'<section id="(frontiers?|tuning)"', text)
+    assert '<p class="verdict">The best validation accuracy' in text
+    found = charts_of(text)
+    speed = found["datasets"][found["charts"]["speed"]["data"]["name"]]
+    assert {row["speed"] for row in speed} == {8000}
+    assert "<dt>Examples a second</dt><dd>8000</dd>" in text
+
+
+def test_flags_stay_on_one_line():
+    assert flags("a < b: --measure x") == "a &lt; b: <code>--measure</code> x"
 
 
 def test_diverged_runs_are_all_listed(page, records):

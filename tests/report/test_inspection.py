@@ -53,6 +53,17 @@ def test_what_is_missing_says_how_to_get_it():
     assert only.startswith("no filters: run it again with --measure filters")
 
 
+def test_the_verdict_names_the_stages():
+    assert inspected(FIRST, LAST).verdict == (
+        "greedy: gradients point least like backpropagation's at stage 0 (cosine -0.50); "
+        "a linear probe finds most at stage 1 (87.5 %)."
+    )
+    assert inspected(Measurement(step=1, cosines=(1.0, None, 1.0))).verdict == (
+        "greedy: gradients point as backpropagation's do."
+    )
+    assert inspected().verdict == "greedy: neither cosines nor probes were measured."
+
+
 def values(chart):
     spec = chart.to_dict()  # which is checked against Vega-Lite's schema
     alt.Chart.from_dict(spec)

@@ -1,5 +1,6 @@
 """Training time to each cut-off by the clock, for studies whose workers were processes of their own."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -62,7 +63,7 @@ def section(
         "label": metric.label,
         "heading": metric.heading,
         "rows": rows,
-        "place": specs.add(f"clock-{metric.name}", clock_chart(by_goal, styles)),
+        "place": specs.add(f"clock-{metric.name}", clock_chart(by_goal, styles, metric.label)),
     }
 
 
@@ -83,13 +84,19 @@ def _cell(entry: ClockTime, soonest: float | None, is_baseline: bool) -> dict[st
     }
 
 
-def clock_chart(by_goal: Mapping[str, Sequence[ClockTime]], styles: Mapping[str, Style]) -> alt.LayerChart | None:
-    """A row for each cut-off, a line for each method; None if no run needs any time to any cut-off."""
+def clock_chart(
+    by_goal: Mapping[str, Sequence[ClockTime]], styles: Mapping[str, Style], label: str = ""
+) -> alt.LayerChart | None:
+    """A row for each cut-off, a line for each method; None if no run needs any time to any cut-off.
+
+    `label` is the metric's, which rows need not repeat: the chart stands below it.
+    """
     rows = clock_rows(by_goal)
     if not rows:
         return None
     x = alt.X("seconds:Q", **log_axis([row["seconds"] for row in rows], "seconds of training, by the clock"))
-    y = alt.Y("goal:N", sort=list(by_goal), title=None, axis=alt.Axis(labelLimit=220, grid=True))
+    shown = f"replace(datum.label, {json.dumps(label + ' ')}, '')"
+    y = alt.Y("goal:N", sort=list(by_goal), title=None, axis=alt.Axis(labelExpr=shown, grid=True))
     base = Layer(data(rows)).encode(x=x, y=y, color=color(styles))
     line = base.mark_line(strokeWidth=1.6, opacity=0.7).encode(
         detail=alt.Detail("method:N"), order=alt.Order("place:O"), strokeDash=dash(styles)

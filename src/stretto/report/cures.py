@@ -11,7 +11,7 @@ from typing import Any
 import altair as alt
 
 from stretto.report import units
-from stretto.report.charts import ChartSpecs, Layer, color, dash, data, log_axis, shape, stage_axis
+from stretto.report.charts import ChartSpecs, Layer, color, dash, data, linear_ticks, log_axis, shape, stage_axis
 from stretto.report.page import Page
 from stretto.report.palette import NEUTRAL, Style
 from stretto.report.record import Observation, Record
@@ -163,7 +163,8 @@ def delay_chart(delays: Mapping[tuple[int, ...], Sequence[str]], styles: Mapping
         for steady, methods in delays.items()
         for stage, delay in enumerate(steady)
     ]
-    y = alt.Y("value:Q", title="delay, updates", axis=alt.Axis(tickMinStep=1, format="d"))
+    ticks = sorted({round(tick) for tick in linear_ticks(0, max(1, *map(max, delays)))})
+    y = alt.Y("value:Q", title="delay, updates", axis=alt.Axis(values=ticks, format="d"))
     hints = [alt.Tooltip("methods:N"), alt.Tooltip("stage:Q"), alt.Tooltip("value:Q", title="delay")]
     return _lines(rows, stage_axis(max(map(len, delays))), y, styles, hints)
 

@@ -1,6 +1,7 @@
 """The report: one HTML file that holds its data, its charts and the program that draws them."""
 
 import json
+import re
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -12,19 +13,20 @@ from stretto.system.destinations import replacing, write_whole
 
 if TYPE_CHECKING:
     from jinja2 import Environment
+    from markupsafe import Markup
 
 
 def build(page: Page, path: str | Path) -> Path:
     """Write the report to `path` and return it; a file that is there is replaced once the new one is complete.
 
-    Its first frontier stands beside it as frontier.svg and frontier.png, if it has a run to show and the study is not
-    being made just now; the page links to them. The page loads nothing from elsewhere: its content security policy
-    forbids it.
+    Its first frontier stands beside it as frontier.svg and frontier.png, if it has several runs to show and the study
+    is not being made just now; the page links to them. The page loads nothing from elsewhere: its content security
+    policy forbids it.
     """
     text = render(page)
     from stretto.report.frontier import pictures
 
-    for name, content in ({} if page.progress else pictures(page)).items():
+    for name, content in ({} if page.progress or page.single else pictures(page)).items():
         with replacing(Path(path).with_name(name)) as temporary:
             temporary.write_bytes(content)
     return write(text, path)
@@ -63,13 +65,22 @@ def _templates() -> "Environment":
     """The templates of this folder, each compiled once."""
     import jinja2
 
-    return jinja2.Environment(
+    environment = jinja2.Environment(
         loader=jinja2.FunctionLoader(lambda name: files("stretto.report").joinpath(name).read_text(encoding="utf-8")),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters["flags"] = flags
+    return environment
+
+
+def flags(text: str) -> "Markup":
+    """A text as HTML, in which flags stay on one line."""
+    from markupsafe import Markup, escape
+
+    return Markup(re.sub(r"--[\w-]+", r"<code>\g<0></code>", str(escape(text))))
 
 
 def _script_json(data: Any) -> str:

@@ -18,6 +18,7 @@ from stretto.report.palette import NEUTRAL, styles
 from stretto.report.record import Measurement, Record
 
 HEIGHT = 240  # pixels of a chart
+SAME = 0.995  # a cosine above which no figure tells two directions apart
 LEGEND_STAGES = 10  # stages that a legend can name one by one
 HEADS = ("stage", "what", "head", "delay", "head's loss", "cosine", "probe")
 REMEDY = "run it again with --measure {} (and another --out; its numbers stay the same)"
@@ -69,6 +70,18 @@ class InspectedRun:
         ]
 
     @property
+    def verdict(self) -> str:
+        """One sentence on the last measurements, with the stage that each is of."""
+        cosines, probes = self.last("cosines"), self.last("probes")
+        told = []
+        if low := min(stages_with(cosines), default=None):
+            unlike = f"gradients point least like backpropagation's at stage {low[1]} (cosine {low[0]:.2f})"
+            told.append(unlike if low[0] < SAME else "gradients point as backpropagation's do")
+        if best := max(stages_with(probes), default=None):
+            told.append(f"a linear probe finds most at stage {best[1]} ({units.percent(best[0])})")
+        return f"{self.record.method}: {'; '.join(told) or 'neither cosines nor probes were measured'}."
+
+    @property
     def missing(self) -> list[str]:
         """Sentences on what was not measured, with the flag that measures it."""
         wanted = {
@@ -102,6 +115,11 @@ class InspectedRun:
         }
 
 
+def stages_with(values: Sequence[float | None] | None) -> list[tuple[float, int]]:
+    """(value, stage) of the stages that have one."""
+    return [(value, stage) for stage, value in enumerate(values or ()) if value is not None]
+
+
 def with_field(record: Record, field: str) -> list[Measurement]:
     """The measurements of a run in which this field is not None."""
     return [measurement for measurement in record.measurements if getattr(measurement, field) is not None]
@@ -119,6 +137,7 @@ def build_inspection(path: Path, *, title: str, inspected: Sequence[InspectedRun
     look = styles([run.record.method for run in inspected])
     shown: dict[str, Any] = {
         "title": title,
+        "verdict": [run.verdict for run in inspected],
         "facts": list(facts.items()),
         "runs": [_run(run, number, specs) for number, run in enumerate(inspected)],
         "legend": [{"method": method, "style": style} for method, style in look.items()],

@@ -1,6 +1,7 @@
 """Learning curves of each method's best configuration: all seeds thin, their mean strong."""
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from statistics import fmean
 from typing import Any
 
@@ -82,6 +83,27 @@ def _chart(base: alt.Chart, dashes: alt.StrokeDash, height: int, shown: Mapping[
         mean.encode(order=order, strokeDash=dashes),
         dots.encode(tooltip=hints),
     )
+    return alt.LayerChart(layer=layers, width="container", height=height)
+
+
+def speed_chart(run: Record, style: Style, height: int = 230) -> alt.LayerChart | None:
+    """Examples a second from each evaluation of a run to the next one, against step; None without two of them."""
+    rows = [
+        {"step": later.step, "speed": (later.examples - point.examples) / (later.seconds - point.seconds)}
+        for point, later in pairwise(_thinned(run.points))
+        if later.seconds > point.seconds
+    ]
+    if not rows:
+        return None
+    axis = alt.Axis(tickCount=5, labelExpr=SHORT)
+    x = alt.X("step:Q", title="step", axis=axis, scale=alt.Scale(nice=False))
+    y = alt.Y("speed:Q", title="examples a second", axis=axis, scale=alt.Scale(zero=True))
+    hints = [alt.Tooltip("step:Q"), alt.Tooltip("speed:Q", title="examples a second", format=",.3s")]
+    base = Layer(data(rows)).encode(x=x, y=y)
+    layers = [
+        base.mark_line(color=style.color, strokeWidth=2.4),
+        base.mark_point(size=60, filled=True, opacity=0).encode(tooltip=hints),
+    ]
     return alt.LayerChart(layer=layers, width="container", height=height)
 
 

@@ -106,6 +106,11 @@ class Page:
     command: str = ""  # the command line that ran the study
     progress: StudyProgress | None = None  # of a study that is being made: its page loads itself again
 
+    @property
+    def single(self) -> Record | None:
+        """The only run of a study that has one: there is nothing to compare it with."""
+        return self.records[0] if self.planned == 1 and self.records else None
+
     def __post_init__(self) -> None:
         if not is_among(self.accounting, ACCOUNTINGS):
             raise UsageError(f"accounting is {shown(self.accounting)}; write one of {', '.join(ACCOUNTINGS)}")

@@ -52,19 +52,21 @@ def view(page: Page) -> dict[str, Any]:
     look = styles(names)
     own, summaries = own_metrics(records), summarize(records)
     by_metric = [(metric, panels(records, metric)) for metric in metrics_of(records)]
+    curves = learning_curves.section(summaries, look, specs)
     return {
         "title": page.title,
-        "verdict": sentences(records),
+        "verdict": sentences(records)[-1:] if page.single else sentences(records),  # the last one is on the run itself
+        "single": _single(page, curves, look, specs),
         "facts": _facts(page),
         "several_devices": several_devices(records),
         "in_short": _in_short(page),
         "unfinished": _unfinished(page),
-        "first": _first(page, look, specs),
+        "first": None if page.single else _first(page, look, specs),
         "legend": [{"method": name, "style": look[name]} for name in names],
         "frontiers": [
             frontier.section(metric, cutoffs, look, specs)
             for metric, cutoffs in by_metric
-            if _is_measured(records, metric)
+            if _is_measured(records, metric) and not page.single
         ],
         "speedups": [speedup.section(metric, cutoffs, names) for metric, cutoffs in by_metric if cutoffs],
         "clocks": [clock.section(metric, cutoffs, names, look, specs) for metric, cutoffs in by_metric if cutoffs]
@@ -77,11 +79,11 @@ def view(page: Page) -> dict[str, Any]:
         "judged_by": summaries[0].metric.label if summaries else "",
         "has_accuracy": _is_measured(records, VALIDATION_ACCURACY),
         "has_bleu": _is_measured(records, VALIDATION_BLEU),
-        "curves": learning_curves.section(summaries, look, specs),
+        "curves": [place for place in curves if not (page.single and place.endswith(BY_STEP))],
         "cures": cures.section(page, summaries, look, specs),
         "large_batches": large_batches.section(records, look, specs),
         "curve_notes": [learning_curves.configuration_note(summary) for summary in summaries],
-        "tuning": tuning.section(records, look, specs),
+        "tuning": [] if page.single else tuning.section(records, look, specs),
         "failed": [_failed(record) for record in records if record.failed],
         "pictures": [(name, checked(svg, name)) for name, svg in page.pictures.items()],
         "timelines": timeline.section(page.timelines, specs),
@@ -91,6 +93,32 @@ def view(page: Page) -> dict[str, Any]:
         "runs": _runs(records),
         "specs": specs.to_json(),
     }
+
+
+BY_STEP = "-step"  # ends the places of curves against the step
+
+
+def _single(page: Page, curves: Sequence[str], look: Mapping[str, Style], specs: ChartSpecs) -> dict[str, Any] | None:
+    """The first section of the page of a single run: its curves and its speed; None for a study."""
+    run = page.single
+    if run is None:
+        return None
+    speed = specs.add("speed", learning_curves.speed_chart(run, look[run.method]))
+    charts = [place for place in (*curves, speed) if place is not None and place.endswith((BY_STEP, "speed"))]
+    return {"charts": charts, "facts": _speed(page, run)}
+
+
+def _speed(page: Page, run: Record) -> list[tuple[str, str]]:
+    last = run.points[-1] if run.points else None
+    where = f"{page.processes} processes" if page.processes else "one process for all workers"
+    facts = [
+        ("A step", units.duration(run.seconds_per_step) if run.seconds_per_step else ""),
+        ("Examples a second", units.number(last.examples / last.seconds) if last and last.seconds else ""),
+        ("Trained", f"{last.step:,} steps, {last.examples:,} examples, {units.seconds(last.seconds)}" if last else ""),
+        ("Device", ", ".join(filter(None, (run.device, where)))),
+        *(("Workers compute", f"{units.percent(each.measured.busy, 0)} of the time") for each in page.timelines),
+    ]
+    return [(name, text) for name, text in facts if text]
 
 
 def _is_measured(records: Sequence[Record], metric: Metric) -> bool:

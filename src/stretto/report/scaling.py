@@ -275,7 +275,8 @@ def chart(
         if getattr(row, field) is not None
     ]
     values = [*(getattr(row, field) or 0.0 for row in plans), *(end["value"] for end in perfect)]
-    x_axis = alt.X("at:Q", **log_axis([getattr(row, x) for row in plans], TITLES[x]))
+    at = sorted({getattr(row, x) for row in plans})
+    x_axis = alt.X("at:Q", **(log_axis(at, TITLES[x]) | {"axis": alt.Axis(values=at, format=",d")}))
     y_axis = alt.Y("value:Q", **(log_axis(values, y) if isinstance(y, str) else y))
     dotted = Layer(data(perfect)).mark_line(strokeDash=[2, 4], color=NEUTRAL, strokeWidth=1.4)
     colors = alt.Scale(domain=list(styles), range=[style.color for style in styles.values()])

@@ -18,7 +18,9 @@ ENGINE = "autograd::engine::evaluate_function: "  # before the name of each node
 Inside = Mapping[tuple[str, int], str]  # by kind and stage of an action
 ROW_HEIGHT = 26  # pixels from one worker to the next
 MARGIN = 76  # pixels for the axis and the legend
+LEGEND_COLUMNS, LEGEND_ROW = 3, 16  # actions in a row of the legend, which a narrow window has room for; its pixels
 LABELLED = 0.028  # of the width: a shorter bar has no room for its name
+LETTER = 6.8  # pixels of a letter
 NAMED = 0.05  # the same for a phase
 PHASE = "phase"  # the row of their names
 SHADES = {RAMP: "#e69f00", STEADY: "#56b4e9", DRAIN: "#cc79a7"}  # on light and on dark ground
@@ -112,7 +114,8 @@ def timeline_chart(
         scale=alt.Scale(domain=order),
         axis=alt.Axis(domain=False, ticks=False, labelPadding=6, minExtent=64),
     )
-    legend = alt.Legend(title=None, orient="top", direction="horizontal", symbolType="square")
+    columns = min(len(shown), LEGEND_COLUMNS)
+    legend = alt.Legend(title=None, orient="top", direction="horizontal", symbolType="square", columns=columns)
     colors = alt.Scale(domain=[name for name, _ in shown], range=[color for _, color in shown])
     hints = [alt.Tooltip("name:N", title="what"), alt.Tooltip("kind:N"), alt.Tooltip("took:N"), alt.Tooltip("worker:N")]
     if inside:
@@ -122,11 +125,18 @@ def timeline_chart(
         x=x, x2=alt.X2("to:Q"), y=y, color=alt.Color("kind:N", scale=colors, legend=legend), tooltip=hints
     )
     names = chart.mark_text(fontSize=10, color="white").encode(
-        x=alt.X("middle:Q"), y=y, text=alt.Text("label:N"), tooltip=hints
+        x=alt.X("middle:Q"), y=y, text=alt.Text("label:N"), opacity=fits(seconds / scale), tooltip=hints
     )
     shades, labels = band_layers(bands, scale, seconds) if bands else ([], [])
     layers = [*shades, spans, names, *labels]
-    return alt.LayerChart(layer=layers, width="container", height=ROW_HEIGHT * len(order) + MARGIN)
+    margin = MARGIN + LEGEND_ROW * ((len(shown) - 1) // LEGEND_COLUMNS)
+    return alt.LayerChart(layer=layers, width="container", height=ROW_HEIGHT * len(order) + margin)
+
+
+def fits(length: float) -> alt.OpacityValue:
+    """Text is seen where its bar is wider than it; the chart, which grows with its window, shows this `length`."""
+    room = f"(datum.to - datum.from) * width > {LETTER * length:.6g} * length(datum.label)"
+    return alt.OpacityValue(0, condition={"test": room, "value": 1})
 
 
 def kind_and_stage(bar: Bar) -> tuple[str, int]:
@@ -154,6 +164,6 @@ def band_layers(bands: Sequence[Band], scale: float, seconds: float) -> tuple[li
     shade = alt.Color("phase:N", scale=alt.Scale(domain=list(SHADES), range=list(SHADES.values())), legend=None)
     shades = chart.mark_rect(opacity=0.16).encode(x=alt.X("from:Q"), x2=alt.X2("to:Q"), fill=shade, tooltip=hints)
     labels = chart.mark_text(fontSize=11).encode(
-        x=alt.X("middle:Q"), y=alt.Y("worker:N"), text=alt.Text("label:N"), tooltip=hints
+        x=alt.X("middle:Q"), y=alt.Y("worker:N"), text=alt.Text("label:N"), opacity=fits(seconds / scale), tooltip=hints
     )
     return [shades], [labels]
