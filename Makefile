@@ -4,7 +4,8 @@
 # make costs   the quick tests, whose costs become the budget (tests/README.md)
 # make test-versions   the tests on CPython 3.11 to 3.13 with the oldest and the newest torch, and a table (by hand)
 # make bench   the benchmarks (slow, by hand)      make lock    pin what .venv holds now
-# make docs    the site, strictly, and its tests     make drawings    its drawings and charts anew
+# make site    the site, strictly                    make docs        the site, and its tests
+# make drawings    the site's drawings and charts anew
 # make wheel   wheel and source archive, into dist
 # make gpu     every check and figure that needs a GPU; exit status 2 where there is none
 # make attack BUDGET=10   random attacks for ten minutes, counted in tests/attack/counts.json
@@ -21,7 +22,7 @@ TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=
 TEST := $(TEST_ENV) $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 MANY := --hypothesis-profile=many
 
-.PHONY: setup demo test test-all test-rest costs test-versions lint bench gpu attack docs drawings wheel lock docs-lock clean
+.PHONY: setup demo test test-all test-rest costs test-versions lint bench gpu attack site docs drawings wheel lock docs-lock clean
 
 BUDGET ?= 10
 
@@ -76,10 +77,12 @@ attack: $(READY)
 
 # The generator has an environment of its own. Pages are read from the sources without importing them: no torch is needed.
 # Not --quiet, which also hides warnings from --strict. The variable leaves out an announcement that docs/design.md has.
-docs: $(DOCS_READY) $(READY)
+site: $(DOCS_READY)
 	NO_MKDOCS_2_WARNING=1 $(DOCS_BIN)/mkdocs build --strict
+	@echo "build/site/index.html"
+
+docs: site $(READY)
 	$(TEST) -m docs $(ARGS)
-	@echo "build/site/index.html; with search: $(PYTHON) -m http.server -d build/site"
 
 $(DOCS_READY): requirements-docs.lock
 	$(PYTHON) -m venv --clear .venv-docs
