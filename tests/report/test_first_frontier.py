@@ -6,7 +6,8 @@ from xml.etree import ElementTree
 import pytest
 
 from stretto.report import build
-from stretto.report.frontier import PNG, SVG, first_panel, picture_spec, pictures
+from stretto.report.frontier import PNG, SVG, picture_spec, pictures
+from stretto.report.speedup import first_panel
 
 from .synthetic import make_page, make_records, run
 

@@ -3,7 +3,6 @@ from dataclasses import replace
 
 from rich.console import Console
 
-from stretto.report import summarize
 from stretto.report.terminal import broken, table
 
 from .synthetic import make_records, run
@@ -11,7 +10,7 @@ from .synthetic import make_records, run
 
 def shown(records) -> str:
     console = Console(width=80, record=True, file=io.StringIO())
-    console.print(table(summarize(records)))
+    console.print(table(records))
     return console.export_text()
 
 

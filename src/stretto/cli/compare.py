@@ -226,11 +226,10 @@ def write_traces(study: "Study", output: Output) -> None:
 
 def show_outcome(outcome: "Outcome", output: Output) -> None:
     """Print the table, and where the page is."""
-    from stretto.report import summarize
     from stretto.report.record import several_devices
     from stretto.report.terminal import table
 
-    output.say(table(summarize(outcome.records)))
+    output.say(table(outcome.records))
     several = several_devices(outcome.records)
     if several:
         output.say(several)

@@ -35,7 +35,6 @@ def report(
         Print nothing.
     """
     from stretto.cost import find_cluster
-    from stretto.report import summarize
     from stretto.report.terminal import table
     from stretto.study import Outcome, read_study, write_report
 
@@ -47,7 +46,7 @@ def report(
         print_json(outcome.to_json())
         return
     output = Output(quiet=quiet)
-    output.say(table(summarize(outcome.records)))
+    output.say(table(outcome.records))
     if study.pending:
         output.say(f"{len(study.pending)} of {len(study.tasks)} runs are not finished yet")
     output.say(f"report: {outcome.report}")

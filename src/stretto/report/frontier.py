@@ -11,12 +11,12 @@ import altair as alt
 
 from stretto.report import units
 from stretto.report.charts import ChartSpecs, Layer, color, data, log_axis, shape, state, stroke
-from stretto.report.metric import VALIDATION_LOSS, Metric
+from stretto.report.metric import Metric
 from stretto.report.page import Page
 from stretto.report.palette import Style, styles
-from stretto.report.panel import Arrival, Panel, panels
-from stretto.report.record import Record, methods
-from stretto.report.summary import judge
+from stretto.report.panel import Arrival, Panel
+from stretto.report.record import methods
+from stretto.report.speedup import first_panel
 
 PURPOSE = {
     "train_loss": "How soon the network fits its training data.",
@@ -137,18 +137,6 @@ WIDTH, HEIGHT = 640, 380  # of the picture's plot, in pixels
 SCALE = 2  # pixels of the PNG to a pixel of the SVG
 LINE = 80  # characters of the title
 INK, SOFT, GRID = "#1c2026", "#5b6470", "#e2e5ea"  # as on the page by day
-
-
-def first_panel(records: Sequence[Record]) -> Panel | None:
-    """The cut-off that most methods reach, of several the hardest; None if no run got better than it began.
-
-    It is one of the metric by which runs are chosen, or of validation loss where that has none.
-    """
-    for metric in dict.fromkeys((judge(records), VALIDATION_LOSS)):
-        found = panels(records, metric)
-        if found:
-            return min(reversed(found), key=lambda panel: len(panel.missing))
-    return None
 
 
 def pictures(page: Page) -> dict[str, bytes]:

@@ -174,7 +174,7 @@ def _unfinished(page: Page) -> dict[str, Any] | None:
 
 def _first(page: Page, look: Mapping[str, Style], specs: ChartSpecs) -> dict[str, Any] | None:
     """The frontier that stands first, with the names of its pictures; None if no run got better than it began."""
-    panel = frontier.first_panel(page.records)
+    panel = speedup.first_panel(page.records)
     if panel is None:
         return None
     place = specs.add("frontier-first", frontier.frontier_chart(panel, look, height=340))

@@ -6,9 +6,10 @@ from typing import Any, TypeVar
 
 from stretto.methods import BASELINE
 from stretto.report import units
-from stretto.report.metric import Metric
-from stretto.report.panel import Arrival, Panel
-from stretto.report.record import family
+from stretto.report.metric import VALIDATION_LOSS, Metric
+from stretto.report.panel import Arrival, Panel, panels
+from stretto.report.record import Record, family, methods
+from stretto.report.summary import judge
 
 Entry = TypeVar("Entry")
 NOT_REACHED = {
@@ -115,6 +116,50 @@ def _against(reference: Arrival | None, method: str, arrival: Arrival | None) ->
     if min(point.serial_flops, plain.total_flops) <= 0:  # as good as that before its first update
         return Speedup(method, arrival, None, None)
     return Speedup(method, arrival, plain.serial_flops / point.serial_flops, point.total_flops / plain.total_flops)
+
+
+def fastest_rival(panel: Panel, methods: Sequence[str]) -> Speedup | None:
+    """The method with the largest speedup over the baseline; None if nothing can be compared."""
+    compared = [entry for entry in speedups(panel, methods) if entry.method != baseline(methods) and entry.serial]
+    return max(compared, key=lambda entry: entry.serial or 0.0, default=None)
+
+
+def is_sure(panel: Panel, method: str) -> bool:
+    """Whether a method reaches the cut-off with all of its seeds, in runs that did not fail later."""
+    fastest = best_by_seed(panel, method, lambda arrival: arrival.at.cost)
+    return fastest.keys() == panel.seeds_of(method) and not any(arrival.lost_later for arrival in fastest.values())
+
+
+def is_clean(panel: Panel, methods: Sequence[str]) -> bool:
+    """Whether both methods that are compared here are sure: the fastest and the baseline, without one the next."""
+    reference = baseline(methods)
+    if reference is None:
+        costs = {method: arrival.at.cost for method in methods if (arrival := panel.fastest(method))}
+        compared = sorted(costs, key=lambda method: costs[method])[:2]
+    else:
+        rival = fastest_rival(panel, methods)
+        compared = [] if rival is None else [reference, rival.method]
+    return len(compared) == min(2, len(methods)) and all(is_sure(panel, method) for method in compared)
+
+
+def leading(panels: Sequence[Panel], methods: Sequence[str]) -> Panel:
+    """The cut-off that leads the verdict, the first chart and the terminal's table, of several from easy to hard.
+
+    It is the strictest clean one. Where none is clean, it is the one that most methods reach, of several the strictest.
+    """
+    clean = [panel for panel in panels if is_clean(panel, methods)]
+    return clean[-1] if clean else min(reversed(panels), key=lambda panel: len(panel.missing))
+
+
+def first_panel(records: Sequence[Record]) -> Panel | None:
+    """The leading cut-off of a study; None if no run got better than it began.
+
+    It is one of the metric by which runs are chosen, or of validation loss where that has none.
+    """
+    for metric in dict.fromkeys((judge(records), VALIDATION_LOSS)):
+        if found := panels(records, metric):
+            return leading(found, methods(tuple(records)))
+    return None
 
 
 def section(metric: Metric, panels: Sequence[Panel], methods: Sequence[str]) -> dict[str, Any]:

@@ -9,17 +9,24 @@ from rich.text import Text
 
 from stretto.report import units
 from stretto.report.metric import VALIDATION_ACCURACY, own_metrics
-from stretto.report.summary import MethodSummary
+from stretto.report.panel import Panel
+from stretto.report.record import Record
+from stretto.report.speedup import first_panel
+from stretto.report.summary import MethodSummary, summarize
+from stretto.report.verdict import sentences
 
+Column = tuple[str, list[str]]  # its head, and a cell for each method
 WIDTH = 80
 MOST_OWN = 2  # of a user's metrics, so that the table fits
 
 
-def table(summaries: Sequence[MethodSummary]) -> Table:
-    """One row for each method, with the few figures that matter most; the report has the rest."""
-    built = Table(box=box.SIMPLE_HEAD, caption=_caption(summaries), caption_justify="left", padding=0)
+def table(records: Sequence[Record]) -> Table:
+    """One row for each method, with the few figures that matter most, and the answer; the report has the rest."""
+    summaries, panel = summarize(records), first_panel(records)
+    caption = _caption(summaries, panel, sentences(records)[0])
+    built = Table(box=box.SIMPLE_HEAD, caption=caption, caption_justify="left", padding=0)
     built.add_column("method", overflow="fold")
-    columns = _fitting(summaries)
+    columns = _fitting(summaries, _costs(summaries, panel))
     for head, _ in columns:
         built.add_column(head, justify="right", no_wrap=True)
     for index, summary in enumerate(summaries):
@@ -41,22 +48,36 @@ def _pieces(method: str) -> list[str]:
     return re.findall(r"[^,(]+(?:, *|\(|$)|[,(]", method)
 
 
-def _room(columns: Sequence[tuple[str, list[str]]]) -> int:
+def _room(columns: Sequence[Column]) -> int:
     """The width that is left for the names of methods."""
     widths = [max(map(len, (*head.split("\n"), *cells))) for head, cells in columns]
     return WIDTH - sum(widths) - len(widths) - 2  # a space at both edges and between columns
 
 
-def _fitting(summaries: Sequence[MethodSummary]) -> list[tuple[str, list[str]]]:
+def _costs(summaries: Sequence[MethodSummary], panel: Panel | None) -> list[Column]:
+    """What each method's fastest run to the leading cut-off costs, or its best run where there is no cut-off."""
+    if panel is None:
+        costs = [(summary.serial_flops, summary.total_flops) for summary in summaries]
+    else:
+        fastest = [panel.fastest(summary.method) for summary in summaries]
+        costs = [(None, None) if arrival is None else arrival.at.cost for arrival in fastest]
+    return [
+        ("serial\ncompute", [units.flops(serial) for serial, _ in costs]),
+        ("total\ncompute", [units.flops(total) for _, total in costs]),
+    ]
+
+
+def _fitting(summaries: Sequence[MethodSummary], costs: Sequence[Column]) -> list[Column]:
     """The columns beside the names, with as many of the user's metrics as leave the names room."""
     own = _own(summaries) if summaries else []
     longest = max((len(piece.rstrip()) for summary in summaries for piece in _pieces(summary.method)), default=0)
-    while own and _room(_columns(summaries, own)) < longest:
+    judged = _judged(summaries)
+    while own and _room([*judged, *own, *costs]) < longest:
         own = own[:-1]
-    return _columns(summaries, own)
+    return [*judged, *own, *costs]
 
 
-def _columns(summaries: Sequence[MethodSummary], own: Sequence[tuple[str, list[str]]]) -> list[tuple[str, list[str]]]:
+def _judged(summaries: Sequence[MethodSummary]) -> list[Column]:
     if not summaries:
         return []
     if summaries[0].metric is VALIDATION_ACCURACY:
@@ -78,13 +99,10 @@ def _columns(summaries: Sequence[MethodSummary], own: Sequence[tuple[str, list[s
         (head, [f"{summary.failed}/{summary.runs}" for summary in summaries]),
         ("train\nloss", [units.number(summary.best_train_loss) for summary in summaries]),
         *judged,
-        *own,
-        ("serial\ncompute", [units.flops(summary.serial_flops) for summary in summaries]),
-        ("total\ncompute", [units.flops(summary.total_flops) for summary in summaries]),
     ]
 
 
-def _own(summaries: Sequence[MethodSummary]) -> list[tuple[str, list[str]]]:
+def _own(summaries: Sequence[MethodSummary]) -> list[Column]:
     """The user's first metrics on test data, or on validation data where there is no other; the report has them all."""
     chosen = [summary.chosen for summary in summaries]
     columns = []
@@ -97,13 +115,11 @@ def _own(summaries: Sequence[MethodSummary]) -> list[tuple[str, list[str]]]:
     return columns
 
 
-def _caption(summaries: Sequence[MethodSummary]) -> str:
+def _caption(summaries: Sequence[MethodSummary], panel: Panel | None, answer: str) -> str:
     if not summaries:
         return "No runs."
     diverged, stuck = (sum(count) for count in zip(*((s.diverged, s.learned_nothing) for s in summaries), strict=True))
     failed = f"\nFailed: {diverged} diverged, {stuck} learned nothing." if stuck else ""
-    return (
-        f"Test and compute are those of the run with the best {summaries[0].metric.label}.\n"
-        "± seeds: standard deviation over seeds at the best configuration."
-        f"{failed}"
-    )
+    chosen = f"the run with the best {summaries[0].metric.label}"
+    told = f"Test and compute: {chosen}." if panel is None else f"Test: {chosen}.\nCompute: until {panel.goal}."
+    return f"{answer}\n\n{told}\n± seeds: standard deviation over seeds at the best configuration.{failed}"

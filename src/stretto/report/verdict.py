@@ -1,15 +1,16 @@
 """The first paragraph of the report: results in plain words, with their figures.
 
-It goes by what generalises: the metric on validation data by which runs are chosen.
+It goes by what generalises: the metric on validation data by which runs are chosen. The answer at the leading cut-off
+stands first, other cut-offs and what limits the answer follow.
 """
 
 from collections.abc import Sequence
 
 from stretto.report import units
-from stretto.report.metric import VALIDATION_ACCURACY, Metric
-from stretto.report.panel import Panel, panels
+from stretto.report.metric import VALIDATION_ACCURACY
+from stretto.report.panel import Arrival, Panel, panels
 from stretto.report.record import Record, methods
-from stretto.report.speedup import Speedup, baseline, speedups
+from stretto.report.speedup import Speedup, baseline, best_by_seed, fastest_rival, leading, speedups
 from stretto.report.summary import MethodSummary, judge, summarize
 
 MOST_NAMES = 4  # of methods in a sentence
@@ -21,7 +22,7 @@ def verdict(records: Sequence[Record]) -> str:
 
 
 def sentences(records: Sequence[Record]) -> list[str]:
-    """The verdict, the sentence on what generalises best first."""
+    """The verdict: the answer at the leading cut-off first."""
     if not records:
         return ["No run has finished yet: there is nothing to compare."]
     if all(record.failed for record in records):
@@ -34,7 +35,14 @@ def sentences(records: Sequence[Record]) -> list[str]:
     if not cutoffs:
         return [f"No run improved on the {metric.label} it began with.", quality]
     compared = _without_baseline if baseline(names) is None else _against_baseline
-    return [quality, *compared(cutoffs, names, metric)]
+    answer, further = compared(cutoffs, names, _swept(records))
+    return [*answer, quality, *further, *_limits(cutoffs, names)]
+
+
+def _swept(records: Sequence[Record]) -> list[str]:
+    """The options that differ between runs."""
+    names = dict.fromkeys(name for record in records for name in record.options)
+    return [name for name in names if len({str(record.options.get(name)) for record in records}) > 1]
 
 
 def _all_failed(records: Sequence[Record]) -> str:
@@ -52,45 +60,89 @@ def _all_failed(records: Sequence[Record]) -> str:
     return f"{count} failed: {diverged} diverged, {len(records) - diverged} learned nothing. {remedy}"
 
 
-def _against_baseline(cutoffs: Sequence[Panel], names: Sequence[str], metric: Metric) -> list[str]:
-    reference = str(baseline(names))
-    compared = [(panel, best) for panel in cutoffs if (best := _best(panel, names)) is not None]
+def _against_baseline(
+    cutoffs: Sequence[Panel], names: Sequence[str], swept: Sequence[str]
+) -> tuple[list[str], list[str]]:
+    """The answer at the leading cut-off, and those at the others."""
+    reference, label = str(baseline(names)), cutoffs[0].metric.label
+    found = [(panel, rival) for panel in cutoffs if (rival := fastest_rival(panel, names)) is not None]
     if not any(panel.fastest(name) for panel in cutoffs for name in names if name != reference):
-        return [f"No method but {reference} reaches any {metric.label} compared."]
+        return [f"No method but {reference} reaches any {label} compared."], []
     if not any(panel.fastest(reference) for panel in cutoffs):
-        told = []  # the limits say so
-    elif not any(best.serial and best.serial > 1.05 for _, best in compared):
-        told = [f"At no {metric.label} compared is any method more than 5 % faster than {reference}."]
-    else:
-        told = [_faster(panel, best, reference) for panel, best in _ends(compared)]
-    return [*told, *_limits(cutoffs, names)]
+        return [], []  # the limits say so
+    if not any(_is_faster(rival) for _, rival in found):
+        return [f"At no {label} compared is any method more than 5 % faster than {reference}."], []
+    first = leading([panel for panel, _ in found], names)
+    answer = [text for panel, rival in found if panel is first for text in _faster(panel, rival, names, swept)]
+    others = [_in_short(panel, rival) for panel, rival in found if panel is not first]
+    return answer, [f"At other cut-offs: {'; '.join(others)}."] if others else []
 
 
-def _ends(compared: Sequence[tuple[Panel, Speedup]]) -> list[tuple[Panel, Speedup]]:
-    """The easiest and the hardest comparison; the only one if there is one."""
-    return [compared[0]] if len(compared) == 1 else [compared[0], compared[-1]]
+def _is_faster(rival: Speedup) -> bool:
+    return (rival.serial or 0.0) > 1.05
 
 
-def _best(panel: Panel, names: Sequence[str]) -> Speedup | None:
-    reference = baseline(names)
-    others = [
-        speedup for speedup in speedups(panel, names) if speedup.method != reference and speedup.serial is not None
-    ]
-    return max(others, key=lambda speedup: speedup.serial or 0.0, default=None)
-
-
-def _faster(panel: Panel, best: Speedup, reference: str) -> str:
-    serial, total = best.serial or 1.0, best.total or 1.0
-    if serial <= 1.05:
-        return f"{_place(panel)} no method is more than 5 % faster than {reference}."
+def _faster(panel: Panel, rival: Speedup, names: Sequence[str], swept: Sequence[str]) -> list[str]:
+    """The fastest method at a cut-off against the baseline, then the other methods there."""
+    reference, total = str(baseline(names)), rival.total or 1.0
+    if not _is_faster(rival):
+        return [f"{_place(panel)} no method is more than 5 % faster than {reference}."]
     cost = "the same total compute" if 0.95 <= total <= 1.05 else f"{units.times(total)} the total compute"
-    range_of_cost = f" ({best.total_spread})" if best.total_spread else ""
-    ratio = units.times(serial).replace(".0×", "×")
-    later = f", in a run that {best.arrival.lost_later}" if best.arrival and best.arrival.lost_later else ""
-    return (
-        f"{_place(panel)}, {best.method} needs {ratio} less serial compute than {reference} ({best.spread}), "
-        f"for {cost}{range_of_cost}{later}."
+    range_of_cost = f" ({rival.total_spread})" if rival.total_spread else ""
+    doubts = "".join(f", in a run that {later}" for later in _lost(panel, rival.method))
+    doubts += "".join(f"; a run of {reference} {later}" for later in _lost(panel, reference))
+    answer = (
+        f"{_place(panel)}, {rival.method}{_at(rival.arrival, swept)} needs {_ratio(rival)} less serial compute than "
+        f"{reference}{_at(panel.fastest(reference), swept)} ({rival.spread}), for {cost}{range_of_cost}{doubts}."
     )
+    others = [
+        entry for entry in speedups(panel, names) if entry.serial and entry.method not in (reference, rival.method)
+    ]
+    return [answer, *_others(panel, others, swept)]
+
+
+def _others(panel: Panel, others: Sequence[Speedup], swept: Sequence[str]) -> list[str]:
+    """The other methods at a cut-off, the fastest first."""
+    told = [
+        f"{entry.method} with {_ratio(entry)}{_doubts(panel, entry, _options(entry.arrival, swept))}"
+        for entry in sorted(others, key=lambda entry: -(entry.serial or 0.0))
+    ]
+    if len(told) > MOST_NAMES:
+        told[MOST_NAMES:] = [f"{len(told) - MOST_NAMES} that are slower"]
+    return [f"Then {'comes' if len(told) == 1 else 'come'} {_listed(told)}."] if told else []
+
+
+def _in_short(panel: Panel, rival: Speedup) -> str:
+    """The fastest method at a cut-off, as a part of a sentence."""
+    if not _is_faster(rival):
+        return f"{_value(panel)}, none more than 5 % faster"
+    return f"{_value(panel)}, {rival.method} {_ratio(rival)}{_doubts(panel, rival)}"
+
+
+def _doubts(panel: Panel, entry: Speedup, options: str = "") -> str:
+    """How sure a ratio is: a run's options, the range over seeds, and what became of its runs."""
+    return f" ({', '.join([*([options] if options else []), entry.spread, *_lost(panel, entry.method)])})"
+
+
+def _lost(panel: Panel, method: str) -> list[str]:
+    """What became of a method's runs to the cut-off, each seed's fastest, that failed later."""
+    runs = best_by_seed(panel, method, lambda arrival: arrival.at.cost).values()
+    return sorted({run.lost_later for run in runs} - {""})
+
+
+def _at(arrival: Arrival | None, swept: Sequence[str]) -> str:
+    """The swept options of a run, behind its method."""
+    options = _options(arrival, swept)
+    return f" at {options}" if options else ""
+
+
+def _options(arrival: Arrival | None, swept: Sequence[str]) -> str:
+    options = {} if arrival is None else arrival.record.options
+    return ", ".join(f"{name} {options[name]}" for name in swept if name in options)
+
+
+def _ratio(entry: Speedup) -> str:
+    return units.times(entry.serial).replace(".0×", "×")
 
 
 def _place(panel: Panel) -> str:
@@ -127,17 +179,19 @@ def _listed(words: Sequence[str]) -> str:
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
 
 
-def _without_baseline(cutoffs: Sequence[Panel], names: Sequence[str], metric: Metric) -> list[str]:
-    reached = [panel for panel in cutoffs if len(names) - len(panel.missing) > 1] or list(cutoffs)
-    panel = reached[-1]
+def _without_baseline(
+    cutoffs: Sequence[Panel], names: Sequence[str], swept: Sequence[str]
+) -> tuple[list[str], list[str]]:
+    """The fastest method at the leading cut-off, and why it is compared with no other."""
+    panel = leading(cutoffs, names)
     fastest = min((a for name in names if (a := panel.fastest(name))), key=lambda a: a.at.serial_flops)
-    later = f", in a run that {fastest.lost_later}" if fastest.lost_later else ""
-    return [
-        f"Backprop is not among the methods, so no {metric.label} is measured against it.",
-        f"{_place(panel)}, {fastest.record.method} is fastest: {units.flops(fastest.at.serial_flops)} of serial "
-        f"compute, {units.flops(fastest.at.total_flops)} in total{later}.",
-        *_limits(cutoffs, names),
-    ]
+    doubts = "".join(f", in a run that {later}" for later in _lost(panel, fastest.record.method))
+    answer = (
+        f"{_place(panel)}, {fastest.record.method}{_at(fastest, swept)} is fastest: "
+        f"{units.flops(fastest.at.serial_flops)} of serial compute, {units.flops(fastest.at.total_flops)} in total"
+        f"{doubts}."
+    )
+    return [answer], [f"Backprop is not among the methods, so no {panel.metric.label} is measured against it."]
 
 
 def _quality(summaries: Sequence[MethodSummary]) -> str:

@@ -86,7 +86,7 @@ class FinishedStudy:
         from rich.console import Console
 
         written = io.StringIO()
-        Console(file=written, width=100).print(table(summarize(self.outcome.records)))
+        Console(file=written, width=100).print(table(self.outcome.records))
         return written.getvalue()
 
     def report(self) -> Path:
