@@ -1,4 +1,4 @@
-# make setup   .venv with locked dependencies      make demo    compare four methods on real data, write a report
+# make setup   .venv with locked dependencies      make demo    compare six methods on real data, write a report
 # make test    the quick tests, in minutes         make lint    linters and type checker
 # make test-all   all tests, with many random examples     make test-rest   those of them that make test leaves out
 # make costs   the quick tests, whose costs become the budget (tests/README.md)
@@ -37,7 +37,7 @@ $(READY): requirements.lock pyproject.toml
 	@touch $(READY)
 
 demo: $(READY)
-	$(BIN)/stretto compare --out demo
+	$(BIN)/stretto compare examples/demo.toml --out demo
 
 test: $(READY)
 	$(TEST) $(ARGS)

@@ -85,3 +85,12 @@ def test_every_study_says_whose_it_is():
     assert len(STUDIES) >= 19
     for file in STUDIES:
         assert {"title", "source", "claim", "small", "full"} <= set(study_file(file).content), file
+
+
+def test_the_demo_has_rivals_and_few_runs():
+    """`make demo` answers in minutes: six methods, one batch size, two rates, two seeds."""
+    words = ["compare", str(ROOT / "examples" / "demo.toml")]
+    assert f"stretto {words[0]} examples/demo.toml" in (ROOT / "Makefile").read_text(encoding="utf-8")
+    settings = resolve(app.parse_args(words, exit_on_error=False, print_error=False)[1].arguments["settings"])
+    assert {"backprop", "1f1b", "pipedream-2bw", "greedy"} < set(settings.methods)
+    assert (len(settings.batch_size), len(settings.lr), settings.seeds, len(settings.runs())) == (1, 2, 2, 24)
