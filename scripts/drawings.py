@@ -185,7 +185,7 @@ def timelines() -> str:
     methods = (
         ("backprop", "Backpropagation: one worker at a time"),
         ("1f1b", "1F1B pipeline, 8 micro-batches: the same gradients, a bubble at every update"),
-        ("pb", "Pipelined Backpropagation: no bubble, old gradients"),
+        ("pb", "Pipelined Backpropagation: no bubble, stale gradients"),
         ("greedy", "Greedy local updates: no bubble, a loss at every stage"),
     )
     columns, column, height = 33, 22.0, 20.0

@@ -57,7 +57,7 @@ def test_the_table_of_half_lives(D):
     assert [round(each) for each in found] == list(TABLE[D])
 
 
-# D: for each rule the half-life, m, eta. Momentum is of no use to plain momentum SGD once gradients are old.
+# D: for each rule the half-life, m, eta. Momentum is of no use to plain momentum SGD once gradients are stale.
 OPTIMUM = {
     0: {PLAIN: (10.96, 0.881145, 3.7585)},
     1: {

@@ -68,7 +68,7 @@ def test_spike_compensation_makes_up_for_the_delay(momentum, delay):
         ("pipemare(warmup=-1)", "warmup=-1: a number of minibatches"),
         ("pb(finish=2.5)", "finish=2.5: a number of minibatches"),
         ("pb(warmup=9, finish=4)", "nothing would be asynchronous"),
-        ("1f1b(warmup=9)", "is synchronous: warmup is for pipelines with old gradients"),
+        ("1f1b(warmup=9)", "is synchronous: warmup is for pipelines with stale gradients"),
         ("greedy(warmup=9)", "losses of its own on its stages: warmup is for pipelines"),
         ("overlapping(delay=1, finish=9)", "losses of its own on its stages: finish is for pipelines"),
         ("pb(warmpu=9)", "did you mean 'warmup'"),

@@ -3,7 +3,7 @@
 f(W) = sum of lam_ij (A^T W B)_ij^2 / 2 has the curvatures lam_ij along the columns a_i b_j^T. Adam is a method of
 coordinates: at A = B = 1 it knows each curvature apart, and else it mixes them. In the basis A, B its step is that of
 the first case, whatever A and B are; and L and R, averages of G G^T and G^T G, have A and B as their eigenvectors, so
-that rotated Adam gets there by itself, also where gradients are old.
+that rotated Adam gets there by itself, also where gradients are stale.
 """
 
 import pytest
@@ -93,7 +93,7 @@ class Point(nn.Module):
 
 
 def trained(method, *, turned, updates, delay, rate):
-    """The loss after updates with old gradients, and how near the bases are to the eigenbasis."""
+    """The loss after updates with stale gradients, and how near the bases are to the eigenbasis."""
     a, b = (basis(N, 1), basis(M, 2)) if turned else (torch.eye(N).double(), torch.eye(M).double())
     start = a @ torch.ones(N, M, dtype=torch.float64) @ b.T
     trainer = stretto.Trainer(

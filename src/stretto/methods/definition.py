@@ -121,7 +121,7 @@ class Method:
     def family(self) -> Family:
         """The kind of method, by its losses and the delay of its gradients.
 
-        synchronous: plain training. asynchronous: one loss, old gradients. local: several losses, each for some stages.
+        synchronous: plain training. asynchronous: one loss, stale gradients. local: losses for some stages each.
         """
         if self.synchronous:
             return "synchronous"

@@ -1,6 +1,6 @@
 """PipeDream (Narayanan et al. 2019, SOSP; 1806.03377) and PipeDream-2BW (Narayanan et al. 2021, 2006.09503).
 
-Asynchronous 1F1B: minibatches follow each other without a flush, no worker is ever idle, and gradients are old. A
+Asynchronous 1F1B: minibatches follow each other without a flush, no worker is ever idle, and gradients are stale. A
 backward sees the weights of its forward, stashed by PipeDream for every minibatch in flight; 2BW keeps two versions,
 by updating only once as many micro-batches are through as there are stages.
 
@@ -117,7 +117,7 @@ def pipeoptim() -> Method:
 
 
 def nesterov() -> Method:
-    """PipeDream with torch.optim.NAdam, whose look-ahead counters old gradients; the paper's first beta is 0.99."""
+    """PipeDream with torch.optim.NAdam, whose look-ahead counters stale gradients; the paper's first beta is 0.99."""
     return asynchronous_1f1b(
         name="nesterov",
         summary="asynchronous 1F1B with stashed weights and NAdam",

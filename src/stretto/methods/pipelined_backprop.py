@@ -3,7 +3,7 @@
 One forward and one backward of every stage in every tick, no flush: no worker is ever idle, and stage s works with
 gradients 2(S-1-s) updates old. A backward sees the weights as they stand, or with `stash` those of its forward.
 
-PipeMare (Yang et al. 2021, arXiv 1910.05124): smaller steps where gradients are old, and a backward that looks back.
+PipeMare (Yang et al. 2021, arXiv 1910.05124): smaller steps where gradients are stale, and a backward that looks back.
 
 T1 divides the learning rate by max(tau, 1)^p, p falling from 1 to 0 over K updates; T2 gives the backward an estimate
 of the weights its forward saw, tau updates back. For both tau is the mean delay of the micro-batches of an update, a

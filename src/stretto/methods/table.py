@@ -130,12 +130,12 @@ def method(name: str | Method, **options: Any) -> Method:
         if key in PHASES and not delayed:
             what = "is synchronous" if built.synchronous else "has losses of its own on its stages"
             raise UsageError(
-                f"method {bare!r} {what}: {key} is for pipelines with old gradients, such as pb or pipemare"
+                f"method {bare!r} {what}: {key} is for pipelines with stale gradients, such as pb or pipemare"
             )
         if key in STEP_CURES and key not in known:
             why = "is synchronous: there is no delay to cure" if built.synchronous else "does not take it"
             raise UsageError(
-                f"method {bare!r} {why}; {key} is for pipedream, pipedream-2bw, pb and paci, whose gradients are old"
+                f"method {bare!r} {why}; {key} is for pipedream, pipedream-2bw, pb and paci, whose gradients are stale"
             )
         if key not in known:
             raise UsageError(f"method {bare!r} has no option {key!r}: {nearest(key, known)}")

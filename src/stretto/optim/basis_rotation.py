@@ -1,4 +1,4 @@
-"""Basis rotation: Adam for matrices, in a basis near the eigenbasis of their curvature, where old gradients harm less.
+"""Basis rotation: Adam for matrices, in a basis near the eigenbasis of curvature, where stale gradients do less harm.
 
 With the gradient G [n, m] of a matrix W (Jung et al. 2026, arXiv 2602.03515; SOAP, Vyas et al. 2025, arXiv 2409.11321):
 

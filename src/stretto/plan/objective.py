@@ -108,8 +108,8 @@ class Objective:
     `critical_batch` (B_crit) is the batch size that takes twice the least steps and twice the least examples;
     `least_steps` (S_min) are the steps of an infinite batch. A method's penalty is taken from `penalties`, else from
     `measured`, a study or what this package's own studies found, at the nearest number of losses and delay, else
-    assumed: `best_of_delay` are (mean delay in updates, the least factor found at it), and no old gradients are assumed
-    to do better. Raises UsageError for values out of range.
+    assumed: `best_of_delay` are (mean delay in updates, the least factor found at it), and no stale gradients are
+    assumed to do better. Raises UsageError for values out of range.
     """
 
     goal: Goal = "step"

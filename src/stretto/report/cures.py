@@ -1,4 +1,4 @@
-"""The part of the page on delay: how old gradients are, how far weights move meanwhile, how well they are predicted.
+"""The part of the page on delay: how stale gradients are, how far weights move meanwhile, how well they are predicted.
 
 Logarithmic axes have no 0, so the text says which methods have none.
 """
