@@ -1,5 +1,7 @@
 """A user's mistake: one line on stderr that says what, where and what to do, nothing on stdout, status 2."""
 
+from pathlib import Path
+
 import pytest
 
 from stretto.cli import main
@@ -73,10 +75,13 @@ MISTAKES = {
     "compare --device nonsense": "device 'nonsense' cannot be used here: ",
     "train --threads 0": "threads=0: choose a whole number from 1 to 1024",
     "compare --threads 1.5": "'1.5' is no whole number",
+    "train --method spectrain --optimizer adamw": "take optimizer sgd with momentum 0.9, or a prediction",
+    "train --data none.py": "data set 'none.py' is a file: name a function in it, none.py:FUNCTION",
+    "plan": "cluster is missing: stretto calibrate measures this machine into cluster.toml, then",
     "train --method gredy --dry-run": "did you mean 'greedy'",
     "train --batch-size 3000 --dry-run": "batch_size=3000, but digits has 1083",
     "show": "a method, a plan or a file",
-    "show x.toml": "unknown method 'x.toml'",
+    "show x.toml": "x.toml is a file: show --plan FILE draws a plan's",
     "show greedy --stages 0": "stages=0: choose a whole number from 1 to",
     "show greedy --stages 9999": "stages=9999",
     "show greedy --stages 2.5": "'2.5' is no whole number",
@@ -111,6 +116,17 @@ MISTAKES = {
 @pytest.mark.parametrize("words", MISTAKES)
 def test_one_clear_message(capsys, words):
     assert MISTAKES[words] in refused(capsys, *words.split())
+
+
+@pytest.mark.parametrize("verb", ["compare", "train", "plan"])
+def test_a_plan_and_a_cluster_are_no_settings(capsys, verb):
+    Path("plan.toml").write_text("cluster = 'c'\n[plan]\nmethod = 'pb'\n[predicted]\nby = 'simulation'\n")
+    assert (
+        f"stretto {verb} takes a file of its own options there: stretto train --plan plan.toml trains the "
+        in refused(capsys, verb, "plan.toml")
+    )
+    Path("cluster.toml").write_text("name = 'here'\n[links.loop]\nbandwidth = 1.0\n")
+    assert "is a cluster: stretto plan --cluster cluster.toml plans for it" in refused(capsys, verb, "cluster.toml")
 
 
 FILES = {

@@ -516,7 +516,10 @@ def test_a_metric_without_a_value_ends_compare_with_2_and_keeps_what_is_finished
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--model", "own.py"], "unknown model 'own.py': choose from .*; or write path/to/file.py:function"),
+        (
+            ["--model", "own.py"],
+            "model 'own.py' is a file: name a function in it, own.py:build, or pair, or data, or loss",
+        ),
         (
             ["--metric", "mae=own.py:mae:best"],
             "metric 'mae=own.py:mae:best': write NAME=path/to/file.py:function, and :hi",

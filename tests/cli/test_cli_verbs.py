@@ -217,6 +217,7 @@ def test_show_draws_every_method(capsys, method, stages):
     for workers in (1, stages):
         out, _ = answer(capsys, "show", method, "--stages", str(stages), "--workers", str(workers))
         assert len([line for line in out.splitlines() if line.startswith("worker ")]) == workers
+        assert ("is backprop: the loss at the top" in out) == (method == "overlapping" and stages == 2)
 
 
 def test_doctor(capsys):

@@ -40,6 +40,7 @@ from stretto.study.evaluation import evaluation_steps
 from stretto.study.prepare import prepare, resolve
 from stretto.study.single_run import claim, default_folder, summary
 from stretto.study.store import FullDiskError, locked
+from stretto.study.study import notes_on
 from stretto.system import fork_server
 from stretto.trainer.trainer import Trainer
 
@@ -425,6 +426,14 @@ def test_batch_norms_in_parts_of_minibatches_are_noted(tmp_path):
     assert note.startswith("gpipe")
     assert "batch norms normalise each of the parts of a minibatch" in note
     assert open_study(replace(settings, methods=("backprop", "pb")), tmp_path / "other").notes == ()
+
+
+def test_overlapping_on_two_stages_is_told_to_be_backprop(tmp_path):
+    settings = replace(SETTINGS, stages=2, methods=("backprop", "overlapping", "overlapping(delay=1)", "greedy"))
+    (note,) = open_study(settings, tmp_path / "study").notes
+    assert note.startswith("overlapping on 2 stages is backprop: the loss at the top trains all of them")
+    prepared = prepare(resolve(replace(SINGLE, method="overlapping", stages=2)))
+    assert notes_on({"overlapping": prepared}, []) == (note,)
 
 
 @pytest.mark.usefixtures("plain_pages")

@@ -682,6 +682,7 @@ ONE_HEAD = nn.Linear(5, 4)
     ({"workers": 4}, "workers=4 for 3 stages"),
     ({"optimizer": torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)},
      "optimizer is a SGD.*optimizer=lambda params"),
+    ({"loss": nn.CrossEntropyLoss}, r"loss=.*: give a function .*, or an object of this class, CrossEntropyLoss\(\)"),
     ({"optimizer": lambda params: None}, "optimizer returned None, not a torch.optim.Optimizer"),
     ({"optimizer": torch.optim.LBFGS}, "LBFGS evaluates the loss several times"),
     ({"heads": [None, None]}, "heads has 2 entries for 3 stages"),

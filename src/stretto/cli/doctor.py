@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from stretto.cli.output import aligned, print_json
-from stretto.errors import UsageError, nearest
+from stretto.errors import UsageError
+from stretto.options.import_object import unknown
 from stretto.settings.command_line import FLAG, OPTIONS, TEXTS, WHOLE, WHOLES, Option
 
 EXAMPLES = 4  # of a data set, on which a network is tried
@@ -163,10 +164,7 @@ def built_in(name: str, options: dict[str, Option], data: str | None) -> tuple[A
 
     refuse_planned_only(name, options)
     if name not in MODELS:
-        raise UsageError(
-            f"unknown model {name!r}: {nearest(name, MODELS)}; or write package.module:function or "
-            "path/to/file.py:function"
-        )
+        raise unknown("model", name, MODELS)
     chosen = data or DEFAULTS[name].data
     settings = Settings(model=name, model_options=options, data=chosen)
     return Chain(*build_model(settings).layers), dataset(settings).train.first(EXAMPLES)[0]

@@ -122,6 +122,8 @@ def show(
             "show draws a method, a plan or a file: give one of them, greedy or --plan plan.toml or --from F"
         )
     if method is not None:
+        if method.endswith((".toml", ".csv")):
+            raise UsageError(f"{method} is a file: show --plan FILE draws a plan's, show --from FILE a schedule's")
         layout = lay_out(method, stages, workers, microbatches)
     else:
         layout = planned(plan, microbatches) if plan is not None else listed(file, microbatches)
@@ -218,6 +220,7 @@ def write_files(layout: MethodLayout, timeline: "Timeline", output: ShowOutput) 
 
 def in_words(layout: MethodLayout, timeline: "Timeline", facts: Mapping[str, Any]) -> str:
     """The schedule in characters, and what can be read off it."""
+    from stretto.methods.advice import one_loss
     from stretto.schedule import draw
     from stretto.schedule.draw import idle_share
 
@@ -251,6 +254,8 @@ def in_words(layout: MethodLayout, timeline: "Timeline", facts: Mapping[str, Any
         lines.append(f"gradients predicted    after {by_stage(facts['predicted_after'])}; L learns from the true ones")
     if facts["head_weights_behind"]:
         lines.append(f"the weights they read  {by_stage(facts['head_weights_behind'])} minibatches behind")
+    plain = one_loss(layout.method, layout.schedule.num_stages)
+    lines += [] if plain is None else [f"mind                   {plain}"]
     if facts.get("model"):
         options = "".join(f", {key} {value}" for key, value in facts["model_options"].items())
         lines.append(f"planned for            {facts['model']}{options}")

@@ -161,12 +161,25 @@ def tables_of(
     """(place, settings) of each table of a file, the strongest first: one, or several of a study file for compare."""
     study = study_file(file) if commands == ("compare",) else None
     if study is None:
-        yield f"{file}", read(file)
+        content = read(file)
+        refuse_plan(file, content, commands)
+        yield f"{file}", content
         return
     for place, table in study.tables():  # also those that are not asked for now
         refuse_unknown(options, place, table)
     size, part = (options[name].tokens[0].value if options[name].tokens else None for name in ("size", "part"))
     yield from study.layers(size, part)
+
+
+def refuse_plan(file: Path, content: Mapping[str, Any], commands: tuple[str, ...]) -> None:
+    """Raise UsageError for the file of a plan or of a cluster, where a verb's own settings belong."""
+    if isinstance(content.get("predicted"), dict):
+        raise UsageError(
+            f"{file} is a plan, and stretto {' '.join(commands)} takes a file of its own options there: stretto train "
+            f"--plan {file} trains the plan, stretto show --plan {file} draws it"
+        )
+    if isinstance(content.get("links"), dict):
+        raise UsageError(f"{file} is a cluster: stretto plan --cluster {file} plans for it")
 
 
 def fill(options: Mapping[str, Any], place: str, content: Mapping[str, Any]) -> None:

@@ -14,8 +14,9 @@ from stretto.data.pydoc import pydoc
 from stretto.data.saved import saved
 from stretto.data.text import text
 from stretto.data.translation import number_words, parallel
-from stretto.errors import UsageError, nearest
+from stretto.errors import UsageError
 from stretto.options.checks import is_among, is_number, shown
+from stretto.options.import_object import unknown
 from stretto.options.named import resolve
 
 RANDOM = "random_labels"
@@ -72,9 +73,7 @@ def load(name: str, **options: object) -> Dataset:
     Raises `UsageError` for an unknown name or option, naming the nearest known one.
     """
     if not is_among(name, DATASETS):
-        raise UsageError(
-            f"unknown data set {shown(name)}: {nearest(str(name), DATASETS)}; or write path/to/file.py:function"
-        )
+        raise unknown("data set", name, DATASETS)
     for_dataset = {key: value for key, value in options.items() if key != RANDOM}
     resolved = resolve(f"data set {name!r}", DATASETS[name], for_dataset)
     with torch.device("cpu"):  # whatever the default device is

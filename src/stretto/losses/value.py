@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from stretto.errors import UsageError, nearest
+from stretto.errors import UsageError
 from stretto.losses.cross_entropy import (
     CrossEntropy,
     Sum,
@@ -27,7 +27,7 @@ from stretto.losses.cross_entropy import (
 )
 from stretto.nn.batch import IGNORED
 from stretto.options.checks import flag, function
-from stretto.options.import_object import import_object, is_function
+from stretto.options.import_object import import_object, is_function, unknown
 
 Loss = Callable[[Any, Any], Any]  # (output, target) -> mean over the examples, or (sum, count)
 ELEMENTWISE = (functional.mse_loss, functional.l1_loss, functional.smooth_l1_loss, functional.huber_loss)
@@ -195,7 +195,7 @@ def named_loss(text: str) -> Loss:
         return loss  # type: ignore[no-any-return]
     known = {**OWN, **of_torch()}
     if text not in known:
-        raise UsageError(f"unknown loss {text!r}: {nearest(text, known)}; or write path/to/file.py:function")
+        raise unknown("loss", text, known)
     return known[text]
 
 

@@ -223,6 +223,15 @@ def meaning(chosen: Method) -> str:
     return f"{asked} stands for {chosen} here{norms}: {told}"
 
 
+def one_loss(chosen: Method, num_stages: int) -> str | None:
+    """A remark on a local method that is plain backprop on so few stages."""
+    if num_stages == 1 or not chosen.is_backprop(num_stages):
+        return None
+    return (
+        f"{chosen} on {num_stages} stages is backprop: the loss at the top trains all of them; greedy has one for each"
+    )
+
+
 def idle_chunks(chosen: Method, share: float) -> str | None:
     """A warning that workers idle for this share of the time, if the method was asked for as "local".
 

@@ -127,6 +127,12 @@ class Method:
             return "synchronous"
         return "asynchronous" if self.reach is whole_network else "local"
 
+    def is_backprop(self, num_stages: int) -> bool:
+        """Whether a local method has one loss for all of so many stages, as `overlapping` has on two."""
+        return (
+            self.family == "local" and self.weights == "current" and self.reach(num_stages) == whole_network(num_stages)
+        )
+
     def lag(self, num_stages: int) -> int:
         """How many minibatches the loss that `Trainer.step` returns is behind; no worker runs further ahead."""
         whole("num_stages", num_stages, 1)

@@ -26,6 +26,7 @@ from stretto.methods.synchronous_pipelines import (
 )
 from stretto.methods.user_method import checked, csv, own_method
 from stretto.options.checks import function, of_kind, shown, whole
+from stretto.options.import_object import unknown
 from stretto.options.named import parse
 from stretto.schedule import Schedule
 
@@ -189,8 +190,7 @@ def builder(name: str) -> Callable[..., Method]:
             f"that one, which stretto.advised({name!r}, 'adamw', 8) tells for AdamW and 8 stages"
         )
     if build is None:
-        known = nearest(name, [*METHODS, *FROM_FILES, *ADVISED])
-        raise UsageError(f"unknown method {name!r}: {known}")
+        raise unknown("method", name, [*METHODS, *FROM_FILES, *ADVISED])
     return build
 
 

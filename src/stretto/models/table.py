@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from stretto.data import Dataset
-from stretto.errors import UsageError, nearest
+from stretto.errors import UsageError
 from stretto.losses import CrossEntropy, mean, token_cross_entropy
 from stretto.models.encoder_decoder import encoder_decoder
 from stretto.models.images import alexnet, cnn, vgg
@@ -20,8 +20,9 @@ from stretto.models.unet import unet
 from stretto.nn import memory_limit
 from stretto.nn.batch import IGNORED
 from stretto.nn.seeding import derive
-from stretto.options.checks import is_among, of_kind, shown
+from stretto.options.checks import is_among, of_kind
 from stretto.options.checks import whole as check_whole
+from stretto.options.import_object import unknown
 from stretto.options.named import resolve, whole
 
 MODELS: Mapping[str, Callable[..., Recipe]] = {
@@ -69,9 +70,7 @@ def build(name: str, dataset: Dataset, *, seed: int = 0, **options: object) -> M
     Raises `UsageError` for an unknown model or option, or one that does not fit the data.
     """
     if not is_among(name, MODELS):
-        raise UsageError(
-            f"unknown model {shown(name)}: {nearest(str(name), MODELS)}; or write path/to/file.py:function"
-        )
+        raise unknown("model", name, MODELS)
     of_kind("dataset", dataset, Dataset, "what stretto.data.load(name) returned")
     check_whole("seed", seed)
     if dataset.task != _TASKS[name]:

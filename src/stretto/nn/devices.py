@@ -43,7 +43,10 @@ def pick_device(device: str | torch.device) -> torch.device:
         torch.empty(0, device=chosen)
     except (RuntimeError, AssertionError) as error:
         why = f"{error}".splitlines()[0].rstrip(".")
-        raise UsageError(f"device {str(device)!r} cannot be used here: {why}. Try device='auto'") from error
+        there = accelerator() or "cpu"
+        raise UsageError(
+            f"device {str(device)!r} cannot be used here: {why}; give 'auto', which is {there!r} on this machine"
+        ) from error
     return chosen
 
 

@@ -16,7 +16,7 @@ from stretto.optim.parameter_labels import labelled_by
 from stretto.optim.traits import has_plain_momentum
 from stretto.optimizers import OPTIMIZERS, OTHERS, Optimizer
 from stretto.options.checks import shown
-from stretto.options.import_object import import_object, is_function
+from stretto.options.import_object import import_object, is_function, unknown
 
 MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 ANY_RATE = 1e-3
@@ -60,12 +60,9 @@ def class_of(name: str) -> type[torch.optim.Optimizer]:
     found = next((key for key in classes if key.lower() == name.lower()), None)
     if found is None or found in UNFIT:
         fitting = [*OPTIMIZERS, *(key.lower() for key in classes if key not in UNFIT and key.lower() not in OPTIMIZERS)]
-        reason = "" if found is None else f" ({UNFIT[found]})"
-        raise UsageError(
-            f"unknown optimizer {shown(name)}: {nearest(name, fitting)}; or write path/to/file.py:function"
-            if found is None
-            else f"optimizer {name} cannot train stages{reason}: {nearest(name, fitting)}"
-        )
+        if found is None:
+            raise unknown("optimizer", name, fitting)
+        raise UsageError(f"optimizer {name} cannot train stages ({UNFIT[found]}): {nearest(name, fitting)}")
     return classes[found]
 
 

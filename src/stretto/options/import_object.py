@@ -4,6 +4,7 @@ What a script gives is registered under a name of its own and sent to other proc
 called with their options, and told apart from their former versions.
 """
 
+import ast
 import importlib
 import importlib.util
 import inspect
@@ -16,10 +17,12 @@ from types import ModuleType
 from typing import Any
 
 from stretto.errors import UsageError, nearest
+from stretto.options.checks import shown
 from stretto.options.named import parse
 from stretto.options.object_digest import digest_of_files, object_digest
 from stretto.options.user_errors import error_place
 
+MOST_NAMES = 4  # of a file's functions in a message
 PLACE = "given"  # "given:build" is the name of a registered object
 _objects: dict[str, Any] = {}
 _versions: dict[str, int] = {}
@@ -91,6 +94,27 @@ def read_objects(file: Path | None) -> None:
         for name, value in cloudpickle.loads(file.read_bytes()).items():
             register(name, value)
         _loaded.add(file)
+
+
+def unknown(what: str, name: object, known: Collection[str]) -> UsageError:
+    """The error for a setting that names neither one of `known` nor a function. A file is parsed, and not executed."""
+    if isinstance(name, str) and name.endswith(".py"):
+        return UsageError(f"{what} {name!r} is a file: name a function in it, {name}:{function_in(Path(name))}")
+    return UsageError(
+        f"unknown {what} {shown(name)}: {nearest(str(name), known)}; or write "
+        "package.module:function or path/to/file.py:function"
+    )
+
+
+def function_in(file: Path) -> str:
+    """The names of some functions and classes at a file's top level, "build, or Net"; FUNCTION where it has none."""
+    try:
+        body = ast.parse(file.read_bytes()).body
+    except (OSError, ValueError, SyntaxError):
+        return "FUNCTION"
+    defined = (node.name for node in body if isinstance(node, ast.FunctionDef | ast.ClassDef))
+    names = [name for name in defined if not name.startswith("_")]
+    return ", or ".join(names[:MOST_NAMES]) or "FUNCTION"
 
 
 def import_object(text: str, what: str = "model") -> Any:

@@ -51,9 +51,15 @@ def check_kinds(stages: Any, loss: Any, scheduler: Any, heads: Any, workers: Any
         raise UsageError(
             f"stages is one {type(stages).__name__}: give a list, such as stretto.split(model, 4, example=x) makes"
         )
+    made = f", or an object of this class, {loss.__name__}()" if isinstance(loss, type) else ""
     for name, value, fits, expected in (
         ("stages", stages, is_list(stages), "a list of modules, such as stretto.split(model, 4, example=x) makes"),
-        ("loss", loss, callable(loss), "a function (output, target) -> mean loss"),
+        (
+            "loss",
+            loss,
+            callable(loss) and not isinstance(loss, type),
+            f"a function (output, target) -> mean loss{made}",
+        ),
         ("scheduler", scheduler, scheduler is None or callable(scheduler), "a function of the optimizer"),
         ("heads", heads, heads is None or isinstance(heads, Sequence | nn.ModuleList), "a list, one entry a stage"),
         ("workers", workers, workers is None or is_whole(workers), "a whole number, or None"),

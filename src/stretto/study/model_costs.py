@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from stretto.cost.attained import AUTOCAST, dtype_of_products
 from stretto.cost.head_costs import HeadCosts
 from stretto.cost.layer_table import ModelCosts, with_recomputed
-from stretto.errors import UsageError, nearest
+from stretto.errors import UsageError
 from stretto.measure.layer_counting import LayerCounting
 from stretto.measure.layer_flops import layer_costs
 from stretto.models.model import Model
@@ -26,7 +26,7 @@ from stretto.optim.by_name import make_optimizer, usual_rate
 from stretto.optim.parameter_labels import labelled_by
 from stretto.optimizers import OPTIMIZERS
 from stretto.options.checks import one_of
-from stretto.options.import_object import is_function
+from stretto.options.import_object import is_function, unknown
 from stretto.options.user_errors import explained
 from stretto.settings.runs import TrainSettings, as_lists, known
 from stretto.splitting import Stages, pieces
@@ -166,10 +166,7 @@ def costed(requested: TrainSettings, asked: CostRequest = USUAL) -> Costed:
         return trainable(requested, asked)
     if is_function(name):
         return of_user(requested, asked.heads)
-    raise UsageError(
-        f"unknown model {name!r}: {nearest(name, {*MODELS, *NETWORKS})}; or write "
-        "package.module:function or path/to/file.py:function"
-    )
+    raise unknown("model", name, {*MODELS, *NETWORKS})
 
 
 def trainable(requested: TrainSettings, asked: CostRequest) -> Costed:

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_flatten
 
 from stretto import data, models
 from stretto.data.user_data import UserData, drawing_from, user_data
-from stretto.errors import UsageError, nearest
+from stretto.errors import UsageError
 from stretto.losses import Loss
 from stretto.losses.value import AUTO, named_loss, suitable_loss
 from stretto.measure import Costs, measure
@@ -41,6 +41,7 @@ from stretto.options.import_object import (
     is_given,
     is_model_folder,
     source_digest,
+    unknown,
     version_of,
 )
 from stretto.replicas import find as find_sync
@@ -124,10 +125,7 @@ def build_model(settings: runs.Settings, seed: int = 0) -> models.Model:
     suited = loaded.for_networks() if isinstance(loaded, UserData) else loaded
     refuse_planned_only(settings.model, options)
     if settings.model not in runs.DEFAULTS:
-        raise UsageError(
-            f"unknown model {settings.model!r}: {nearest(settings.model, runs.DEFAULTS)}; or write "
-            "path/to/file.py:function"
-        )
+        raise unknown("model", settings.model, runs.DEFAULTS)
     if suited is None:
         raise UsageError(
             f"network {settings.model!r} takes classes [N] of numbers [N, ...], or tokens [N, T] with the next tokens; "

@@ -15,7 +15,7 @@ from stretto.heads.head import TrainedLoss
 from stretto.measure import NOTES
 from stretto.measure.flops import durations
 from stretto.methods import BASELINE, METHODS, Method, method
-from stretto.methods.advice import explained, idle_chunks, refusal
+from stretto.methods.advice import explained, idle_chunks, one_loss, refusal
 from stretto.methods.cure import Correction, Place, Prediction
 from stretto.methods.table import builder, is_advised
 from stretto.nn.group_norm import parted_norms, uses_batch_statistics
@@ -277,13 +277,14 @@ def open_study(asked: CompareSettings, out: Path | None = None, heading: Heading
 
 
 def notes_on(prepared: Mapping[str, Prepared], advice: Iterable[Method]) -> tuple[str, ...]:
-    """What a user should know of runs before they begin: of batch norms, and of advice that leaves workers idle.
+    """What a user should know of runs before they begin: of batch norms, idle workers, and plain backprop.
 
     `prepared` has one run of each method, `advice` the methods that were asked for as "async" or "local".
     """
     norms = norms_note(prepared)
     idle = [idle_chunks(chosen, bubble_of(prepared[str(chosen)].trainer) or 0.0) for chosen in advice]
-    return (*filter(None, [norms, *idle]),)
+    plain = [one_loss(run.trainer.method, run.trainer.schedule.num_stages) for run in prepared.values()]
+    return (*filter(None, [norms, *idle, *plain]),)
 
 
 def norms_note(prepared: Mapping[str, Prepared]) -> str:

@@ -87,7 +87,10 @@ class VelocityPrediction(Rule):
 
     def __init__(self, optimizer: torch.optim.Optimizer, horizon: Horizon) -> None:
         super().__init__()
-        remedy = "use such an optimizer, or weight prediction (predict='weight'), which takes any"
+        remedy = (
+            "take optimizer sgd with momentum 0.9, or a prediction for other optimizers: method pipeoptim, or "
+            "pb(predict=weight), which takes any"
+        )
         check_momentum(optimizer, "velocity prediction", remedy)
         self.optimizer = optimizer
         self.horizon = horizon
