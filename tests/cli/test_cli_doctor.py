@@ -75,13 +75,15 @@ def test_built_in_networks_suit_every_method(capsys, model, modules):
 
 def test_options_of_a_built_in_network(capsys):
     out = doctor(capsys, "mlp", "--model-options.depth", "3", "--model-options.width", "8", "--stages", "2")
-    assert "mlp in 2 stages, input [4, 1, 8, 8] float32" in out
+    assert "mlp in 2 stages, input [4, 1, 8, 8] float32\n\n4 modules with " in out
+    assert "yes" not in out
     assert "every method's weights can be guaranteed" in out
 
 
 def test_a_module_that_cannot_be_guaranteed(capsys):
     out = doctor(capsys, "nets/mine.py:normed", "--example", "4,6", status=1)
     assert "1      1       ParametrizedLinear  80          NO    NO         yes" in out
+    assert "2 other modules with 72 parameters: every method can train them" in out
     assert "1 (ParametrizedLinear), live and predicted: its weight is computed in the forward" in out
     assert "mind: 2 (BatchNorm1d) normalises each micro-batch by itself" in out
     assert "stash      the backward reads the weights that its forward read: pipedream, " in out
@@ -103,7 +105,7 @@ def test_a_model_that_cannot_be_cut_is_told_before_a_run_says_so(capsys):
 def test_an_example_from_the_layers_or_from_the_function(capsys, monkeypatch, tmp_path):
     assert "in 3 stages, input [2, 6] float32" in doctor(capsys, "nets/mine.py:plain")
     assert "in 2 stages, input [3, 5] int64" in doctor(capsys, "nets/mine.py:embedding")
-    assert "in 1 stage, input [2, 3, 8, 8] float32" in doctor(
+    assert "in 1 stage, input [2, 3, 8, 8] float32; --stages N examines the stages of a run" in doctor(
         capsys, "nets/mine.py:convolution", "--example", "2,3,8,8"
     )
     monkeypatch.chdir(tmp_path / "nets")

@@ -1,5 +1,6 @@
 """stretto doctor: check the environment, or a model."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,7 +14,7 @@ from stretto.settings.command_line import FLAG, OPTIONS, TEXTS, WHOLE, WHOLES, O
 EXAMPLES = 4  # of a data set, on which a network is tried
 
 if TYPE_CHECKING:
-    from stretto.doctor.model_check import Diagnosis
+    from stretto.doctor.model_check import Diagnosis, ModuleFinding
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,20 +184,30 @@ def of_user(name: str, options: dict[str, Option], data: str | None) -> tuple[An
     return (model if not isinstance(model, list) else Chain(*model)), example
 
 
-def in_words(name: str, diagnosis: "Diagnosis") -> list[str]:
-    """Lines: a table of the modules, why some cannot be trained under some methods, and remarks."""
+def doubts(doubtful: "Sequence[ModuleFinding]") -> list[str]:
+    """A table of modules, and what its columns mean."""
     from stretto.doctor.model_check import MEANING, methods_of
 
-    plural = "stage" if diagnosis.num_stages == 1 else "stages"
     rows = [("stage", "module", "kind", "parameters", *MEANING)]
-    for module in diagnosis.modules:
+    for module in doubtful:
         guaranteed = ["yes" if getattr(module, mechanism) else "NO" for mechanism in MEANING]
         rows.append((str(module.stage), module.name, module.kind, f"{module.parameters:,}", *guaranteed))
-    lines = [f"{name} in {diagnosis.num_stages} {plural}, input {diagnosis.example}", "", aligned(rows), ""]
-    lines += [
-        f"{mechanism:<9}  {MEANING[mechanism]}: {', '.join(methods)}" for mechanism, methods in methods_of().items()
-    ]
-    lines += ["With any other method no weights change between a forward and its backward: every module will do.", ""]
+    meanings = [f"{each:<9}  {MEANING[each]}: {', '.join(methods)}" for each, methods in methods_of().items()]
+    rest = "With any other method no weights change between a forward and its backward: every module will do."
+    return [aligned(rows), "", *meanings, rest, ""]
+
+
+def in_words(name: str, diagnosis: "Diagnosis") -> list[str]:
+    """Lines: the modules that some methods cannot train, and why; the other modules in one line; remarks."""
+    plural = "stage" if diagnosis.num_stages == 1 else "stages"
+    examined = "; --stages N examines the stages of a run" if diagnosis.is_one_piece else ""
+    doubtful = [module for module in diagnosis.modules if not module.good]
+    good = [module for module in diagnosis.modules if module.good]
+    lines = [f"{name} in {diagnosis.num_stages} {plural}, input {diagnosis.example}{examined}", ""]
+    lines += doubts(doubtful) if doubtful else []
+    if good:
+        count = f"{len(good)} {'other ' * bool(doubtful)}module{'s' * (len(good) > 1)} with"
+        lines += [f"{count} {sum(module.parameters for module in good):,} parameters: every method can train them", ""]
     for objection in diagnosis.objections:
         mechanisms = " and ".join(objection.mechanisms)
         lines.append(f"{objection.module} ({objection.kind}), {mechanisms}: {objection.reason}; {objection.remedy}")

@@ -169,6 +169,11 @@ class ModuleFinding:
     predicted: bool
     stash: bool
 
+    @property
+    def good(self) -> bool:
+        """Whether every method can train it."""
+        return self.live and self.predicted and self.stash
+
 
 @dataclass(frozen=True)
 class ModuleObjection:
@@ -202,6 +207,11 @@ class Diagnosis:
     shares: tuple[float, ...] = ()  # of the cost, by stage, where the model was split
     uneven: str = ""
     whole: str = ""  # why the model cannot be cut into stages; empty if it can, or was
+
+    @property
+    def is_one_piece(self) -> bool:
+        """Whether it was examined as one stage although a run may have several of it."""
+        return self.num_stages == 1 and not self.shares and not self.whole
 
     @property
     def good(self) -> bool:
