@@ -108,7 +108,9 @@ def test_drawing_and_table(capsys, tmp_path):
     assert "0       0       2.4   70.6%  2                 2" in out  # 2.4 of (4 + 1) 0.6 + 4 ways of 0.1
     assert ElementTree.parse(tmp_path / "deep" / "s.svg").getroot().tag.endswith("svg")
     assert main(["simulate", "--method", "pipedream", "--forward", "3.14159,1,1,2.7"]) == 0
-    assert "no common measure" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "\nworker 2  ........F0....F1.........B0= F2......" in out
+    assert "\n(to scale, with names as short as the room)\n" in out
 
 
 def test_show_draws_the_same_minibatch(capsys):

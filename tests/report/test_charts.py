@@ -75,6 +75,8 @@ def test_curves_show_all_seeds_of_the_best_configuration_and_their_mean(records)
 def test_curves_have_six_charts_with_one_set_of_data(records):
     charts = curve_charts(summarize(records), styles(methods(records)))
     assert len(charts) == 6
+    axis = charts["train-serial"].to_dict()["layer"][0]["encoding"]["x"]["axis"]
+    assert axis["labelExpr"] == "format(datum.value, datum.value < 1 ? '~g' : '~s')"  # 0.4 GFLOP, not 400m
     assert len({name for chart in charts.values() for name in chart.to_dict()["datasets"]}) == 1
 
 

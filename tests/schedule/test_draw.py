@@ -40,12 +40,30 @@ def test_text_has_every_action_once(method, workers):
 
 
 def test_text_fits_the_width_and_tells():
-    text = draw.text(spans("overlapping", 5, 4), width=60)
-    assert max(map(len, text.splitlines())) <= 60
-    assert text.endswith("(cut: 12 of 19 columns are drawn)")
+    text = draw.text(spans("overlapping", 3, 3), width=40)
+    assert text == (
+        "worker 0  F0I0..W0F1I1..W1F2I2..W2..\n"
+        "worker 1  ..F0I0..W0F1I1..W1F2I2..W2\n"
+        "worker 2  ....F0I0W0..F1I1W1..F2I2W2\n"
+        "(to scale, with names as short as the room)"
+    )
+    text = draw.text(spans("overlapping", 5, 4), width=20)
+    assert max(map(len, text.splitlines()[:-1])) <= 20
+    assert text.startswith("worker 0  FI.WFI.WFI\n")
+    assert text.endswith("; cut: 53% of the time is drawn)")
     many = draw.text(spans("greedy", 70, 1))
     assert "64 of 70 workers" in many.splitlines()[-1]
     assert len(many.splitlines()) == 65
+
+
+def test_text_of_measured_times_is_to_scale():
+    """A backward takes 2.3 times its forward; where a worker has two stages, names keep their stage."""
+    times = {"F": 0.31, "B": 0.713}
+    drawn = spans("1f1b(microbatches=3)", 2, 1, durations=lambda action: times.get(action.kind, 0.0))
+    text = draw.text(drawn, None, 50)
+    assert text.splitlines()[0] == "worker 0  F0 F1 .......B0==== F2 B1==== ...B2===="
+    drawn = spans("interleaved", 4, 1, 2, durations=lambda action: times.get(action.kind, 0.0))
+    assert "0B0=== " in draw.text(drawn, None, 100)
 
 
 def shapes(svg):

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 OVERLAY = "overlay.pftrace"  # in a run's folder
 MOST_COLUMNS = 400  # a drawing of more columns is no drawing
+SCALED = 100  # characters of a drawing to scale that goes to no terminal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,9 +172,9 @@ class ActionPrices:
 
     def describe(self, time: float) -> str:
         """A time, given in `unit`, with it."""
-        from stretto.report.units import duration
+        from stretto.report.units import duration, flops
 
-        return duration(time) if self.unit == "s" else f"{time:g}{f' {self.unit}' if self.unit else ''}"
+        return duration(time) if self.unit == "s" else flops(1e6 * time) if self.unit == "MFLOP" else f"{time:g}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -396,18 +397,18 @@ def table(workers: list[dict[str, Any]], prices: ActionPrices) -> str:
 
 
 def drawing(timeline: "Timeline", prices: ActionPrices) -> str:
-    """The schedule in characters, where its times have a common measure that leaves it readable."""
+    """The schedule in characters: columns if its times have a common measure that leaves it readable, else to scale."""
     from stretto.schedule import draw
 
+    width = shutil.get_terminal_size().columns if sys.stdout and sys.stdout.isatty() else None
     lengths = sorted({span.end - span.start for span in timeline.spans} | {prices.latency})
     near = [Fraction(length).limit_denominator(1000) for length in lengths]
     unit = common_measure(near)
     exact = all(math.isclose(a, b) for a, b in zip(lengths, near, strict=True))
     if not unit or not exact or timeline.makespan / unit > MOST_COLUMNS:
-        return "(no common measure of these times is long enough for a drawing in characters: see --svg)"
-    width = shutil.get_terminal_size().columns if sys.stdout and sys.stdout.isatty() else 1000
+        return draw.text(timeline.spans, None, width or SCALED)
     column = prices.describe(float(unit) / prices.scale)
-    return f"{draw.text(timeline.spans, float(unit), width)}\n(one column is {column})"
+    return f"{draw.text(timeline.spans, float(unit), width or 1000)}\n(one column is {column})"
 
 
 def common_measure(lengths: list[Fraction]) -> Fraction:

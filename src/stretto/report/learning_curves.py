@@ -15,7 +15,7 @@ from stretto.report.record import Point, Record
 from stretto.report.summary import MethodSummary
 
 MOST_POINTS = 80  # of one line: more cannot be told apart on a screen
-SHORT = "datum.value ? format(datum.value, '~s') : '0'"  # 500, 1k, 1.5k
+SHORT = "format(datum.value, datum.value < 1 ? '~g' : '~s')"  # 0.5, 500, 1k, 1.5k
 LOSSES = {"train": "train loss", "validation": "validation loss"}
 
 

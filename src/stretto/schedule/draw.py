@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from html import escape
+from statistics import median
 
 from stretto.schedule.action import KINDS, Span
 
@@ -23,31 +24,62 @@ COLORS = {
 MOST_WORKERS, MOST_ACTIONS = 64, 128  # more of either cannot be told apart in a picture
 
 
-def text(spans: Sequence[Span], unit: float = 1.0, width: int = 1000) -> str:
+def text(spans: Sequence[Span], unit: float | None = 1.0, width: int = 1000) -> str:
     """Draw spans whose times are multiples of `unit`, one column a unit, in lines of at most `width` characters.
 
     A cell names the action as stage, kind and micro-batch; "=" goes on where it takes longer than one column, "." is
-    idle time. Actions that take no time are left out. A last line says what was cut for lack of room.
+    idle time. Actions that take no time are left out. Columns are narrowed until they fit, with shorter names; without
+    a unit all is drawn to scale. A last line says so, and what was cut for lack of room.
     """
     shown = [span for span in spans if span.end > span.start]
     if not shown:
         return ""
+    end, workers = max(span.end for span in shown), 1 + max(span.worker for span in shown)
+    count = min(workers, MOST_WORKERS)
+    label = len(f"worker {count - 1}")
+    room = max(1, width - label - 2)
     cell = 1 + max(len(str(span.action)) for span in shown)
-    columns = max(round(span.end / unit) for span in shown)
-    workers = 1 + max(span.worker for span in shown)
-    rows = [list((".".ljust(cell)) * columns) for _ in range(min(workers, MOST_WORKERS))]
-    for span in shown:
-        if span.worker < len(rows):
+    if unit is not None and round(end / unit) * cell <= room:
+        rows, remarks = in_columns(shown, count, unit, cell), []
+    else:
+        middle = median(span.end - span.start for span in shown)
+        scale = max(room / end, 1 / middle) if unit is None else max(1, room // round(end / unit)) / unit
+        rows, remarks = to_scale(shown, count, scale), ["to scale, with names as short as the room"]
+        remarks += [f"cut: {room / scale / end:.0%} of the time is drawn"] * (room < round(end * scale))
+    remarks += [f"cut: {count} of {workers} workers are drawn"] * (count < workers)
+    lines = [f"{f'worker {w}':<{label}}  {row[:room]}".rstrip() for w, row in enumerate(rows)]
+    return "\n".join([*lines, f"({'; '.join(remarks)})"] if remarks else lines)
+
+
+def in_columns(spans: Sequence[Span], workers: int, unit: float, cell: int) -> list[str]:
+    """A line for each worker, in which a `unit` of time is a column of `cell` characters."""
+    rows = [list(".".ljust(cell) * round(max(span.end for span in spans) / unit)) for _ in range(workers)]
+    for span in spans:
+        if span.worker < workers:
             start, end = (round(time / unit) * cell for time in (span.start, span.end))
-            long = end - start > cell
-            rows[span.worker][start:end] = str(span.action).ljust(end - start - 1, "=" if long else " ") + " "
-    label = len(f"worker {len(rows) - 1}")
-    room = max(1, (width - label - 2) // cell)
-    lines = [f"{f'worker {w}':<{label}}  {''.join(row[: room * cell])}".rstrip() for w, row in enumerate(rows)]
-    cut = [f"{len(rows)} of {workers} workers"] * (len(rows) < workers) + [f"{room} of {columns} columns"] * (
-        room < columns
-    )
-    return "\n".join([*lines, f"(cut: {', '.join(cut)} are drawn)"] if cut else lines)
+            fill = "=" if end - start > cell else " "
+            rows[span.worker][start:end] = str(span.action).ljust(end - start - 1, fill) + " "
+    return ["".join(row) for row in rows]
+
+
+def to_scale(spans: Sequence[Span], workers: int, scale: float) -> list[str]:
+    """A line for each worker, in which a unit of time has `scale` characters.
+
+    An action that is too short for its name is shown by its kind. Where each worker has the stage of its own number,
+    names are without it.
+    """
+    own = all(span.action.stage == span.worker for span in spans)
+    length = max(1, round(max(span.end for span in spans) * scale))
+    rows = [["."] * length for _ in range(workers)]
+    for span in spans:
+        if span.worker < workers:
+            start = min(round(span.start * scale), length - 1)
+            room = max(1, round(span.end * scale) - start)
+            name = f"{span.action.kind}{span.action.microbatch}" if own else f"{span.action}"
+            short = name if len(name) + (not own) <= room else span.action.kind
+            cell = short.ljust(room - 1, "=") + " " if len(name) < room else short.ljust(room, "=")
+            rows[span.worker][start : start + room] = cell
+    return ["".join(row) for row in rows]
 
 
 def readable(spans: Sequence[Span]) -> tuple[list[Span], str]:
