@@ -323,6 +323,18 @@ def test_ctrl_c_saves_after_the_step_and_says_how_to_go_on(kind, method, tmp_pat
     assert same(weights(again), weights(whole))
 
 
+def test_checkpoint_every_saves_between_entries_and_goes_on_to_the_bit(tmp_path):
+    options = {"checkpoint": tmp_path / "saved", "checkpoint_every": 2, "validation": (X, Y)}
+    whole, again, logged = build(), build(), []
+    wanted = fit(whole, validation=(X, Y))
+    with pytest.raises(CrashError):
+        fit(build(), log=crash_after(8), **options)
+    history = fit(again, log=logged.append, **options)
+    assert [told["step"] for told in logged] == list(range(7, 16))  # an epoch has 5 steps
+    assert (history.steps, history.entries) == (wanted.steps, wanted.entries)
+    assert same(weights(again), weights(whole))
+
+
 def test_the_folder_of_a_checkpoint_is_made_or_refused_before_training(tmp_path):
     fit(build("backprop"), (X, Y), epochs=1, checkpoint=tmp_path / "a" / "b" / "saved")
     assert (tmp_path / "a" / "b" / "saved").is_dir()
@@ -534,6 +546,8 @@ MISTAKES = [
     ({"callbacks": [3]}, r"fit: callbacks\[0\]=3"),
     ({"log": 3}, "fit: log=3"),
     ({"checkpoint": ""}, "fit: checkpoint=''"),
+    ({"checkpoint_every": 3}, "fit: checkpoint_every=3 without a folder: give checkpoint='runs/one', too"),
+    ({"checkpoint": "saved", "checkpoint_every": 0}, "fit: checkpoint_every=0: give a whole number, at least 1"),
     ({"quiet": 1}, "fit: quiet=1"),
     ({"early_stop": 0}, "fit: early_stop=0"),
     ({"early_stop": 2}, "metric 'validation_loss' is not measured: choose train_loss, or give validation="),

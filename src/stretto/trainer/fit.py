@@ -65,13 +65,14 @@ class FitArguments:
     callbacks: Iterable[Callback]
     log: Log | None
     checkpoint: str | os.PathLike[str] | None
+    checkpoint_every: int | None
     early_stop: int | EarlyStop | None
     quiet: bool
 
     def __post_init__(self) -> None:
         if (self.epochs is None) == (self.steps is None):
             raise UsageError(f"fit: epochs={shown(self.epochs)} and steps={shown(self.steps)}: give one of the two")
-        for name in ("batch_size", "epochs", "steps", "evaluate_every"):
+        for name in ("batch_size", "epochs", "steps", "evaluate_every", "checkpoint_every"):
             if getattr(self, name) is not None:
                 whole(f"fit: {name}", getattr(self, name), 1)
                 if getattr(self, name) > MOST:
@@ -93,6 +94,10 @@ class FitArguments:
             find_trackers(self.log, "fit: log", also=", or a function of a dict")
         if self.checkpoint is not None:
             check_path("fit: checkpoint", self.checkpoint)
+        elif self.checkpoint_every is not None:
+            raise UsageError(
+                f"fit: checkpoint_every={self.checkpoint_every} without a folder: give checkpoint='runs/one', too"
+            )
         flag("fit: quiet", self.quiet)
 
     @property
@@ -253,7 +258,8 @@ class FitLoop(Loop[TrainerLike]):
     _line: Progress
 
     def __init__(self, trainer: TrainerLike, needs: Needs, train: Any, validation: Any, given: FitArguments) -> None:
-        super().__init__(trainer, saves=given.checkpoint is not None, log=given.on_step)
+        saves, every = given.checkpoint is not None, given.checkpoint_every
+        super().__init__(trainer, saves=saves, save_every=every, log=given.on_step)
         self._of, self._given, self._needs = trainer.specification, given, needs
         self._began = trainer.entered
         self._train_data, self._validation_data = train, validation
@@ -384,6 +390,7 @@ class FitLoop(Loop[TrainerLike]):
             "epochs": str(given.epochs),
             "steps": str(given.steps),
             "evaluate_every": str(given.evaluate_every),
+            "checkpoint_every": str(given.checkpoint_every),
             "metrics": ", ".join(given.metrics or {})[:200],
             "trackers": ", ".join(map(str, given.trackers))[:200],
             "early_stop": "none" if self._waiting is None else str(self._waiting.rule)[:200],
@@ -541,6 +548,9 @@ class FitLoop(Loop[TrainerLike]):
             f"fit was stopped after step {place.step} (batch {place.batch} of epoch {place.epoch + 1}), which is saved "
             f"in {os.fspath(self._given.checkpoint or '')}: call it again with the same arguments to go on"
         )
+
+    def _is_save_due(self, step: int) -> bool:
+        return super()._is_save_due(step) and step != self._last  # else saved with the entry
 
     def _save(self) -> None:
         self._flush()

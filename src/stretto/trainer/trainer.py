@@ -376,6 +376,7 @@ class Trainer:
         callbacks: Iterable[Callback] = (),
         log: Log | None = None,
         checkpoint: str | os.PathLike[str] | None = None,
+        checkpoint_every: int | None = None,
         early_stop: int | EarlyStop | None = None,
         quiet: bool = False,
     ) -> History:
@@ -402,6 +403,7 @@ class Trainer:
             checkpoint: a folder, saved at each epoch's end (with `steps` whenever it is evaluated). If it is there
                 already, training goes on from it as if it had never stopped, to the last bit. Ctrl-C and SIGTERM save
                 it after the current step.
+            checkpoint_every: save it after so many steps each, too.
             early_stop: an EarlyStop, or its patience: how many entries in a row may not better the validation loss.
             quiet: no progress on stderr.
 
@@ -426,6 +428,7 @@ class Trainer:
                 callbacks=callbacks,
                 log=log,
                 checkpoint=checkpoint,
+                checkpoint_every=checkpoint_every,
                 early_stop=early_stop,
                 quiet=quiet,
             )
