@@ -77,7 +77,7 @@ def trainer_of(name, folder, callbacks=(), **options):
     return piped.StrettoTrainer(
         build(kind, **of_model), arguments(folder, **{**usual, **options}), train_dataset=Examples(kind),
         eval_dataset=Examples(kind, 6, seed=7), compute_metrics=metrics, callbacks=list(callbacks),
-        data_collator=masked_words() if name == "masked" else None, method=method, stages=2,
+        data_collator=masked_words() if name == "masked" else None, method=method,
     )  # fmt: skip
 
 

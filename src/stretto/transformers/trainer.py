@@ -16,6 +16,7 @@ from transformers.trainer_utils import EvalLoopOutput, SaveStrategy, has_length
 
 from stretto.errors import UsageError
 from stretto.losses import Loss
+from stretto.mesh import Mesh
 from stretto.methods import Method
 from stretto.methods import method as find_method
 from stretto.methods.table import check_written, is_advised, with_microbatches
@@ -59,7 +60,8 @@ class StrettoTrainer(Trainer):
     Args:
         model, args, ...: as transformers.Trainer takes them.
         method: a method's name, "1f1b", "pb", "chunked(chunks=2)", "async", or what stretto.method returned.
-        stages: into how many the model is cut; or where stages begin, [0, 2, 4]; or what stretto.split returned.
+        stages: into how many the model is cut; or where stages begin, [0, 2, 4]; or what stretto.split returned. By
+            default one for each worker of the pipeline, and two on one process, which emulates two workers.
         options: further arguments of transformers.Trainer, and of stretto.Trainer: mesh, sync, precision, heads,
             workers, device, seed, timeout.
 
@@ -78,7 +80,7 @@ class StrettoTrainer(Trainer):
         args: TrainingArguments | None = None,
         *positional: Any,
         method: str | Method = "1f1b",
-        stages: int | list[int] | Stages,
+        stages: int | list[int] | Stages | None = None,
         **options: Any,
     ) -> None:
         args = TrainingArguments("tmp_trainer") if args is None else args
@@ -98,6 +100,9 @@ class StrettoTrainer(Trainer):
         chosen = method if is_advised(method) else find_method(method)
         if isinstance(chosen, Method) and args.gradient_accumulation_steps > 1:
             chosen = with_microbatches(chosen, args.gradient_accumulation_steps)
+        if stages is None:
+            mesh = own.get("mesh")
+            stages = 2 if member is None else (mesh if isinstance(mesh, Mesh) else Mesh()).pipeline(member.world.size)
         self._chosen = chosen, stages, {**defaults(args), **own}
         self.pipeline: Pipeline | None = None
         self._batches: list[Inputs] = []
