@@ -538,6 +538,58 @@ def test_remedies(words, message, capsys):
     assert re.search(message, capsys.readouterr().err)
 
 
+TOKENS = """
+import torch
+from torch import nn
+from torch.nn.functional import one_hot
+
+
+class Hot(nn.Module):
+    def forward(self, x):
+        return one_hot(x, 5).float()
+
+
+def embeds():
+    return nn.Sequential(nn.Embedding(5, 4), nn.Flatten(), nn.Linear(24, 4), nn.Linear(4, 5))
+
+
+def hot():
+    return nn.Sequential(Hot(), nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 5))
+
+
+def texts():
+    x = torch.arange(96).view(16, 6) % 5
+    return (x[:12], (x[:12] + 1) % 5), (x[12:], (x[12:] + 1) % 5)
+
+
+def classes():
+    return tuple((x, y[:, 0]) for x, y in texts())
+
+
+def loss(output, target):
+    return nn.functional.cross_entropy(output.flatten(0, -2), target.flatten())
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "optimizer"),
+    [
+        ("--model tokens.py:hot --data tokens.py:texts", "adamw"),
+        ("--model tokens.py:embeds --data tokens.py:classes", "adamw"),
+        ("--model tokens.py:embeds --data tokens.py:classes --methods spectrain", "sgd"),  # which takes no other
+        ("--model tokens.py:embeds --data tokens.py:classes --momentum 0.9", "sgd"),
+        ("--model tokens.py:embeds --data tokens.py:classes --optimizer sgd", "sgd"),
+    ],
+)
+def test_networks_of_tokens_take_adamw_where_nothing_else_was_asked_for(words, optimizer, capsys):
+    Path("tokens.py").write_text(TOKENS)
+    asked = [*words.split(), "--loss", "tokens.py:loss", "--stages", "2", "--dry-run", "--json"]
+    asked += [] if "spectrain" in words else ["--methods", "backprop"]
+    resolved = json.loads(said(capsys, "compare", *asked))
+    assert resolved["optimizer"] == optimizer
+    assert resolved["lr"] == ([0.001, 0.003, 0.01] if optimizer == "adamw" else [0.003, 0.01, 0.03, 0.1])
+
+
 def test_doctor_tries_the_users_functions(capsys):
     words = ["doctor", *WORDS, "--optimizer", "own.py:sgd"]
     assert main(words) == 0

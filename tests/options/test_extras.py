@@ -94,8 +94,7 @@ def test_the_command_line_trains_without_extras(tmp_path):
 
 
 NEEDS = {
-    "compare --steps 2": 'stretto compare writes a page of charts, which needs altair and vl_convert, .*"stretto[rep',
-    "report nothere": "stretto report writes a page of charts, which needs altair",
+    "report nothere": 'stretto report writes a page of charts, which needs altair and vl_convert, .*"stretto[rep',
     "inspect nothere": "stretto inspect writes a page",
     "plan --cluster 8-a100 --model transformer --scale 8": "--scale needs altair",
     "train --trace t.pftrace": '--trace needs perfetto, which a plain installation lacks: pip install "stretto[tr',
@@ -120,6 +119,18 @@ def test_what_needs_an_extra_says_which_and_computes_nothing(words, message, tol
     assert begin in err
     assert end in err
     assert there == []
+
+
+def test_compare_prints_its_table_without_charts(tmp_path):
+    words = (
+        "compare --model-options.width 4 --model-options.depth 2 --steps 2 --methods greedy --lr 0.1 --batch-size 32"
+    )
+    done = without(CLI, *words.split(), "--seeds", "1", "--jobs", "1", "--evaluations", "1", "--out", f"{tmp_path}/s")
+    assert done.returncode == 0, done.stderr
+    assert "sgd, lr 0.1; batch 32; 2 steps, 1 seed; 1 run, less than a minute\n" in done.stdout
+    assert " greedy " in done.stdout
+    assert 'no report.html, which needs altair and vl_convert: pip install "stretto[report]", then the' in done.stderr
+    assert not (tmp_path / "s" / "report.html").exists()
 
 
 def test_the_doctor_calls_it_missing():

@@ -14,6 +14,7 @@ from stretto import interrupts
 from stretto.cli.output import Output, print_json, print_settings
 from stretto.cli.study_file import study_file
 from stretto.errors import UsageError
+from stretto.options.extras import missing
 from stretto.settings.command_line import FLAG, NUMBER, WHOLE
 from stretto.settings.runs import CompareSettings, check_jobs, known
 from stretto.system import fork_server
@@ -151,6 +152,8 @@ def run(sweep: Sweep, output: Output, pool: Pool, *, operations: bool) -> "Outco
     """Train the runs of a sweep that are not finished, and write its page."""
     from stretto import study
     from stretto.methods.advice import meaning
+    from stretto.study.comparison import default_jobs
+    from stretto.study.outlook import outlook
     from stretto.study.prepare import advice_in
     from stretto.study.report_page import PAGE
     from stretto.study.shared_queue import without_password
@@ -170,9 +173,11 @@ def run(sweep: Sweep, output: Output, pool: Pool, *, operations: bool) -> "Outco
     steps, ahead = (sum(known(task.settings.steps) for task in tasks) for tasks in (opened.tasks, pending))
     if done:
         output.say(f"{opened.out}: {done} of {runs} runs are finished already")
+    if not output.silent and pending:
+        output.say(outlook(opened, default_jobs(opened.settings) if jobs is None else jobs))
     title = f"{opened.settings.model} on {opened.settings.data}"
     with progress(title, steps, done=steps - ahead, silent=output.silent) as bar:
-        ended, told = done, output.silent
+        ended, told = done, output.silent or bool(missing("report"))
 
         def on_steps(steps: int) -> None:
             nonlocal told
@@ -233,4 +238,9 @@ def show_outcome(outcome: "Outcome", output: Output) -> None:
     several = several_devices(outcome.records)
     if several:
         output.say(several)
-    output.say(f"report: {outcome.report}")
+    lacking = missing("report")
+    if not lacking:
+        output.say(f"report: {outcome.report}")
+    elif not output.silent:
+        remedy = 'pip install "stretto[report]", then the same command writes it'
+        print(f"stretto: no {outcome.report.name}, which needs {' and '.join(lacking)}: {remedy}", file=sys.stderr)

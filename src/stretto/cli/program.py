@@ -154,7 +154,7 @@ def check_extras(command: Callable[..., Any], arguments: Mapping[str, Any]) -> N
     """Raise UsageError where a verb will need a package that is not installed: before it computes anything."""
     output = arguments.get("output")
     given = {**arguments, **(vars(output) if is_dataclass(output) else {})}
-    if command in (compare, report, inspect) and not given.get("dry_run"):
+    if command in (report, inspect):
         require("report", f"stretto {command.__name__} writes a page of charts, which")
     for option, extra in NEEDED.items():
         if given.get(option) not in (None, False):

@@ -18,11 +18,12 @@ from pathlib import Path
 from typing import Any, Self, TextIO
 
 from stretto.errors import StrettoError, UsageError
+from stretto.options.extras import missing
 from stretto.options.named import parse
 from stretto.report import Record, build, panels
 from stretto.report.metric import metrics_of
 from stretto.report.page import StudyProgress
-from stretto.settings.runs import known
+from stretto.settings.runs import CompareSettings, known
 from stretto.study.report_page import PAGE, prepare_trackers, track_study, write_report
 from stretto.study.run_processes import Failure, OnRun, OnSteps, run_all
 from stretto.study.shared_queue import SharedQueue, open_storage, refuse_other_sources, storage_errors
@@ -109,8 +110,7 @@ def keep_page(pipe: Connection, study: Study, shared: bool) -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # so that no file stays half written
     if hasattr(os, "nice"):
         os.nice(NICE if study.settings.workers is None else NICE_TO_TIMED)
-    with contextlib.suppress(ImportError):  # without the extra "report" the first page says so
-        importlib.import_module("stretto.report.page_sections")
+    importlib.import_module("stretto.report.page_sections")  # slow
     with PageWriter(study, shared=shared) as writer:
         while True:
             progress = pipe.recv()
@@ -232,15 +232,15 @@ def run_json(record: Record) -> dict[str, Any]:
     )
 
 
-def default_jobs(workers: int | None, threads: int = 1) -> int:
+def default_jobs(settings: CompareSettings) -> int:
     """How many runs to make at a time: one a core, or fewer if each has several threads.
 
     One alone if each run has several processes, so that it is timed.
     """
-    if workers is not None:
+    if settings.workers is not None:
         return 1
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, cores // threads)
+    return max(1, cores // settings.threads)
 
 
 def compare(
@@ -256,9 +256,10 @@ def compare(
     """Make the runs that are not finished, then the report.
 
     With the URL of a `storage`, all processes that compare the same study with it share the runs. With `tell` there is
-    a page from early on, which is kept up to date; if that fails, `tell` is called with the reason, once.
+    a page from early on, which is kept up to date; if that fails, `tell` is called with the reason, once. There is no
+    page where its packages are not installed.
     """
-    number = default_jobs(study.settings.workers, study.settings.threads) if jobs is None else jobs
+    number = default_jobs(study.settings) if jobs is None else jobs
     opened = None if storage is None else open_storage(storage)
     if storage is not None and opened is not None:
         with storage_errors(storage):
@@ -266,16 +267,17 @@ def compare(
     with claimed(study, exclusive=opened is None):
         prepare_trackers(study)
         page = study.page or describe(study, prepared_trials(study))
-        study = replace(study, page=replace(page, command=command))
-        with live_page(study, tell, on_steps, shared=opened is not None) as advance:
+        study, drawn = replace(study, page=replace(page, command=command)), not missing("report")
+        with live_page(study, tell if drawn else None, on_steps, shared=opened is not None) as advance:
             if storage is None or opened is None:
                 take = partial(next, iter(study.pending), None)
                 failures = run_all(take, number, advance, on_run, gives_up=not study.records())
             else:
                 with storage_errors(storage), SharedQueue(opened, study) as queue:
                     failures = share(queue, number, advance, on_run)
-        report = write_report(study, command)
-        track_study(study, report)
+        report = study.out / PAGE
+        if drawn:
+            track_study(study, write_report(study, command))
         return Outcome(study.records(), tuple(failures), report, study.left_out, not_tried(study, failures))
 
 

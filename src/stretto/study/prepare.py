@@ -20,7 +20,7 @@ from stretto.losses import Loss
 from stretto.losses.value import AUTO, named_loss, suitable_loss
 from stretto.measure import Costs, measure
 from stretto.methods import Method, method
-from stretto.methods.advice import advised
+from stretto.methods.advice import advised, works_with
 from stretto.methods.table import is_advised
 from stretto.models.encoder_decoder import find_bleu
 from stretto.models.hugging_face import digest_of_folder
@@ -59,6 +59,7 @@ S = TypeVar("S", bound=runs.Settings)
 EXAMPLES = 2  # of a batch on which a network is tried
 TAKEN = {"frontier", *(field.name for field in fields(Record)), *(field.name for field in fields(Point))}
 SAME_EXAMPLES = "Let it return the same at each call, drawing from a generator that it seeds"
+TOKEN_OPTIMIZER = "adamw"
 OWN_STAGES = 4  # of a user's module unless said otherwise
 
 
@@ -198,11 +199,29 @@ def resolve(settings: S) -> S:
     batch_size = loaded.batch_size if isinstance(loaded, UserData) else None
     if batch_size is None and isinstance(loaded, UserData):
         batch_size = min(runs.OWN.batch_sizes[0], len(loaded.train))
+    if is_token_model(settings, model, loaded):
+        settings = replace(settings, optimizer=TOKEN_OPTIMIZER)
     settings = with_advice(settings, stages, model)
     row = optimizer_row(runs.optimizer_name(settings))
     resolved = runs.with_defaults(replace(settings, stages=stages, sources=sources_of(settings)), row, batch_size)
     runs.check(resolved)  # what was chosen here fits what was given
     return resolved
+
+
+def is_token_model(settings: runs.Settings, model: models.Model, loaded: data.Dataset | UserData) -> bool:
+    """Whether a user's own network embeds, or predicts several classes an example, where AdamW trains and SGD stalls.
+
+    Only where nothing that was asked for goes by the optimizer: itself, momentum, a scaling of SGD, a method's cure.
+    """
+    asked = settings.optimizer != AUTO or settings.momentum is not None or settings.reference_batch is not None
+    if asked or not is_function(settings.model):
+        return False
+    named = [name for name in methods_in(settings) if not is_advised(name)]
+    if not all(works_with(name, TOKEN_OPTIMIZER) for name in named):
+        return False
+    _, y = loaded.train.first(1)
+    several = isinstance(y, Tensor) and y.dtype == torch.int64 and y.dim() > 1
+    return several or any(isinstance(part, nn.Embedding) for layer in model.layers for part in layer.modules())
 
 
 def check_device(name: str) -> None:

@@ -18,6 +18,7 @@ from stretto.mesh import Mesh
 from stretto.nn.devices import computing_with
 from stretto.options.checks import flag, is_among, number, of_kind, refuse, sequence, shown
 from stretto.options.checks import path as check_path
+from stretto.options.extras import require
 from stretto.options.import_object import ObjectFactory, register, write_objects
 from stretto.report import Record, summarize
 from stretto.report.metric import metric
@@ -27,9 +28,10 @@ from stretto.report.terminal import table
 from stretto.runtime.launch import LaunchSettings
 from stretto.runtime.process_memory import forget_most_held
 from stretto.settings.runs import CompareSettings, Settings, TrainSettings, check_jobs, known
-from stretto.study.comparison import Outcome, run_json
+from stretto.study.comparison import Outcome, default_jobs, run_json
 from stretto.study.comparison import compare as make_runs
 from stretto.study.first_batches import refuse_evaluation, refuse_other_sizes
+from stretto.study.outlook import outlook
 from stretto.study.prepare import advice_in, costs_of, prepare, prepare_trial, resolve
 from stretto.study.report_page import track_run
 from stretto.study.run_processes import run_on_processes
@@ -90,7 +92,9 @@ class FinishedStudy:
         return written.getvalue()
 
     def report(self) -> Path:
-        """The page with all charts, report.html."""
+        """The page with all charts, report.html. Raises UsageError where its packages were not installed."""
+        if not self.outcome.report.is_file():
+            require("report", f"{self.outcome.report}")
         return self.outcome.report
 
     @property
@@ -206,6 +210,8 @@ def compare(
             fork_server.prepare()
         for note in study.notes:
             print(note, file=sys.stderr)
+        if study.pending and not quiet:
+            print(outlook(study, default_jobs(study.settings) if jobs is None else jobs), file=sys.stderr)
         pending = sum(known(task.settings.steps) for task in study.pending)
         with progress(f"{len(study.tasks)} runs", pending, silent=quiet, lines=False) as bar:
             outcome = make_runs(study, jobs=jobs, on_steps=bar.advance, tell=lambda text: print(text, file=sys.stderr))
