@@ -282,6 +282,16 @@ def test_help_imports_nothing_heavy_and_fits_on_two_screens():
     assert len(helps) == len(HELP) - 1
     assert [said.split()[2] for said in helps if len(said.splitlines()) > 100] == []
     assert version[0].isdigit()
+    groups = [
+        "Network and data",
+        "Training",
+        "Stages, workers and replicas",
+        "Checkpoints and processes",
+        "Evaluation ",
+    ]
+    for said in helps:
+        if said.split()[2] in ("train", "compare"):
+            assert sorted(groups, key=said.index) == groups
 
 
 def test_a_schedule_goes_to_torch(capsys, tmp_path):

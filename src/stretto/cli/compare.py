@@ -15,7 +15,7 @@ from stretto.cli.output import Output, print_json, print_settings
 from stretto.cli.study_file import study_file
 from stretto.errors import UsageError
 from stretto.options.extras import missing
-from stretto.settings.command_line import FLAG, NUMBER, WHOLE
+from stretto.settings.command_line import FLAG, NUMBER, OUTPUT, PROCESSES, WHOLE
 from stretto.settings.runs import CompareSettings, check_jobs, known
 from stretto.system import fork_server
 
@@ -61,10 +61,10 @@ def compare(
     /,
     *,
     settings: Annotated[CompareSettings, Parameter(name="*")] = CompareSettings(),  # noqa: B008 - frozen
-    output: Annotated[Output, Parameter(name="*")] = Output(),  # noqa: B008 - frozen
-    pool: Annotated[Pool, Parameter(name="*")] = Pool(),
+    output: Annotated[Output, Parameter(name="*"), OUTPUT] = Output(),  # noqa: B008 - frozen
+    pool: Annotated[Pool, Parameter(name="*"), PROCESSES] = Pool(),
     selection: Annotated[Selection, Parameter(name="*")] = Selection(),
-    trace_operations: Annotated[bool, FLAG] = False,
+    trace_operations: Annotated[bool, FLAG, OUTPUT] = False,
     parts: Annotated[Mapping[str, CompareSettings] | None, Parameter(parse=False)] = None,
 ) -> int:
     """Train a network under several methods and draw what each costs against the time it takes.
@@ -156,9 +156,11 @@ def run(sweep: Sweep, output: Output, pool: Pool, *, operations: bool) -> "Outco
     from stretto.study.outlook import outlook
     from stretto.study.prepare import advice_in
     from stretto.study.report_page import PAGE
-    from stretto.study.shared_queue import without_password
+    from stretto.study.shared_queue import open_storage, without_password
     from stretto.trainer.progress import progress
 
+    if pool.storage is not None:
+        open_storage(pool.storage)  # what is wrong with it is told before anything else
     opened = study.open_study(sweep.settings, sweep.out, sweep.heading)
     wanted: dict[str, Any] = {"operations": operations} | ({} if pool.timeout is None else {"timeout": pool.timeout})
     opened = replace(opened, tasks=tuple(replace(task, **wanted) for task in opened.tasks))
@@ -174,7 +176,7 @@ def run(sweep: Sweep, output: Output, pool: Pool, *, operations: bool) -> "Outco
     if done:
         output.say(f"{opened.out}: {done} of {runs} runs are finished already")
     if not output.silent and pending:
-        output.say(outlook(opened, default_jobs(opened.settings) if jobs is None else jobs))
+        output.say(outlook(opened, default_jobs(opened.settings) if pool.jobs is None else pool.jobs))
     title = f"{opened.settings.model} on {opened.settings.data}"
     with progress(title, steps, done=steps - ahead, silent=output.silent) as bar:
         ended, told = done, output.silent or bool(missing("report"))

@@ -13,7 +13,7 @@ from stretto import interrupts
 from stretto.cli.output import Output, print_json, print_settings, write_trace
 from stretto.errors import UsageError
 from stretto.mesh import Mesh
-from stretto.settings.command_line import FLAG, NUMBER, WHOLE
+from stretto.settings.command_line import FLAG, NUMBER, OUTPUT, PROCESSES, TRAINING, WHOLE
 from stretto.settings.runs import TrainSettings, known
 from stretto.system import fork_server
 
@@ -103,11 +103,11 @@ def train(
     /,
     *,
     settings: Annotated[TrainSettings, Parameter(name="*")] = TrainSettings(),  # noqa: B008 - frozen
-    output: Annotated[Output, Parameter(name="*")] = Output(),  # noqa: B008 - frozen
-    plan: Path | None = None,
-    trace: Path | None = None,
-    trace_operations: Annotated[bool, FLAG] = False,
-    processes: Annotated[ProcessSettings, Parameter(name="*")] = ProcessSettings(),
+    output: Annotated[Output, Parameter(name="*"), OUTPUT] = Output(),  # noqa: B008 - frozen
+    plan: Annotated[Path | None, TRAINING] = None,
+    trace: Annotated[Path | None, OUTPUT] = None,
+    trace_operations: Annotated[bool, FLAG, OUTPUT] = False,
+    processes: Annotated[ProcessSettings, Parameter(name="*"), PROCESSES] = ProcessSettings(),
     command: Annotated[str | None, Parameter(parse=False)] = None,
 ) -> int:
     """Train a network once, under one method: every worker emulated in one process, or --workers N processes.

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from cyclopts import CoercionError, Parameter, Token
+from cyclopts import CoercionError, Group, Parameter, Token
 
 from stretto.errors import UsageError
 from stretto.options.import_object import is_function
@@ -84,6 +84,18 @@ PRODUCTS = list_of(product)
 PAIRS = Parameter(n_tokens=1, consume_multiple=True, converter=pairs, negative="")
 OPTIONS = Parameter(converter=options)
 FLAG = Parameter(negative="")
+
+# of the help of train and compare, in this order
+NETWORK, TRAINING, WORKERS, PROCESSES, OUTPUT = (
+    Parameter(group=Group.create_ordered(name))
+    for name in (
+        "Network and data",
+        "Training",
+        "Stages, workers and replicas",
+        "Checkpoints and processes",
+        "Evaluation and output",
+    )
+)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,21 @@ from stretto.optimizers import OPTIMIZERS, Optimizer
 from stretto.options.checks import is_whole, of_fields, refuse_float16, shown
 from stretto.options.import_object import is_function, refuse_functions
 from stretto.options.kinds import check_values
-from stretto.settings.command_line import NUMBER, NUMBERS, OPTIONS, TEXTS, WHOLE, WHOLES, Option, parse_metric
+from stretto.settings.command_line import (
+    NETWORK,
+    NUMBER,
+    NUMBERS,
+    OPTIONS,
+    OUTPUT,
+    PROCESSES,
+    TEXTS,
+    TRAINING,
+    WHOLE,
+    WHOLES,
+    WORKERS,
+    Option,
+    parse_metric,
+)
 from stretto.system.path_names import words_in_path
 
 OPTIMIZER = Parameter(
@@ -36,74 +50,74 @@ class Settings:
     # where a run computes and logs: not what it computes, and so no part of what makes it the same run
     where: ClassVar[tuple[str, ...]] = ("device", "threads", "log")
 
-    model: str = "mlp"
+    model: Annotated[str, NETWORK] = "mlp"
     """mlp, cnn, alexnet, vgg, resnet, cifar-resnet, unet, transformer or encoder-decoder; or your own,
     path/to/file.py:function or package.module:function, which returns a module, a list of layers, or (module, example);
     or hf:FOLDER, a Hugging Face model."""
-    model_options: Annotated[dict[str, Option], OPTIONS] = field(default_factory=dict)
+    model_options: Annotated[dict[str, Option], OPTIONS, NETWORK] = field(default_factory=dict)
     """Its options: --model-options.width 256 --model-options.depth 4."""
-    data: str | None = None
+    data: Annotated[str | None, NETWORK] = None
     """digits, digit-masks, pydoc (text), number-words (translation); from files: mnist, fashion-mnist, cifar10,
     cifar100, imagenet, text, parallel, saved; or your own function, which returns (train, validation) or (train,
     validation, test). By default what suits the network."""
-    data_options: Annotated[dict[str, Option], OPTIONS] = field(default_factory=dict)
+    data_options: Annotated[dict[str, Option], OPTIONS, NETWORK] = field(default_factory=dict)
     """Its options: --data-options.level word."""
-    loss: str = "auto"
+    loss: Annotated[str, NETWORK] = "auto"
     """A name in torch.nn.functional, as mse_loss, or path/to/file.py:function, which takes (output, target) and returns
     a mean over examples or (sum, count). auto: the network's, or cross entropy of classes."""
-    metric: Annotated[tuple[str, ...], TEXTS] = ()
+    metric: Annotated[tuple[str, ...], TEXTS, NETWORK] = ()
     """Further measures, NAME=path/to/file.py:function, like a loss. Lower is better, unless :higher follows:
     f1=own.py:f1:higher."""
-    stages: Annotated[int | None, WHOLE] = None
+    stages: Annotated[int | None, WHOLE, WORKERS] = None
     """Stages; by default one for each block, four for your own module."""
-    workers: Annotated[int | None, WHOLE] = None
+    workers: Annotated[int | None, WHOLE, WORKERS] = None
     """Processes to train on; by default one, which emulates a worker a stage."""
-    steps: Annotated[int | None, WHOLE] = None
+    steps: Annotated[int | None, WHOLE, TRAINING] = None
     """Updates; by default mlp 600, transformers 300, others 200."""
-    examples: Annotated[int | None, WHOLE] = None
+    examples: Annotated[int | None, WHOLE, TRAINING] = None
     """Examples to train on instead of steps, whatever the batch size."""
-    optimizer: Annotated[str, OPTIMIZER] = "auto"
-    momentum: Annotated[float | None, NUMBER] = None
+    optimizer: Annotated[str, OPTIMIZER, TRAINING] = "auto"
+    momentum: Annotated[float | None, NUMBER, TRAINING] = None
     """Momentum, or first beta; by default 0.9, nadam 0.99, others as torch."""
-    reference_batch: Annotated[int | None, WHOLE] = None
+    reference_batch: Annotated[int | None, WHOLE, TRAINING] = None
     """Batch size that rates and momentum are given for, and scaled from."""
-    lr_scaling: str = "momentum"
-    """How: momentum (sgd's rate and momentum), linear or sqrt (the rate)."""
-    lr_warmup: Annotated[float, NUMBER] = 0.0
-    """Share of a run over which the rate grows to its full value."""
-    weight_decay: Annotated[float, NUMBER] = 0.0
+    lr_scaling: Annotated[str, TRAINING] = "momentum"
+    """momentum (sgd's rate and momentum), linear or sqrt (the rate)."""
+    lr_warmup: Annotated[float, NUMBER, TRAINING] = 0.0
+    """Share of a run in which the rate grows to its full value."""
+    weight_decay: Annotated[float, NUMBER, TRAINING] = 0.0
     """Weight decay."""
-    clip: Annotated[float | None, NUMBER] = None
+    clip: Annotated[float | None, NUMBER, TRAINING] = None
     """Largest norm of the gradients of all stages together."""
-    schedule: str = "constant"
-    """Learning rate over time: constant, or cosine (down to zero)."""
-    evaluations: Annotated[int | None, WHOLE] = None
+    schedule: Annotated[str, TRAINING] = "constant"
+    """Learning rate over time: constant, or cosine (to zero)."""
+    evaluations: Annotated[int | None, WHOLE, OUTPUT] = None
     """How often a run is evaluated, closer together at its start."""
-    precision: str = "float32"
+    precision: Annotated[str, TRAINING] = "float32"
     """float32, bf16 (float32 masters), or bf16-autocast (not with live weights)."""
-    accounting: str = "counted"
-    """FLOPs: counted (by torch), or paper (a backward is two forwards)."""
-    measure: Annotated[tuple[str, ...] | None, TEXTS] = None
+    accounting: Annotated[str, OUTPUT] = "counted"
+    """FLOPs: counted by torch, or paper: a backward is two forwards."""
+    measure: Annotated[tuple[str, ...] | None, TEXTS, OUTPUT] = None
     """Four times in a run, beside training: sharpness, noise, cosine (of local and backprop gradients), probes,
     filters. stretto inspect draws the last three."""
-    data_parallel: Annotated[int, WHOLE] = 1
+    data_parallel: Annotated[int, WHOLE, WORKERS] = 1
     """Replicas of the pipeline; they share --workers."""
-    tensor: Annotated[int, WHOLE] = 1
+    tensor: Annotated[int, WHOLE, WORKERS] = 1
     """Processes that share the weights of each stage."""
-    space: Annotated[tuple[int, ...], WHOLES] = (1, 1)
-    """Processes that share each image: along its height, along its width."""
-    sync: str = "all-reduce"
+    space: Annotated[tuple[int, ...], WHOLES, WORKERS] = (1, 1)
+    """Processes that share each image: along height, along width."""
+    sync: Annotated[str, WORKERS] = "all-reduce"
     """How replicas agree: all-reduce, "all-reduce(hook=bf16)", shard-optimizer, fully-shard,
     "local-sgd(every=8,start=100)", "diloco(every=8)", "parameter-server(staleness=4)"."""
-    recompute: str = "none"
+    recompute: Annotated[str, WORKERS] = "none"
     """What a backward recomputes: none, full (every layer), or selective (marked modules, such as the scores of
     attention)."""
-    device: str = "auto"
+    device: Annotated[str, WORKERS] = "auto"
     """auto (an accelerator, else cpu), or as torch.device names it. Each process takes an accelerator of its own unless
     there is a number."""
-    threads: Annotated[int, WHOLE] = 1
+    threads: Annotated[int, WHOLE, WORKERS] = 1
     """Threads of each process on the CPU."""
-    log: Annotated[tuple[str, ...], TEXTS] = ()
+    log: Annotated[tuple[str, ...], TEXTS, OUTPUT] = ()
     """Trackers: tensorboard, wandb, mlflow, csv; "wandb(project=mine)"."""
     sources: Annotated[dict[str, str], Parameter(parse=False)] = field(default_factory=dict)
     """Digests of the user's functions, with what they import beside them, and of the user's data: what a setting names
@@ -206,21 +220,21 @@ class TrainSettings(Settings):
 
     where: ClassVar[tuple[str, ...]] = (*Settings.where, "placement")
 
-    method: str = "backprop"
+    method: Annotated[str, TRAINING] = "backprop"
     """backprop, greedy, "overlapping(delay=1)", "chunked(chunks=4)", "greedy(head=two-layer)", "greedy(share_top=2)",
     ...; async or local, what Stretto's studies found best for the optimizer and the stages; or your own,
     path/to/file.py:function."""
-    lr: Annotated[float | None, NUMBER] = None
+    lr: Annotated[float | None, NUMBER, TRAINING] = None
     """Learning rate; by default 0.01 (sgd), 0.003 (adam, adamw), ..."""
-    batch_size: Annotated[int | None, WHOLE] = None
+    batch_size: Annotated[int | None, WHOLE, TRAINING] = None
     """Examples of an update; by default 32, transformer 16."""
-    seed: Annotated[int, WHOLE] = 0
-    """Decides initial weights, heads, the order of the data and dropout."""
-    bounds: Annotated[tuple[int, ...] | None, WHOLES] = None
+    seed: Annotated[int, WHOLE, TRAINING] = 0
+    """Decides initial weights, heads, the data's order, dropout."""
+    bounds: Annotated[tuple[int, ...] | None, WHOLES, WORKERS] = None
     """Where stages begin, and the number of blocks: 0,2,5; by default even."""
-    placement: Annotated[tuple[int, ...], WHOLES] = ()
+    placement: Annotated[tuple[int, ...], WHOLES, WORKERS] = ()
     """Which of the cluster's unequal workers is process 0, 1, ...: 1,0."""
-    checkpoint_every: Annotated[int | None, WHOLE] = None
+    checkpoint_every: Annotated[int | None, WHOLE, PROCESSES] = None
     """Steps between two checkpoints. The pipeline drains for each, which changes numbers where gradients are
     delayed."""
 
@@ -243,14 +257,14 @@ class CompareSettings(Settings):
         "sync": "all-reduce",
     }
 
-    methods: Annotated[tuple[str, ...], TEXTS] = ("backprop", "greedy", "overlapping", "chunked(chunks=2)")
+    methods: Annotated[tuple[str, ...], TEXTS, TRAINING] = ("backprop", "greedy", "overlapping", "chunked(chunks=2)")
     """Methods, separated by commas or blanks; all: every one that can run; async and local: what Stretto's studies
     found best."""
-    lr: Annotated[tuple[float, ...] | None, NUMBERS] = None
+    lr: Annotated[tuple[float, ...] | None, NUMBERS, TRAINING] = None
     """Learning rates; by default 0.003,0.01,0.03,0.1 (sgd) or 0.001,0.003,0.01."""
-    batch_size: Annotated[tuple[int, ...] | None, WHOLES] = None
+    batch_size: Annotated[tuple[int, ...] | None, WHOLES, TRAINING] = None
     """Batch sizes; by default 32,128, transformer 16."""
-    seeds: Annotated[int, WHOLE] = 2
+    seeds: Annotated[int, WHOLE, TRAINING] = 2
     """Runs of each configuration, with seeds 0, 1, ..."""
 
     def runs(self) -> list[TrainSettings]:
