@@ -16,7 +16,7 @@ import stretto
 from pairwise import slow_where, thinned
 from stretto.errors import UsageError
 from stretto.nn.chain import Chain
-from stretto.splitting import pieces
+from stretto.splitting import divide, pieces
 
 IMAGES = (4, 3, 8, 8)
 CASES = {  # a network, the shape of its input, the number of stages, how it is cut
@@ -166,6 +166,19 @@ def test_a_module_called_twice_and_work_in_place_stay_together():
         assert torch.equal(one, other)
 
 
+def test_shares_of_parameters_alone_are_told_with_the_remedy():
+    layers = [nn.Embedding(50, 8), nn.Linear(8, 8), nn.Linear(8, 50)]
+    with pytest.warns(UserWarning, match=r"of the parameters, and nobody .* split\(model, 2, example=x\)") as caught:
+        stretto.split(layers, 2)
+    assert caught[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "stages have")
+        stretto.split(layers, 2, by="parameters")
+        stretto.split(layers, [0, 1, 3])
+        stretto.split(layers, 2, example=torch.zeros(2, 3, dtype=torch.long))
+        stretto.split(layers[1:], 2)  # where parameters are as good as FLOPs
+
+
 def test_uneven_stages_warn_once_with_shares_and_a_remedy_that_works():
     model, x = Stemmed().double(), numbers(*IMAGES)
     with pytest.warns(UserWarning, match=r"fair share") as caught:
@@ -198,7 +211,7 @@ def test_nothing_is_said_where_nothing_is_known_or_asked():
     model, x = Stemmed(), torch.randn(*IMAGES)
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # ahead of pyproject.toml's filter
-        stretto.split(model, 2)
+        assert not divide(model, 2).uneven  # which is what split warns of, beside the missing example
         stretto.split(model, [0, 1, 3], example=x)
         pieces(model, example=x)
 

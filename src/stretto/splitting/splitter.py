@@ -337,9 +337,10 @@ def split(
         num_stages: at most as many as there are layers or blocks; or, instead of a balanced cut, where stages begin and
             the number of layers, [0, 2, 5], as `stretto plan` and `Stages.bounds` say it.
         example: one input batch, a tensor or a tuple of tensors. The layers' costs and outputs are taken from
-            it; without it a layer's cost is its number of parameters, and values between blocks are assumed to be
-            tensors. A dict of tensors, {"input_ids": x, "attention_mask": m}, says which arguments of forward they
-            fill; the stages, and `trainer.step`, take such a dict, or a tuple in this order.
+            it; without it a layer's cost is its number of parameters, with a UserWarning where that says little, and
+            values between blocks are assumed to be tensors. A dict of tensors, {"input_ids": x, "attention_mask": m},
+            says which arguments of forward they fill; the stages, and `trainer.step`, take such a dict, or a tuple in
+            this order.
         path: the dotted name of the model's list of blocks, "transformer.h"; may be left out where there is no doubt.
             The forward is traced (torch.fx) and cut between blocks; the first stage also holds the operations before
             them, the last one those after. Each stage returns a tuple with the values that later stages need (masks,
@@ -370,7 +371,20 @@ def split(
     stages = divide(model, num_stages, example=example, path=path, by=by, tied=tied)
     if stages.uneven:
         warnings.warn(stages.uneven, stacklevel=2)
+    if example is None and by == "flops" and isinstance(num_stages, int) and num_stages > 1 and guesses(stages):
+        warnings.warn(
+            f"stages have {', '.join(f'{share:.1%}' for share in stages.shares)} of the parameters, and nobody knows "
+            "what share of the cost, as there was no example. Give one input batch, "
+            f"split(model, {num_stages}, example=x), or say by='parameters'",
+            stacklevel=2,
+        )
     return stages
+
+
+def guesses(stages: Iterable[nn.Module]) -> bool:
+    """Whether parameters say little of the cost: they do of Linear layers, and not of convolutions and embeddings."""
+    parts = (part for stage in stages for part in stage.modules())
+    return any(not isinstance(part, nn.Linear) and [*part.parameters(recurse=False)] for part in parts)
 
 
 def divide(
