@@ -85,6 +85,18 @@ def test_a_fork_server_that_is_lost_while_workers_start_is_a_failed_attempt(tmp_
     assert {path.name for path in tmp_path.iterdir()} == {"0", "1"}
 
 
+def test_a_restart_is_announced_with_its_reason(tmp_path, capsys):
+    launch(fail_once, [tmp_path], LaunchSettings(workers=1, restarts=2))
+    told = "stretto: worker 0 failed: ValueError: too warm; restart 1 of 2: all workers start again, from the newest"
+    assert capsys.readouterr().err.count(told) == 1
+
+
+def fail_once(folder):
+    if not (folder / "tried").exists():
+        (folder / "tried").write_text("")
+        raise ValueError("too warm")
+
+
 def test_a_worker_that_never_comes_is_named():
     with pytest.raises(
         WorkerFailedError, match=r"^worker 1 has not connected within 3 s: not started, hanging or gone$"

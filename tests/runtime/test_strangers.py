@@ -155,7 +155,7 @@ def test_another_launcher_takes_the_place_of_one_that_has_gone(monkeypatch):
 
 
 @pytest.mark.parametrize("secret", [OTHER, None], ids=["another", "none"])
-def test_another_secret_or_none_is_said_at_both_ends(secret):
+def test_another_secret_or_none_is_said_at_both_ends(secret, capsys):
     port = free_port()
     first = at(port)
     with ThreadPoolExecutor(1) as threads:
@@ -168,6 +168,8 @@ def test_another_secret_or_none_is_said_at_both_ends(secret):
         assert f"a node has come to 127.0.0.1:{port} with another secret than this one, or with none" in str(
             begun.result()
         )
+    waits = f"stretto: waiting at 127.0.0.1:{port} for 1 more node: start the same command on each\n"
+    assert waits in capsys.readouterr().err
 
 
 def test_the_first_makes_a_secret_and_prints_it_for_the_others(capsys, monkeypatch):
@@ -230,13 +232,15 @@ def test_what_is_no_secret(text, tmp_path, monkeypatch):
     assert given_secret(None) is None
 
 
-def test_something_else_listens_there():
+@pytest.mark.parametrize("secret", [SECRET, None], ids=["secret", "none"])
+def test_something_else_listens_there(secret):
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(addresses, "ANSWER_TIMEOUT", 0.5)
-            error = outcome(at(listener.getsockname()[1]).next_rendezvous)
+            patch.setattr(addresses, "HERE_TIMEOUT", 0.5)  # it is this machine's own port
+            patch.setattr(addresses, "ANSWER_TIMEOUT", 2.0)
+            error = outcome(lambda: at(listener.getsockname()[1], secret=secret).next_rendezvous())
     for thread in threading.enumerate():
         if thread.name == "stretto-connect":
             thread.join()  # torch says on stderr that the listener has gone

@@ -51,6 +51,7 @@ class Agent(LocalElasticAgent):
         super().__init__(spec, DefaultLogsSpecs(log_dir=str(folder)), start_method=fork_server.method())
         self._folder = folder
         self._unstarted: ProcessFailure | None = None
+        self._failures: Mapping[int, ProcessFailure] = {}  # of the workers that run, or ran last
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         self._unstarted = None
@@ -80,13 +81,27 @@ class Agent(LocalElasticAgent):
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         if self._unstarted is not None:
             first = worker_group.workers[0].global_rank
+            self._failures = {first: self._unstarted}
             return RunResult(state=WorkerState.FAILED, failures={first: self._unstarted})
         if self._pcontext is not None:
             living = {child.pid for child in multiprocessing.active_children()}
             if not living.issuperset(self._pcontext.pids().values()):
                 self._wake()
         result: RunResult = super()._monitor_workers(worker_group)
+        self._failures = result.failures
         return result
+
+    def _restart_workers(self, worker_group: WorkerGroup) -> None:
+        spec = worker_group.spec
+        if self._failures:
+            lines = f"{exit_reason(*first_of(self._failures))}".splitlines()
+            why = ": ".join([*lines[:1], *lines[1:][-1:]])  # of a traceback, the error
+            count = f"restart {spec.max_restarts - self._remaining_restarts} of {spec.max_restarts}"
+        else:
+            why, count = "workers of another node have failed", "that node's restart"
+        told = f"stretto: {why}; {count}: all workers start again, from the newest checkpoint if there is one"
+        print(told, file=sys.stderr, flush=True)
+        super()._restart_workers(worker_group)
 
     def _shutdown(self, *args: Any, **kwargs: Any) -> None:
         self._wake()
@@ -207,7 +222,7 @@ def launch(work: Callable[..., None], arguments: Sequence[Any], place: LaunchSet
             folder=folder,
         )
         if failures:
-            raise exit_reason(*min(failures.items(), key=lambda item: item[1].timestamp))
+            raise exit_reason(*first_of(failures))
 
 
 def begin(environment: Mapping[str, str], work: Callable[..., None], *arguments: Any) -> None:
@@ -280,6 +295,11 @@ def interrupted_by(names: Sequence[str]) -> Iterator[None]:
     finally:
         for number in taken:
             signal.signal(number, signal.SIG_DFL)
+
+
+def first_of(failures: Mapping[int, ProcessFailure]) -> tuple[int, ProcessFailure]:
+    """The rank of the worker that failed first, and its failure."""
+    return min(failures.items(), key=lambda item: item[1].timestamp)
 
 
 def exit_reason(rank: int, failure: ProcessFailure) -> WorkerFailedError:

@@ -13,6 +13,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined] # mypy does
 from stretto.errors import UsageError
 
 ANSWER_TIMEOUT = 10.0  # seconds within which whoever listens has to answer
+HERE_TIMEOUT = 3.0  # the same on this machine, where another program may have the port
 
 
 class Address(NamedTuple):
@@ -108,6 +109,16 @@ def answers(address: Address) -> bool:
     return True
 
 
+def is_here(address: Address) -> bool:
+    """Whether an address is one of this machine's."""
+    with socket.socket(socket.AF_INET6 if ":" in address.address else socket.AF_INET) as probe:
+        try:
+            probe.bind(address._replace(port=0))
+        except OSError:
+            return False
+    return True
+
+
 def connect_to_store(address: Address, timeout: timedelta) -> TCPStore:
     """The store that somebody holds there. Raises RuntimeError if it is none.
 
@@ -115,10 +126,11 @@ def connect_to_store(address: Address, timeout: timedelta) -> TCPStore:
     """
     held: Future[TCPStore] = Future()
     threading.Thread(target=connect, args=(address, held), name="stretto-connect", daemon=True).start()
+    patience = HERE_TIMEOUT if is_here(address) else ANSWER_TIMEOUT
     try:
-        store = held.result(ANSWER_TIMEOUT)
+        store = held.result(patience)
     except TimeoutError:
-        raise RuntimeError(f"nothing has been heard from {address} for {ANSWER_TIMEOUT:.0f} s") from None
+        raise RuntimeError(f"nothing has been heard from {address} for {patience:.0f} s") from None
     store.set_timeout(timeout)
     return store
 

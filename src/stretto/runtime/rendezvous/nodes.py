@@ -186,8 +186,7 @@ class NodesRendezvous(Rendezvous):
             self._meeting = MeetingStore(hosted(listener, timeout), address, self.secret)
             self._meeting.write("call", "")
         if listener is not None and secret is None and nodes > 1:
-            told = f"stretto: this job's secret, for its other nodes: {VARIABLE}={self.secret.text}"
-            print(told, file=sys.stderr, flush=True)
+            tell(f"this job's secret, for its other nodes: {VARIABLE}={self.secret.text}")
         self._call, self._number = "", ""  # the last call that led to a round, and this node's number in that round
         self._roster: tuple[str, ...] = ()
         self._round: Signed | None = None
@@ -230,6 +229,8 @@ class NodesRendezvous(Rendezvous):
 
     def _entered(self, until: float) -> MeetingStore:
         # The meeting store of the first node, once that node is there.
+        if not any(map(answers, self._addresses)):
+            tell(f"waiting for the first of {self._nodes} nodes at {self._addresses[0]}: start the same command there")
         while time.monotonic() < until:
             for address in self._addresses:
                 if answers(address):
@@ -246,6 +247,9 @@ class NodesRendezvous(Rendezvous):
         # Call, and offer places to those that have answered, until all are taken. The roster, and this node's number.
         call, came, others, gone = secrets.token_hex(16), list[str](), list[str](), set[str]()
         meeting.write("call", call)
+        if self._nodes > 1:
+            more = f"{self._nodes - 1} more node{'s' * (self._nodes > 2)}"
+            tell(f"waiting at {meeting.address} for {more}: start the same command on each")
         while time.monotonic() < until:
             self._hear(meeting)
             came = meeting.answers(call, came)
@@ -319,6 +323,11 @@ class NodesRendezvous(Rendezvous):
             raise MeetingError(f"the first node, at {where}, has ended or is not reached; see what it says") from error
 
 
+def tell(text: str) -> None:
+    """Say on stderr what keeps the user waiting, or what other nodes need."""
+    print(f"stretto: {text}", file=sys.stderr, flush=True)
+
+
 def entered(address: Address, timeout: timedelta) -> TCPStore:
     """The store at an address. Raises MeetingError if something else listens there."""
     try:
@@ -344,8 +353,9 @@ def refuse(addresses: Sequence[Address]) -> NoReturn:
     """This node was given no secret, and is not the first: it says so, and so does the first if it is there."""
     for address in addresses:
         if answers(address):
-            with contextlib.suppress(RuntimeError):  # what listens there is no store
-                MeetingStore(connect_to_store(address, timedelta(seconds=GREET)), address, Secret.new()).complain()
+            meeting = MeetingStore(entered(address, timedelta(seconds=GREET)), address, Secret.new())
+            with contextlib.suppress(RuntimeError):  # the first node has gone meanwhile
+                meeting.complain()
     raise UsageError(
         f"this machine is not the first node of the job, which listens at {addresses[0]}, and was given no secret: "
         f"{REMEDY}; the first node prints one if it was given none"
