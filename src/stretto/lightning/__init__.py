@@ -1,7 +1,7 @@
 """Lightning's Trainer trains with any method of Stretto: `Trainer(strategy=StrettoStrategy(method="1f1b", stages=2))`.
 
 Importing this module also registers the strategy by the names "stretto", "stretto_spawn" and "stretto_fork". It needs
-`pip install "stretto[lightning]"`; `import stretto` does not import it.
+`pip install ".[lightning]"` in the checkout; `import stretto` does not import it.
 
 `training_step` runs twice, up to `self(...)` where stage 0 is, and whole where the output is, instead of being
 suspended in a thread: grad mode, autocast and generators belong to a thread. What it logs is recorded there and
