@@ -37,7 +37,7 @@ from stretto.system.path_names import words_in_path
 
 OPTIMIZER = Parameter(
     help=f"{', '.join(OPTIMIZERS)}, any other of torch.optim, or path/to/file.py:function, which takes parameters and "
-    "lr=. auto: adamw for transformers and networks of tokens, else sgd."
+    "lr=. auto: adamw for transformers and tokens, else sgd."
 )
 
 
