@@ -127,7 +127,7 @@ def test_compare_prints_its_table_without_charts(tmp_path):
     )
     done = without(CLI, *words.split(), "--seeds", "1", "--jobs", "1", "--evaluations", "1", "--out", f"{tmp_path}/s")
     assert done.returncode == 0, done.stderr
-    assert "sgd, lr 0.1; batch 32; 2 steps, 1 seed; 1 run, less than a minute\n" in done.stdout
+    assert "sgd, lr 0.1; batch 32; 2 steps, 1 seed; 1 run, less than a minute\n" in done.stderr
     assert " greedy " in done.stdout
     assert 'no report.html, which needs altair and vl_convert: pip install "stretto[report]", then the' in done.stderr
     assert not (tmp_path / "s" / "report.html").exists()

@@ -157,7 +157,7 @@ def run(sweep: Sweep, output: Output, pool: Pool, *, operations: bool) -> "Outco
     from stretto.study.prepare import advice_in
     from stretto.study.report_page import PAGE
     from stretto.study.shared_queue import open_storage, without_password
-    from stretto.trainer.progress import progress
+    from stretto.trainer.progress import progress, say
 
     if pool.storage is not None:
         open_storage(pool.storage)  # what is wrong with it is told before anything else
@@ -176,7 +176,7 @@ def run(sweep: Sweep, output: Output, pool: Pool, *, operations: bool) -> "Outco
     if done:
         output.say(f"{opened.out}: {done} of {runs} runs are finished already")
     if not output.silent and pending:
-        output.say(outlook(opened, default_jobs(opened.settings) if pool.jobs is None else pool.jobs))
+        say(outlook(opened, default_jobs(opened.settings) if pool.jobs is None else pool.jobs))
     title = f"{opened.settings.model} on {opened.settings.data}"
     with progress(title, steps, done=steps - ahead, silent=output.silent) as bar:
         ended, told = done, output.silent or bool(missing("report"))

@@ -211,7 +211,7 @@ def compare(
         for note in study.notes:
             print(note, file=sys.stderr)
         if study.pending and not quiet:
-            print(outlook(study, default_jobs(study.settings) if jobs is None else jobs), file=sys.stderr)
+            say(outlook(study, default_jobs(study.settings) if jobs is None else jobs))
         pending = sum(known(task.settings.steps) for task in study.pending)
         with progress(f"{len(study.tasks)} runs", pending, silent=quiet, lines=False) as bar:
             outcome = make_runs(study, jobs=jobs, on_steps=bar.advance, tell=lambda text: print(text, file=sys.stderr))
