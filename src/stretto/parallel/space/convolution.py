@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -229,23 +229,22 @@ def halo_convolution_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None
     return input_gradient, *parameter_gradients, None, None, None
 
 
-class TransposedSettings(NamedTuple):
-    """The last arguments of torch's transposed convolutions, in their order."""
-
-    stride: Any = 1
-    padding: Any = 0
-    output_padding: Any = 0
-    groups: int = 1
-    dilation: Any = 1
-
-
-def transposed(func: Func, input: Slab, weight: Tensor, bias: Tensor | None = None, *args: Any, **settings: Any) -> Any:
+def transposed(
+    func: Func,
+    input: Slab,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    output_padding: Any = 0,
+    groups: int = 1,
+    dilation: Any = 1,
+) -> Any:
     """conv_transpose1d, 2d, 3d on a slab: of the input rows that add to this process's outputs; the rest is cropped."""
-    count, given = weight.ndim - 2, TransposedSettings(*args, **settings)
+    count = weight.ndim - 2
     check_dims(func, input, count)
-    stride, padding, extra, dilation = (
-        per_dim(value, count) for value in (given.stride, given.padding, given.output_padding, given.dilation)
-    )
+    stride, padding, dilation = per_dim(stride, count), per_dim(padding, count), per_dim(dilation, count)
+    extra = per_dim(output_padding, count)
     cut, grid = input.cut, input.cut.grid
     every = transposed_windows(tuple(weight.shape[2:]), stride, dilation, padding, extra)
     windows = tuple(every[d] for d in cut.dims)
@@ -256,9 +255,7 @@ def transposed(func: Func, input: Slab, weight: Tensor, bias: Tensor | None = No
     assert shared_weight is not None
     uncut_padding = tuple(0 if d in cut.dims else padding[d] for d in range(-count, 0))
     uncut_extra = tuple(0 if d in cut.dims else extra[d] for d in range(-count, 0))
-    result = torch.convolution(
-        buffer, shared_weight, None, stride, uncut_padding, dilation, True, uncut_extra, given.groups
-    )
+    result = torch.convolution(buffer, shared_weight, None, stride, uncut_padding, dilation, True, uncut_extra, groups)
     for dim, window, size, out in zip(cut.dims, windows, cut.sizes, output_cut.spans, strict=True):
         result = cropped_or_padded(result, dim, window.covered(window.needed(out, size)), out)
     if shared_bias is not None:

@@ -6,7 +6,7 @@ in float32. In backward it sends two sums, which are the gradients of weight and
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -83,43 +83,34 @@ def normalized(
     return result
 
 
-class RunningNorm(NamedTuple):
-    """What torch's batch_norm and instance_norm take beside the input."""
-
-    running_mean: Tensor | None = None
-    running_var: Tensor | None = None
-    weight: Tensor | None = None
-    bias: Tensor | None = None
-    use_input_stats: bool = True
-    momentum: float = 0.1
-    eps: float = 1e-5
-
-    def from_running(self, x: Slab) -> Any:
-        """Normalize with the running averages."""
-        mean, variance, weight, bias, _, momentum, eps = self
-        return per_channel(F.batch_norm, x, mean, variance, weight, bias, False, momentum, eps)
-
-    def update(self, mean: Tensor, variance: Tensor) -> None:
-        """Move the running averages, in place, towards a batch's values."""
-        for running, value in ((self.running_mean, mean), (self.running_var, variance)):
-            if running is not None:
-                with torch.no_grad():
-                    running.mul_(1 - self.momentum).add_(value.to(running.dtype), alpha=self.momentum)
+def update_running(running: Tensor | None, value: Tensor, momentum: float) -> None:
+    """Move a running average, in place, towards a batch's value."""
+    if running is not None:
+        with torch.no_grad():
+            running.mul_(1 - momentum).add_(value.to(running.dtype), alpha=momentum)
 
 
 def batch_norm(
-    func: Func, input: Slab, running_mean: Tensor | None, running_var: Tensor | None, training: bool, **others: Any
+    func: Func,
+    input: Slab,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
 ) -> Any:
     """Batch normalization with statistics of the whole image and batch; running averages are alike on all processes."""
-    norm = RunningNorm(running_mean, running_var, use_input_stats=training, **others)
     refuse_cut_dims(func, input, 0, 1)
     if not training:
-        return norm.from_running(input)
+        return per_channel(func, input, running_mean, running_var, weight, bias, False, momentum, eps)
     cut = input.cut
     whole = cut.whole(input.shape)
     count = whole.numel() // whole[1]
-    result, mean, variance = normalized(input, norm.weight, norm.bias, cut, count, norm.eps)
-    norm.update(mean, variance * (count / (count - 1)))
+    result, mean, variance = normalized(input, weight, bias, cut, count, eps)
+    update_running(running_mean, mean, momentum)
+    update_running(running_var, variance * (count / (count - 1)), momentum)
     return slab(result, cut)
 
 
@@ -154,12 +145,22 @@ def affine(x: Slab, result: Tensor, weight: Tensor | None, bias: Tensor | None) 
     return result if bias is None else result + bias.view(shape)
 
 
-def instance_norm(func: Func, input: Slab, *args: Any, **others: Any) -> Any:
+def instance_norm(
+    func: Func,
+    input: Slab,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Any:
     """Instance normalization: a group for each channel; running averages take the mean over examples, as torch's."""
-    norm = RunningNorm(*args, **others)
     refuse_cut_dims(func, input, 0, 1)
-    if not norm.use_input_stats:
-        return norm.from_running(input)
-    result, mean, variance = normalized_groups(input, input.size(1), norm.eps)
-    norm.update(*(value.view(input.size(0), -1).mean(0) for value in (mean, variance)))
-    return slab(affine(input, result, norm.weight, norm.bias), input.cut)
+    if not use_input_stats:
+        return per_channel(F.batch_norm, input, running_mean, running_var, weight, bias, False, momentum, eps)
+    result, mean, variance = normalized_groups(input, input.size(1), eps)
+    update_running(running_mean, mean.view(input.size(0), -1).mean(0), momentum)
+    update_running(running_var, variance.view(input.size(0), -1).mean(0), momentum)
+    return slab(affine(input, result, weight, bias), input.cut)
