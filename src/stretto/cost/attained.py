@@ -134,7 +134,7 @@ class Attained:
         return replace(self, memory_of={kind: share for kind, share in self.memory_of.items() if kind != KINDS[0]})
 
     def without_host(self) -> "Attained":
-        """The rates of a device that never waits for its host to launch kernels, as where kernels are launched as one graph."""
+        """The rates of a device that never waits for its host to launch kernels, as in a graph of them."""
         return replace(self, per_launch=0.0, per_launch_of={}, per_gradient=0.0, per_reduction=0.0, per_update=0.0)
 
     def at_speed(self, speed: float) -> "Attained":
