@@ -199,7 +199,7 @@ def test_velocity_reads_the_rate_of_the_weights_group_as_it_stands():
     ],
 )
 def test_velocity_wants_plain_momentum(make, message):
-    with pytest.raises(UsageError, match=f"{message}.*weight prediction"):
+    with pytest.raises(UsageError, match=rf"{message}.*method pipeoptim, or pb\(predict=weight\)"):
         VelocityPrediction(make([nn.Parameter(torch.ones(1))]), 1)
 
 

@@ -48,7 +48,7 @@ ROLES: dict[str, OptionRole] = {
         OptionRole.SERVER: "storage rendezvous secret_file",
         OptionRole.WORD: (
             "lr_scaling schedule precision accounting measure sync recompute device size part dtype memory_format "
-            "sharding sequence_parallel layers objective penalties checkpoint_interval export"
+            "sharding sequence_parallel layers objective penalties checkpoint_interval export link"
         ),
     }.items()
     for name in names.split()
