@@ -41,8 +41,8 @@ def test_a_plan():
               "sharding": "none", "batch_size": 8}  # fmt: skip
     for bubble, said in ((1e-12, "none"), (0.25, "250 ms")):
         parts = {"seconds_per_step": 1.0, "by": "x", "seconds": {"forward": 1.0, "bubble": bubble}}
-        assert ("  bubble", said) in rows_of(chosen, parts | {"bytes_per_worker": [1]})
-    alone = rows_of(chosen | {"pipeline": 1}, parts | {"seconds": {"bubble": 0.0}, "bytes_per_worker": [1]})
+        assert ("  bubble", said) in rows_of(chosen, parts | {"bytes_per_worker": [1]}, None)
+    alone = rows_of(chosen | {"pipeline": 1}, parts | {"seconds": {"bubble": 0.0}, "bytes_per_worker": [1]}, None)
     assert "  bubble" not in dict(alone)
 
 
