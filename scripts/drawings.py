@@ -199,7 +199,7 @@ def timelines() -> str:
     )
     for number, (method, title) in enumerate(methods):
         y = 72 + number * 140
-        many = 8 if method == "1f1b" else 24
+        many = 8 if method in ("1f1b", "backprop") else 24  # more would not fit into a line of show
         rows = show(method, many)
         canvas.text(20, y + 10, title, size=13, bold=True)
         for worker in range(4):
