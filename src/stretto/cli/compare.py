@@ -151,10 +151,7 @@ def show_settings(sweeps: Mapping[str, Sweep], output: Output) -> int:
 def run(sweep: Sweep, output: Output, pool: Pool, *, operations: bool) -> "Outcome":
     """Train the runs of a sweep that are not finished, and write its page."""
     from stretto import study
-    from stretto.methods.advice import meaning
-    from stretto.study.comparison import default_jobs
     from stretto.study.outlook import outlook
-    from stretto.study.prepare import advice_in
     from stretto.study.report_page import PAGE
     from stretto.study.shared_queue import open_storage, without_password
     from stretto.trainer.progress import progress, say
@@ -164,19 +161,14 @@ def run(sweep: Sweep, output: Output, pool: Pool, *, operations: bool) -> "Outco
     opened = study.open_study(sweep.settings, sweep.out, sweep.heading)
     wanted: dict[str, Any] = {"operations": operations} | ({} if pool.timeout is None else {"timeout": pool.timeout})
     opened = replace(opened, tasks=tuple(replace(task, **wanted) for task in opened.tasks))
-    if sweep.heading is not None:
-        output.say(f"{sweep.heading.text} ({sweep.heading.size})")
-    for note in (*map(meaning, advice_in(sweep.settings, opened.settings).values()), *opened.notes):
-        output.say(note)
-    for name, reason in opened.left_out.items():
-        output.say(f"left out: {name}: {reason}")
+    tell_beginning(sweep, opened, output)
     pending = opened.pending
     runs, done = len(opened.tasks), len(opened.tasks) - len(pending)
     steps, ahead = (sum(known(task.settings.steps) for task in tasks) for tasks in (opened.tasks, pending))
     if done:
         output.say(f"{opened.out}: {done} of {runs} runs are finished already")
     if not output.silent and pending:
-        say(outlook(opened, default_jobs(opened.settings) if pool.jobs is None else pool.jobs))
+        say(outlook(opened, pool.jobs))
     title = f"{opened.settings.model} on {opened.settings.data}"
     with progress(title, steps, done=steps - ahead, silent=output.silent) as bar:
         ended, told = done, output.silent or bool(missing("report"))
@@ -202,7 +194,7 @@ def run(sweep: Sweep, output: Output, pool: Pool, *, operations: bool) -> "Outco
             on_run=on_run,
             command=command,
             storage=pool.storage,
-            tell=lambda text: print(f"stretto: {text}", file=sys.stderr),
+            tell=lambda text: say(f"stretto: {text}"),
         )
     show_outcome(outcome, output)
     if operations:
@@ -212,6 +204,19 @@ def run(sweep: Sweep, output: Output, pool: Pool, *, operations: bool) -> "Outco
     if pending and outcome.failures:
         print("stretto: the same command tries these runs again", file=sys.stderr)
     return outcome
+
+
+def tell_beginning(sweep: Sweep, opened: "Study", output: Output) -> None:
+    """Say what is to be known of a study before its runs begin."""
+    from stretto.methods.advice import meaning
+    from stretto.study.prepare import advice_in
+
+    if sweep.heading is not None:
+        output.say(f"{sweep.heading.text} ({sweep.heading.size})")
+    for note in (*map(meaning, advice_in(sweep.settings, opened.settings).values()), *opened.notes):
+        output.say(note)
+    for name, reason in opened.left_out.items():
+        output.say(f"left out: {name}: {reason}")
 
 
 def write_traces(study: "Study", output: Output) -> None:

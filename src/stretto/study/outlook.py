@@ -8,19 +8,21 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from stretto.errors import UsageError
+from stretto.methods import BASELINE
 from stretto.nn.devices import computing_with
 from stretto.options.import_object import is_model_folder
 from stretto.settings.runs import TrainSettings, known
+from stretto.study.comparison import default_jobs
 from stretto.study.evaluation import EVALUATION_BATCH, ONE_PROCESS, TRAIN_SAMPLE, evaluation_steps
 from stretto.study.prepare import costs_of, prepare_trial
 from stretto.study.study import Study
 
 TIMED = 2  # steps that are timed, after one to warm up
-BASELINE = "backprop"  # any other method computes about as much a step
 
 
-def outlook(study: Study, jobs: int) -> str:
-    """The line for a user who may have chosen none of it."""
+def outlook(study: Study, jobs: int | None = None) -> str:
+    """The line for a user who may have chosen none of it. Without `jobs`, runs are made as `compare` makes them."""
+    jobs = default_jobs(study.settings) if jobs is None else jobs
     settings, pending = study.settings, [task.settings for task in study.pending]
     rates = "" if settings.lr is None else f", lr {', '.join(f'{rate:g}' for rate in settings.lr)}"
     length = f"{settings.steps} steps" if settings.examples is None else f"{settings.examples} examples"
@@ -50,7 +52,7 @@ def about(runs: Sequence[TrainSettings], jobs: int) -> str:
 def seconds_of(run: TrainSettings) -> float:
     """The seconds that a run takes by a few of its steps and one evaluated batch, on plain training in one process."""
     began = time.perf_counter()
-    trial = prepare_trial(replace(run, method=BASELINE, **ONE_PROCESS))
+    trial = prepare_trial(replace(run, method=BASELINE, **ONE_PROCESS))  # any other computes about as much a step
     costs_of(trial)
     trainer, data = trial.trainer, trial.dataset
     x, y = data.train.first(known(run.batch_size))

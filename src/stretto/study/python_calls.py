@@ -28,7 +28,7 @@ from stretto.report.terminal import table
 from stretto.runtime.launch import LaunchSettings
 from stretto.runtime.process_memory import forget_most_held
 from stretto.settings.runs import CompareSettings, Settings, TrainSettings, check_jobs, known
-from stretto.study.comparison import Outcome, default_jobs, run_json
+from stretto.study.comparison import Outcome, run_json
 from stretto.study.comparison import compare as make_runs
 from stretto.study.first_batches import refuse_evaluation, refuse_other_sizes
 from stretto.study.outlook import outlook
@@ -211,7 +211,7 @@ def compare(
         for note in study.notes:
             print(note, file=sys.stderr)
         if study.pending and not quiet:
-            say(outlook(study, default_jobs(study.settings) if jobs is None else jobs))
+            say(outlook(study, jobs))
         pending = sum(known(task.settings.steps) for task in study.pending)
         with progress(f"{len(study.tasks)} runs", pending, silent=quiet, lines=False) as bar:
             outcome = make_runs(study, jobs=jobs, on_steps=bar.advance, tell=lambda text: print(text, file=sys.stderr))
