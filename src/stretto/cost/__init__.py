@@ -1,15 +1,10 @@
 """The costs of training: FLOPs, bytes, seconds and clusters. Predictions from them need no torch."""
 
-from typing import TYPE_CHECKING
-
 from stretto.cost.cluster import Cluster, Device, Group, Link, Rate
 from stretto.cost.cluster_file import find_cluster, read_cluster, write_cluster
 from stretto.cost.layer_table import Affine, LayerCost, Measured, ModelCosts, Work
 from stretto.cost.stage_prediction import StageTimes, stage_times
 from stretto.options.lazy_names import lazy_names
-
-if TYPE_CHECKING:  # for the pages of docs/api, too
-    from stretto.measure import NOTES, Accounting, Costs, faking, layer_costs, measure, with_times
 
 __all__ = [
     "NOTES", "Accounting", "Affine", "Cluster", "Costs", "Device", "Group", "LayerCost", "Link", "Measured",
