@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -90,6 +91,11 @@ def prints_aside(wanted: bool) -> Iterator[None]:
         if own:
             os.dup2(document.fileno(), stdout.fileno())
             document.close()
+
+
+def terminal_columns() -> int | None:
+    """The width of the terminal that stdout goes to; None where it goes elsewhere."""
+    return shutil.get_terminal_size().columns if sys.stdout and sys.stdout.isatty() else None
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> str:

@@ -1,7 +1,5 @@
 """stretto show: draw a schedule."""
 
-import shutil
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from stretto.cli.output import print_json, write
+from stretto.cli.output import print_json, terminal_columns, write
 from stretto.errors import UsageError
 from stretto.settings.command_line import FLAG, WHOLE
 
@@ -224,7 +222,7 @@ def in_words(layout: MethodLayout, timeline: "Timeline", facts: Mapping[str, Any
     from stretto.schedule import draw
     from stretto.schedule.draw import idle_share
 
-    width = shutil.get_terminal_size().columns if sys.stdout and sys.stdout.isatty() else 1000
+    width = terminal_columns() or 1000
     entered = f"these {facts['microbatches']} micro-batches"
     lines = [
         f"{layout.method}: {layout.method.summary}\n\n{draw.text(timeline.spans, width=width)}\n",

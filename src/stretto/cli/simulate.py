@@ -1,8 +1,6 @@
 """stretto simulate: what a schedule takes in time and memory, on paper."""
 
 import math
-import shutil
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from fractions import Fraction
@@ -12,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from stretto.cli.output import aligned, inside, print_json, write, write_trace
+from stretto.cli.output import aligned, inside, print_json, terminal_columns, write, write_trace
 from stretto.cli.show import MethodLayout, lay_out
 from stretto.errors import UsageError
 from stretto.options.import_object import is_function
@@ -400,7 +398,7 @@ def drawing(timeline: "Timeline", prices: ActionPrices) -> str:
     """The schedule in characters: columns if its times have a common measure that leaves it readable, else to scale."""
     from stretto.schedule import draw
 
-    width = shutil.get_terminal_size().columns if sys.stdout and sys.stdout.isatty() else None
+    width = terminal_columns()
     lengths = sorted({span.end - span.start for span in timeline.spans} | {prices.latency})
     near = [Fraction(length).limit_denominator(1000) for length in lengths]
     unit = common_measure(near)

@@ -29,7 +29,7 @@ from stretto.errors import StrettoError, UsageError
 from stretto.options.user_errors import exits_told
 from stretto.runtime import job_member
 from stretto.runtime.rendezvous.addresses import host_and_port
-from stretto.runtime.rendezvous.nodes import LocalRendezvous, NodesRendezvous
+from stretto.runtime.rendezvous.nodes import LocalRendezvous, NodesRendezvous, say
 from stretto.runtime.rendezvous.signed_store import VARIABLE, Secret
 from stretto.system import children, fork_server
 from stretto.system.temporary_folders import scratch
@@ -99,8 +99,7 @@ class Agent(LocalElasticAgent):
             count = f"restart {spec.max_restarts - self._remaining_restarts} of {spec.max_restarts}"
         else:
             why, count = "workers of another node have failed", "that node's restart"
-        told = f"stretto: {why}; {count}: all workers start again, from the newest checkpoint if there is one"
-        print(told, file=sys.stderr, flush=True)
+        say(f"{why}; {count}: all workers start again, from the newest checkpoint if there is one")
         super()._restart_workers(worker_group)
 
     def _shutdown(self, *args: Any, **kwargs: Any) -> None:

@@ -186,7 +186,7 @@ class NodesRendezvous(Rendezvous):
             self._meeting = MeetingStore(hosted(listener, timeout), address, self.secret)
             self._meeting.write("call", "")
         if listener is not None and secret is None and nodes > 1:
-            tell(f"this job's secret, for its other nodes: {VARIABLE}={self.secret.text}")
+            say(f"this job's secret, for its other nodes: {VARIABLE}={self.secret.text}")
         self._call, self._number = "", ""  # the last call that led to a round, and this node's number in that round
         self._roster: tuple[str, ...] = ()
         self._round: Signed | None = None
@@ -230,7 +230,7 @@ class NodesRendezvous(Rendezvous):
     def _entered(self, until: float) -> MeetingStore:
         # The meeting store of the first node, once that node is there.
         if not any(map(answers, self._addresses)):
-            tell(f"waiting for the first of {self._nodes} nodes at {self._addresses[0]}: start the same command there")
+            say(f"waiting for the first of {self._nodes} nodes at {self._addresses[0]}: start the same command there")
         while time.monotonic() < until:
             for address in self._addresses:
                 if answers(address):
@@ -249,7 +249,7 @@ class NodesRendezvous(Rendezvous):
         meeting.write("call", call)
         if self._nodes > 1:
             more = f"{self._nodes - 1} more node{'s' * (self._nodes > 2)}"
-            tell(f"waiting at {meeting.address} for {more}: start the same command on each")
+            say(f"waiting at {meeting.address} for {more}: start the same command on each")
         while time.monotonic() < until:
             self._hear(meeting)
             came = meeting.answers(call, came)
@@ -323,7 +323,7 @@ class NodesRendezvous(Rendezvous):
             raise MeetingError(f"the first node, at {where}, has ended or is not reached; see what it says") from error
 
 
-def tell(text: str) -> None:
+def say(text: str) -> None:
     """Say on stderr what keeps the user waiting, or what other nodes need."""
     print(f"stretto: {text}", file=sys.stderr, flush=True)
 
