@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from stretto import collectives, losses, optim, parallel, trackers
+    from stretto.analysis.diagnosis.api import diagnose
     from stretto.analysis.gradient_cosine import alignment
     from stretto.analysis.linear_probes import probes
     from stretto.analysis.noise_scale import noise_scale
@@ -73,6 +74,7 @@ __all__ = [
     "alignment",
     "collectives",
     "compare",
+    "diagnose",
     "group_norm",
     "losses",
     "mean",
@@ -107,6 +109,7 @@ _HOMES = {
     "UsageError": "stretto.errors",
     "alignment": "stretto.analysis.gradient_cosine",
     "compare": "stretto.study.python_calls",
+    "diagnose": "stretto.analysis.diagnosis.api",
     "group_norm": "stretto.nn.group_norm",
     "mean": "stretto.losses.value",
     "method": "stretto.methods",

@@ -261,7 +261,7 @@ def python(code):
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
 
 
-VERBS = ("calibrate", "compare", "doctor", "inspect", "plan", "report", "show", "simulate", "train")
+VERBS = ("calibrate", "compare", "diagnose", "doctor", "inspect", "plan", "report", "show", "simulate", "train")
 HELP = ["--help", *(f"{verb} --help" for verb in VERBS), "--version"]
 ASKED = f"""
 import sys

@@ -20,6 +20,7 @@ from cyclopts import App, CycloptsError, Parameter
 from stretto import __version__, interrupts
 from stretto.cli.calibrate import calibrate
 from stretto.cli.compare import compare
+from stretto.cli.diagnose import diagnose
 from stretto.cli.doctor import doctor
 from stretto.cli.output import Output, prints_aside
 from stretto.cli.plan import plan
@@ -59,7 +60,7 @@ app = App(
     version=__version__,
     config=settings_from_file,
 )
-for verb in (compare, train, show, simulate, plan, calibrate, report, inspect, doctor):
+for verb in (compare, train, show, simulate, plan, calibrate, report, inspect, doctor, diagnose):
     app.command(verb)
 
 

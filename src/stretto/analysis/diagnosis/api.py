@@ -1,0 +1,206 @@
+"""`stretto.diagnose`: what is wrong with the gradients of one step."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from stretto.analysis.diagnosis.answer import (
+    EQUAL,
+    EXPLAINED,
+    UNEXPLAINED,
+    Answer,
+    findings,
+    rows_of,
+    sentence_of,
+    where_to_look,
+)
+from stretto.analysis.diagnosis.evidence import Entry, Evidence
+from stretto.analysis.diagnosis.hypotheses import HYPOTHESES
+from stretto.analysis.diagnosis.hypotheses.tensor import changes_of
+from stretto.analysis.diagnosis.hypotheses.updates import CHANGES
+from stretto.analysis.diagnosis.names import by_parameter, entries_of, tensors_by_name
+from stretto.analysis.diagnosis.passes import Condition, Passes
+from stretto.analysis.diagnosis.scenario import Scenario
+from stretto.analysis.diagnosis.search import Search
+from stretto.analysis.diagnosis.step import Step
+from stretto.analysis.diagnosis.update import UpdateRule
+from stretto.errors import UsageError
+from stretto.losses import Loss
+from stretto.nn.batch import inputs_of, target_of
+from stretto.nn.group_norm import has_batch_norm
+from stretto.splitting.proof import close
+
+LARGE = 20_000_000  # parameters from which passes of their own are made only where nothing cheaper explains all
+
+
+def diagnose(
+    model: nn.Module,
+    batch: tuple[Any, Any],
+    loss: Loss,
+    gradients: Any = None,
+    *,
+    weights: Any = None,
+    earlier: Any = None,
+    after: Any = None,
+    optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] | None = None,
+    optimizer_state: Any = None,
+    microbatches: int = 1,
+    accumulation: int = 1,
+    replicas: int = 1,
+    tensor: int = 1,
+    stages: int = 1,
+    cut: Sequence[str] = (),
+    clip: float | None = None,
+    loss_scale: float | None = None,
+    precision: torch.dtype | None = None,
+) -> Answer:
+    """Compare the gradients of one batch with plain PyTorch's, and say which mistake explains the difference.
+
+    `batch` is (inputs, targets), of all replicas and micro-batches, in order. `gradients`, `weights` (of the step; else
+    the model's) and `earlier` (some updates before) are dicts by parameter, modules, or paths of files: safetensors,
+    torch.save, a folder of torch.distributed.checkpoint or with Hugging Face's index. A missing key is a missing
+    gradient. `cut` names the first module of each stage but the first. `clip` is the bound on the norm by which the
+    gradients were clipped before they were saved. The model stays as it is, and computes as it does now: in training
+    mode unless it is in evaluation.
+
+    Raises UsageError for what does not fit together.
+    """
+    if not isinstance(model, nn.Module):
+        raise UsageError(f"diagnose: the model is {type(model).__name__}: give an nn.Module")
+    if not isinstance(batch, tuple | list) or len(batch) != 2:
+        raise UsageError("diagnose: the batch is a pair, (inputs, targets)")
+    with loaded(model, weights):
+        step = Step(
+            model=model,
+            inputs=inputs_of(batch[0]),
+            target=target_of(batch[1]),
+            loss=loss,
+            microbatches=microbatches,
+            accumulation=accumulation,
+            replicas=replicas,
+            tensor=tensor,
+            stages=stages,
+            cut=cut,
+            clip=clip,
+            loss_scale=loss_scale,
+            precision=precision,
+            earlier={} if earlier is None else by_parameter(model, earlier, "earlier"),
+        )
+        if after is None:
+            return explained(step, *entries_of(step, tensors_by_name(gradients, "gradients")))
+        if optimizer is None or gradients is not None:
+            raise UsageError("diagnose: give gradients, or the weights after the step with the optimizer that made it")
+        new = by_parameter(model, after, "after")
+        moved = {name: new[name] - p.detach() for name, p in step.parameters.items() if name in new}
+        return explained(step, *entries_of(step, moved), optimizer, state_of(optimizer_state))
+
+
+@contextmanager
+def loaded(model: nn.Module, weights: Any) -> Iterator[None]:
+    """In this block the model has these weights."""
+    values = {} if weights is None else by_parameter(model, weights, "weights")
+    parameters = dict(model.named_parameters())
+    before = {name: parameters[name].data for name in values}
+    try:
+        for name, value in values.items():
+            parameters[name].data = value
+        yield
+    finally:
+        for name, value in before.items():
+            parameters[name].data = value
+
+
+def state_of(given: Any) -> Mapping[str, Any] | None:
+    """An optimizer's state, given as a dict or as a file of torch.save. Raises UsageError for anything else."""
+    if isinstance(given, str | Path):
+        given = torch.load(given, map_location="cpu", weights_only=True)
+    if given is not None and not (isinstance(given, Mapping) and "state" in given and "param_groups" in given):
+        raise UsageError(
+            "diagnose: optimizer_state is no state_dict() of an optimizer: it has no state or param_groups"
+        )
+    return given
+
+
+def explained(
+    step: Step,
+    given: Mapping[Entry, Tensor | None],
+    names: Mapping[str, str],
+    optimizer: Any = None,
+    state: Mapping[str, Any] | None = None,
+) -> Answer:
+    """The answer for the gradients of a step, or for what its optimizer changed in the weights."""
+    important = {entry.parameter: value for entry, value in given.items()}
+    known = {name: change for hypothesis in HYPOTHESES for name, change in hypothesis.changes.items()}
+    passes = Passes(step, known | changes_of(step), important)
+    base = Scenario(condition=plain_condition(step, passes), clips=[list(step.parameters)] if step.clip else None)
+    rule = None if optimizer is None else UpdateRule(step, passes, optimizer, state, CHANGES)
+    sketch, whole = (Evidence(step, passes, given, base, sketch=few, rule=rule) for few in (True, False))
+    plain = whole.fit(base)
+    common = {"names": names, "tolerance": whole.tolerance, "cannot_show": cannot_show(sketch)}
+    if bool(whole.good(plain.residuals).all()):
+        worst = float(plain.residuals.max())
+        sentence = (
+            f"The gradients are those of plain training (the largest difference is {worst:.1g} of a gradient's length)"
+        )
+        return Answer(
+            verdict=EQUAL, sentence=sentence, hypotheses=(), alternatives=(), rows=rows_of(whole, None), **common
+        )
+    search = Search(sketch, whole, quick=sum(p.numel() for p in step.parameters.values()) > LARGE)
+    all_found = search.run()
+    if not all_found:
+        closest = search.best()
+        most = () if closest is None else findings(whole, closest, ())
+        sentence = f"None of {len(HYPOTHESES)} known mistakes explains it, nor do two of them: {where_to_look(whole)}"
+        return Answer(
+            verdict=UNEXPLAINED,
+            sentence=sentence,
+            hypotheses=(),
+            alternatives=most,
+            rows=rows_of(whole, None),
+            **common,
+        )
+    chosen, *others = all_found
+    found = findings(whole, chosen, others)
+    seen = {each.name for each in found} | {name for each in found for name in each.same_as}
+    runners = [one for other in others[:8] for one in findings(whole, other, ()) if one.name not in seen]
+    return Answer(
+        verdict=EXPLAINED,
+        sentence=sentence_of(whole, found),
+        hypotheses=found,
+        alternatives=runners,
+        rows=rows_of(whole, chosen),
+        **common,
+    )
+
+
+def plain_condition(step: Step, passes: Passes) -> Condition:
+    """How plain training computes: the whole batch in one forward where its parts depend on each other."""
+    if step.num_parts == 1:
+        return Condition()
+    if has_batch_norm([step.model]) and step.model.training:
+        return Condition()
+    whole = passes.outputs([step.inputs])
+    parts = passes.outputs(step.parts_of(step.inputs))
+    if passes.random:
+        return Condition(by_part=True)
+    alike = all(map(close, whole, parts)) if len(whole) == len(parts) else False
+    return Condition(by_part=alike)
+
+
+def cannot_show(evidence: Evidence) -> dict[str, str]:
+    """Mistakes that would leave the gradients of this batch as they are, or need something that was not given."""
+    plain = evidence.fit(evidence.base)
+    told: dict[str, str] = {}
+    for hypothesis in HYPOTHESES:
+        if hypothesis.costs or not hypothesis.needs:
+            continue
+        variants = list(hypothesis.variants(evidence, evidence.base, plain))
+        if not variants:
+            told[hypothesis.name] = (
+                f"needs {hypothesis.needs}" if hypothesis.needs.startswith("--") else hypothesis.needs
+            )
+    return told

@@ -1,0 +1,185 @@
+"""Tensors that a trainer saved, by the names of a model's parameters: from dicts, modules and files."""
+
+import json
+import pickle
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from stretto.analysis.diagnosis.evidence import Entry
+from stretto.analysis.diagnosis.step import Step
+from stretto.errors import UsageError, nearest
+from stretto.options.checks import shown
+from stretto.system.path_names import in_path
+
+WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "model", "stages", "stage")
+"""What data parallelism, compilation, sharding and pipelines put before or into names."""
+INDEX = "model.safetensors.index.json"
+FORMS = "safetensors, torch.save, a folder of torch.distributed.checkpoint, or one with Hugging Face's index"
+
+
+def tensors_by_name(given: Any, what: str) -> dict[str, Tensor | None]:
+    """The tensors in a dict, in a module (their gradients, if `what` is gradients), or in a file.
+
+    Raises UsageError for anything else.
+    """
+    if isinstance(given, str | Path):
+        return dict(read(Path(given)))
+    if isinstance(given, nn.Module):
+        named = given.named_parameters(remove_duplicate=False)
+        return {name: p.grad if what == "gradients" else p.detach() for name, p in named}
+    if not isinstance(given, Mapping):
+        raise UsageError(f"diagnose: {what} is {shown(given)}: give a dict of tensors, a module, or a file")
+    for name, value in given.items():
+        if not isinstance(name, str) or not isinstance(value, Tensor | None):
+            raise UsageError(f"diagnose: {what}[{name!r}] is {shown(value)}: give tensors, by the names of parameters")
+    return dict(given)
+
+
+def read(path: Path) -> dict[str, Tensor]:
+    """The tensors in a file or a folder. Raises UsageError where there are none; nothing in it is executed."""
+    if not path.exists():
+        raise UsageError(f"there is no {path}: give a file or a folder of tensors ({FORMS})")
+    if path.is_dir():
+        return read_folder(path)
+    try:
+        if path.suffix == ".json":
+            return read_index(path)
+        if path.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            return load_file(path)
+        found = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise UsageError(
+            f"{path} holds more than tensors ({str(error).splitlines()[0]}): save a dict of tensors"
+        ) from error
+    except Exception as error:
+        if isinstance(error, UsageError):
+            raise
+        raise UsageError(f"{path} cannot be read ({type(error).__name__}: {error}): give {FORMS}") from error
+    tensors = flat(found) if isinstance(found, Mapping) else {}
+    if not tensors:
+        raise UsageError(f"{path} holds {type(found).__name__}: save a dict of tensors, by the names of parameters")
+    return tensors
+
+
+def flat(found: Mapping[Any, Any]) -> dict[str, Tensor]:
+    """The tensors in nested dicts, their keys joined by dots."""
+    tensors: dict[str, Tensor] = {}
+    for key, value in found.items():
+        if isinstance(value, Tensor):
+            tensors[str(key)] = value
+        elif isinstance(value, Mapping):
+            tensors |= {f"{key}.{name}": tensor for name, tensor in flat(value).items()}
+    return tensors
+
+
+def read_folder(folder: Path) -> dict[str, Tensor]:
+    if (folder / ".metadata").is_file():
+        from stretto.checkpoint.tensors import Reader, load_tensors
+
+        metadata = Reader(folder).read_metadata().state_dict_metadata
+        tensors = {
+            name: torch.empty(entry.size, dtype=entry.properties.dtype)
+            for name, entry in metadata.items()
+            if hasattr(entry, "size")
+        }
+        load_tensors(folder, tensors)
+        return tensors
+    if (folder / INDEX).is_file():
+        return read_index(folder / INDEX)
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise UsageError(f"{folder} holds no tensors that are known here: give {FORMS}")
+    return {name: tensor for file in files for name, tensor in read(file).items()}
+
+
+def read_index(index: Path) -> dict[str, Tensor]:
+    """The tensors of a model in several files of safetensors."""
+    names: dict[str, str] = json.loads(index.read_text())["weight_map"]
+    found: dict[str, Tensor] = {}
+    for file in sorted(set(names.values())):
+        found |= read(index.parent / in_path(file, f"{index}: the name of a file with tensors"))
+    return found
+
+
+def stripped(name: str) -> str:
+    """A name without what wrappers add: `module.`, `_orig_mod.`, `stages.3.`."""
+    return ".".join(part for part in name.split(".") if part not in WRAPPERS)
+
+
+def matched(
+    names: Sequence[str], known: Mapping[str, Sequence[int]], shapes: Mapping[str, Sequence[int]]
+) -> dict[str, str]:
+    """The parameter of each given name: the same; the same without wrappers; the only one that ends alike."""
+    found = {name: name for name in names if name in known}
+    short = {stripped(name): name for name in known}
+    for name in names:
+        if name in found:
+            continue
+        parts = stripped(name).split(".")
+        for first in range(len(parts)):
+            end = ".".join(parts[first:])
+            if end in short:
+                found[name] = short[end]
+                break
+            alike = [full for key, full in short.items() if key.endswith("." + end) and known[full] == shapes[name]]
+            if len(alike) == 1:
+                found[name] = alike[0]
+                break
+    return found
+
+
+def by_parameter(model: nn.Module, given: Any, what: str) -> dict[str, Tensor]:
+    """Weights by the names of the model's parameters. Raises UsageError for names or shapes that do not fit."""
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    first = {id(p): name for name, p in model.named_parameters()}
+    tensors = {name: value for name, value in tensors_by_name(given, what).items() if value is not None}
+    known = {name: tuple(p.shape) for name, p in parameters.items()}
+    names = matched(list(tensors), known, {name: tuple(value.shape) for name, value in tensors.items()})
+    found = {first[id(parameters[names[name]])]: tensors[name] for name in names}
+    for name, value in found.items():
+        if value.shape != parameters[name].shape:
+            raise UsageError(
+                f"diagnose: {what} has {list(value.shape)} for {name}, which is {list(parameters[name].shape)}"
+            )
+    if not found:
+        raise UsageError(f"diagnose: no name in {what} is a parameter's: {next(iter(tensors), 'it is empty')!r}, ...")
+    return {name: value.to(parameters[name].dtype) for name, value in found.items()}
+
+
+def entries_of(step: Step, given: Mapping[str, Tensor | None]) -> tuple[dict[Entry, Tensor | None], dict[str, str]]:
+    """Given gradients by entry, in the order of the model, and the parameter of each given name that is another.
+
+    A parameter without one has None. Raises UsageError for names that are no parameter's, and for other shapes.
+    """
+    trained = {name: first for name, first in step.aliases.items() if first in step.parameters}
+    shapes = {name: tuple(step.parameters[first].shape) for name, first in trained.items()}
+    names = matched(list(given), shapes, {name: tuple(v.shape) if v is not None else () for name, v in given.items()})
+    frozen = set(step.aliases) - set(trained)
+    unknown = [name for name in given if name not in names and name not in frozen and stripped(name) not in frozen]
+    if unknown:
+        raise UsageError(
+            f"diagnose: gradients has {unknown[0]!r}, which is no parameter of the model "
+            f"({len(unknown)} of {len(given)} names are none): {nearest(unknown[0], list(trained))}"
+        )
+    by_name: dict[str, Tensor | None] = {}
+    for name, value in given.items():
+        target = names.get(name)
+        if target is None:
+            continue
+        if value is not None and tuple(value.shape) != shapes[target]:
+            raise UsageError(
+                f"diagnose: the gradient {name!r} is {list(value.shape)}, and {target} {list(shapes[target])}"
+            )
+        by_name[target] = value
+    entries: dict[Entry, Tensor | None] = {}
+    for first in step.parameters:
+        own = [name for name in trained if trained[name] == first and by_name.get(name) is not None]
+        for name in own or [first]:
+            entries[Entry(name, first)] = by_name.get(name)
+    return entries, {name: target for name, target in names.items() if name != target}

@@ -1,0 +1,298 @@
+"""The parts that a gradient is a sum of: of each part of the batch, and of each use of a weight.
+
+Forwards and backwards run under a `Condition`; what is added up of them, and how, costs nothing more. So most mistakes
+are sums of what two or three conditions come to.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map
+
+from stretto.analysis.diagnosis.step import Step
+from stretto.losses.cross_entropy import Sum
+from stretto.losses.value import value_function
+from stretto.nn.batch import call, with_names_of
+from stretto.nn.nested import map_tensors, tensors_of
+from stretto.nn.preserve import without_fused_transformers
+from stretto.options.user_errors import explained
+from stretto.splitting.proof import as_before, seed_all
+
+MOST = 1 << 16  # elements of a parameter's gradient that are kept: half of them at equal distances, half the largest
+USES = 3  # calls of torch that take a weight and are told apart; later ones count as the last of these
+
+
+@dataclass(frozen=True)
+class Condition:
+    """What forwards and backwards are computed with; by default as in a plain step.
+
+    `earlier`: parameters that have the earlier weights, or one use of them, as "name#0". `by_part`: each part's forward
+    sees no other part, else one forward takes the whole batch, and each part has a backward; `whole`: so has the whole
+    batch. `change`: the name of a change of the target, the loss or the model, which `changes` of the passes knows.
+    `dtype`: of autocast. `seed`: of dropout.
+    """
+
+    earlier: frozenset[str] = frozenset()
+    by_part: bool = False
+    whole: bool = False
+    change: str = ""
+    dtype: torch.dtype | None = None
+    seed: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Contributions:
+    """What each part of the batch contributes to a gradient: gradients of the part's sum of losses, and its count.
+
+    `values[name]` is [parts, uses, elements]: some elements of a parameter's gradient. `squares[name]` is the squared
+    length of all elements over that of those kept, so that lengths can be told.
+    """
+
+    values: Mapping[str, Tensor]
+    counts: Tensor
+    squares: Mapping[str, float]
+
+
+class SeparateUses(TorchFunctionMode):
+    """Gives every call of torch that takes a parameter a leaf of its own: each use of a weight has its own gradient."""
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter], values: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self._names = {id(p): name for name, p in parameters.items() if not p._backward_hooks}
+        self._values = {**parameters, **values}
+        self.leaves: dict[str, list[Tensor]] = {name: [] for name in parameters}
+        self._uses: dict[str, int] = {}
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if getattr(func, "__name__", "") == "__get__":  # shape, dtype, requires_grad: no use
+            return func(*args, **(kwargs or {}))
+        args, kwargs = tree_map(self._leaf, (tuple(args), dict(kwargs or {})))
+        return func(*args, **kwargs)
+
+    def _leaf(self, value: Any) -> Any:
+        name = self._names.get(id(value)) if isinstance(value, nn.Parameter) else None
+        if name is None:
+            return value
+        leaves = self.leaves[name]
+        if len(leaves) < USES:
+            value = self._values.get(f"{name}#{len(leaves)}", self._values[name])
+            leaves.append(value.detach().requires_grad_())
+        return leaves[-1]
+
+
+class Passes:
+    """Contributions by condition, each computed when it is first asked for.
+
+    `changes` gives a context and a target for a `Condition.change`. `important` are gradients whose largest elements
+    are kept, where not all are.
+    """
+
+    def __init__(self, step: Step, changes: "Mapping[str, Change]", important: Mapping[str, Tensor | None]) -> None:
+        self.step = step
+        self.changes = changes
+        self.kept = {name: kept_elements(p, important.get(name)) for name, p in step.parameters.items()}
+        self._known: dict[Condition, Contributions] = {}
+        self._loss = value_function(step.loss)
+        self.random = False  # whether a forward draws random numbers
+        self.decomposes = True  # whether the loss is a mean over what its parts have
+
+    def size(self, name: str) -> int:
+        """How many elements of a gradient are kept."""
+        kept = self.kept[name]
+        return self.step.parameters[name].numel() if kept is None else len(kept)
+
+    def weight(self, name: str) -> Tensor:
+        """The kept elements of a parameter."""
+        return take(self.step.parameters[name].detach(), self.kept[name])
+
+    def __getitem__(self, condition: Condition) -> Contributions:
+        if condition not in self._known:
+            self._known[condition] = self._compute(condition)
+        return self._known[condition]
+
+    def outputs(self, parts: Sequence[tuple[Tensor, ...]]) -> list[Tensor]:
+        """The tensors of the model's output, for parts of the batch joined, without gradients."""
+        found = []
+        with self._as_before(), torch.no_grad(), without_fused_transformers():
+            for part in parts:
+                seed_all(0)
+                before = torch.get_rng_state()
+                found.append(tensors_of(self._output(part)))
+                self.random |= not torch.equal(before, torch.get_rng_state())
+        return [
+            torch.cat(tensors) if tensors[0].dim() else torch.stack(tensors) for tensors in zip(*found, strict=True)
+        ]
+
+    def _output(self, inputs: tuple[Tensor, ...]) -> Any:
+        """What the loss takes: the model's output, of a ModelOutput its logits."""
+        with explained("diagnose: on this batch the model raised"):
+            output = call(self.step.model, fresh(inputs))
+        return output["logits"] if hasattr(output, "to_tuple") and "logits" in output else output
+
+    def _as_before(self) -> AbstractContextManager[None]:
+        return keeping_mode(self.step.model)
+
+    def _compute(self, condition: Condition) -> Contributions:
+        step = self.step
+        change = self.changes[condition.change](step) if condition.change else Changed(step.inputs, step.target)
+        targets = step.parts_of(change.target)
+        inputs = step.parts_of(change.inputs)
+        loss = self._loss if change.loss is None else value_function(change.loss)
+        values = {name: step.earlier[name.partition("#")[0]] for name in condition.earlier}
+        collected: list[dict[str, Tensor]] = []
+        counts: list[float] = []
+        seen: list[Any] = []
+        for number, part in enumerate(inputs if condition.by_part else [change.inputs]):
+            with self._as_before(), change.context(), SeparateUses(step.parameters, values) as uses:
+                seed_all(condition.seed + number)
+                with torch.enable_grad(), without_fused_transformers(), autocast(condition.dtype):
+                    output = self._output(part)
+                    wholes = targets[number : number + 1] if condition.by_part else targets
+                    if condition.whole:
+                        wholes = [change.target]
+                    outputs = [output] if len(wholes) == 1 else step.parts_of(output)
+                    with explained("diagnose: on this batch the loss raised"):
+                        losses = [mean_of(loss, each, target) for each, target in zip(outputs, wholes, strict=True)]
+                for left, (mean, count) in zip(range(len(losses))[::-1], losses, strict=True):
+                    mean.backward(retain_graph=left > 0)  # type: ignore[no-untyped-call]
+                    collected.append(self._collect(uses))
+                    counts.append(count)
+                seen += [map_tensors(Tensor.detach, each) for each in outputs]
+        if math.nan in counts or any(map(math.isnan, counts)):
+            counts = self._shares(loss, seen, targets, change.target)
+        for part, count in zip(collected, counts, strict=True):
+            part |= {name: part[name] * count for name in step.parameters}
+        stacked = {name: stack([part[name] for part in collected]) for name in step.parameters}
+        squares = {
+            name: sum(count**2 * float(part["|" + name]) for part, count in zip(collected, counts, strict=True))
+            for name in step.parameters
+        }
+        kept = {name: float(value.double().square().sum()) for name, value in stacked.items()}
+        ratios = {name: squares[name] / kept[name] if kept[name] else 1.0 for name in kept}
+        return Contributions(stacked, torch.tensor(counts, dtype=torch.float64), ratios)
+
+    def _shares(
+        self, loss: Callable[..., Any], outputs: Sequence[Any], targets: Sequence[Any], whole: Any
+    ) -> list[float]:
+        """What each part counts in the mean over the whole batch: read off the loss's gradients in outputs.
+
+        `decomposes` becomes False for a loss that is no mean over anything that parts have.
+        """
+        if len(outputs) == 1:
+            return [1.0]
+        leaves = [map_tensors(as_leaf, output) for output in outputs]
+        with torch.enable_grad():
+            joined = map_tensors(lambda *each: torch.cat(each) if each[0].dim() else torch.stack(each).mean(), *leaves)
+            value, _ = mean_of(loss, joined, whole)
+            inputs = [tensors_of(leaf) for leaf in leaves]
+            together = gradients_of(value, inputs)
+            apart = [
+                gradients_of(mean_of(loss, *pair)[0], [own])[0]
+                for *pair, own in zip(leaves, targets, inputs, strict=True)
+            ]
+        shares = []
+        for one, other in zip(together, apart, strict=True):
+            own = float(other @ other)
+            share = float(one @ other) / own if own else 0.0
+            self.decomposes &= float((one - share * other).norm()) <= 1e-3 * max(float(one.norm()), 1e-12)
+            shares.append(share)
+        return shares
+
+    def _collect(self, uses: SeparateUses) -> dict[str, Tensor]:
+        """The kept elements of what stands in the leaves' gradients, and the squared length of all; then none."""
+        found: dict[str, Tensor] = {}
+        for name, parameter in self.step.parameters.items():
+            leaves = [leaf for leaf in (*uses.leaves[name], parameter) if leaf.grad is not None]
+            kept = self.kept[name]
+            rows = [take(dense(leaf.grad), kept) for leaf in leaves]
+            found[name] = torch.stack(rows) if rows else torch.zeros(0, len(take(parameter.detach(), kept)))
+            found["|" + name] = sum((dense(leaf.grad).double().square().sum() for leaf in leaves), torch.zeros(()))
+            for leaf in leaves:
+                leaf.grad = None
+        return found
+
+
+@dataclass(frozen=True, eq=False)
+class Changed:
+    """A batch, a loss and a context in which a mistake is made."""
+
+    inputs: tuple[Tensor, ...]
+    target: Any
+    loss: Any = None
+    context: Callable[[], AbstractContextManager[Any]] = nullcontext
+
+
+Change = Callable[[Step], Changed]
+
+
+@contextmanager
+def keeping_mode(model: nn.Module) -> Iterator[None]:
+    """Afterwards the model is as before; in the block its modules train, or evaluate, as they do now."""
+    modes = [(module, module.training) for module in model.modules()]
+    with as_before([model], list(model.parameters())):
+        for module, training in modes:
+            module.training = training
+        yield
+
+
+def autocast(dtype: torch.dtype | None) -> AbstractContextManager[Any]:
+    return nullcontext() if dtype is None else torch.autocast("cpu", dtype)
+
+
+def fresh(inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return with_names_of(inputs, [x.clone() for x in inputs])
+
+
+def mean_of(loss: Callable[..., Tensor | Sum], output: Any, target: Any) -> tuple[Tensor, float]:
+    """The mean of a part's losses, and what it is a mean over; nan if the loss does not say."""
+    value = loss(output, target, counted=True)
+    return (value.mean, float(value.count)) if isinstance(value, Sum) else (value, math.nan)
+
+
+def as_leaf(tensor: Tensor) -> Tensor:
+    return tensor.detach().requires_grad_(tensor.is_floating_point())
+
+
+def gradients_of(value: Tensor, inputs: Sequence[Sequence[Tensor]]) -> list[Tensor]:
+    """The gradients in several groups of tensors, each group's as one vector."""
+    flat = [tensor for group in inputs for tensor in group if tensor.requires_grad]
+    found = iter(torch.autograd.grad(value, flat, allow_unused=True, materialize_grads=True))
+    return [torch.cat([next(found).flatten().double() for tensor in group if tensor.requires_grad]) for group in inputs]
+
+
+def kept_elements(parameter: Tensor, important: Tensor | None) -> Tensor | None:
+    """Which elements of a gradient are kept; None for all."""
+    if parameter.numel() <= MOST:
+        return None
+    spread = torch.arange(0, parameter.numel(), -(-parameter.numel() // (MOST // 2)))
+    if important is None or important.numel() != parameter.numel():
+        return spread
+    largest = dense(important).abs().flatten().float().topk(MOST // 2).indices
+    return torch.cat([spread, largest]).unique()
+
+
+def take(tensor: Tensor, kept: Tensor | None) -> Tensor:
+    """Some elements, as numbers that can be added up."""
+    flat = tensor.detach().flatten()
+    chosen = flat if kept is None else flat[kept]
+    return chosen.double() if flat.dtype is torch.float64 else chosen.float()
+
+
+def dense(tensor: Any) -> Tensor:
+    """A gradient as a dense tensor of its own."""
+    whole = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return whole if whole.layout is torch.strided else whole.to_dense()  # type: ignore[no-any-return]
+
+
+def stack(parts: Sequence[Tensor]) -> Tensor:
+    """[parts, uses, elements]; parts that use a weight less often have zeros."""
+    most = max(1, *(len(part) for part in parts))
+    return torch.stack([torch.cat([part, part.new_zeros(most - len(part), part.shape[1])]) for part in parts])

@@ -1,0 +1,140 @@
+"""How gradients may have come about: what passes were computed with, and how their parts were put together."""
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from stretto.analysis.diagnosis.passes import MOST, Condition, Passes
+from stretto.analysis.diagnosis.step import Step
+from stretto.analysis.diagnosis.update import UpdateRule
+
+PLAIN = Condition()
+EPSILON = 1e-6  # that torch.nn.utils.clip_grad_norm_ adds to a length
+
+
+@dataclass(frozen=True, eq=False)
+class Scenario:
+    """A gradient, made of contributions in this order; the default is plain training.
+
+    `parts`: a factor for each part of the batch; `uses`: for each use of a parameter. `source`: whose gradient a
+    parameter has. `decay`: the multiple of the weights that is added. `factors`: of single parameters; `factor`: of
+    all; `scales`: of single parameters, after clipping. `clips`: groups of parameters that are clipped together; None
+    for none. `update` and `rate`: what is changed in the optimizer's step, and the factor of its learning rate, where
+    the gradient is looked at through one.
+    """
+
+    condition: Condition = PLAIN
+    parts: tuple[float, ...] | None = None
+    uses: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    source: Mapping[str, str] = field(default_factory=dict)
+    factors: Mapping[str, float] = field(default_factory=dict)
+    factor: float = 1.0
+    decay: float = 0.0
+    clips: Sequence[Sequence[str]] | None = None
+    scales: Mapping[str, float] = field(default_factory=dict)
+    update: str = ""
+    rate: float = 1.0
+
+    def times(self, parts: Sequence[float]) -> tuple[float, ...]:
+        """Its factors of parts, each times another."""
+        return tuple(parts) if self.parts is None else tuple(a * b for a, b in zip(self.parts, parts, strict=True))
+
+
+class Gradients:
+    """The gradients of scenarios, one after the other in one vector. `most` elements of each are taken.
+
+    With a `rule`, what an optimizer makes of them: changes of the weights.
+
+    `columns[name]` is where a parameter's stand.
+    """
+
+    def __init__(self, step: Step, passes: Passes, most: int = MOST, rule: UpdateRule | None = None) -> None:
+        self.step, self.passes, self.rule = step, passes, rule
+        self._most = most
+        self._sums: dict[Condition, Tensor] = {}
+        sizes = [min(most, passes.size(name)) for name in step.parameters]
+        ends = [0, *itertools.accumulate(sizes)]
+        self.columns = {name: slice(*ends[n : n + 2]) for n, name in enumerate(step.parameters)}
+        self.width = ends[-1]
+
+    def of(self, scenario: Scenario) -> Tensor:
+        """All gradients."""
+        made = self._summed(scenario)
+        if scenario.clips:
+            lengths = self.lengths(scenario)
+            for group in scenario.clips:
+                factor = self.clip_factor(math.hypot(*(lengths[name] for name in group)))
+                for name in group:
+                    made[self.columns[name]] *= factor
+        for name, scale in scenario.scales.items():
+            made[self.columns[name]] *= scale
+        if self.rule is not None:
+            weights = self.weights.to(made)
+            made = scenario.rate * self.rule.applied(made, self.columns, weights, scenario.update)
+        return made
+
+    def lengths(self, scenario: Scenario) -> dict[str, float]:
+        """The length of each parameter's gradient, of all its elements, before it is clipped."""
+        whole = self.whole
+        squares = whole._summed(scenario).double().square()
+        ratios = self.passes[scenario.condition].squares
+        return {
+            name: math.sqrt(float(squares[columns].sum()) * ratios[scenario.source.get(name, name)])
+            for name, columns in whole.columns.items()
+        }
+
+    @cached_property
+    def whole(self) -> "Gradients":
+        """The same of all elements that are kept."""
+        return self if self._most >= MOST else Gradients(self.step, self.passes)
+
+    def _summed(self, scenario: Scenario) -> Tensor:
+        contributions = self.passes[scenario.condition]
+        counts = contributions.counts
+        parts = torch.ones_like(counts) if scenario.parts is None else torch.tensor(scenario.parts, dtype=counts.dtype)
+        sums = self.parts_of(scenario.condition)
+        parts = (parts / (float(counts.sum()) or 1.0)).to(sums)
+        made = parts @ sums
+        for name, uses in scenario.uses.items():
+            value = self.taken(contributions.values[name])
+            factors = torch.tensor(uses, dtype=value.dtype)[: value.shape[1]]
+            made[self.columns[name]] = torch.einsum("p,u,pue->e", parts.to(value), factors, value).to(made)
+        if scenario.source:
+            before = made.clone()
+            for name, source in scenario.source.items():
+                made[self.columns[name]] = before[self.columns[source]]
+        if scenario.decay:
+            made += scenario.decay * self.weights
+        made *= scenario.factor
+        for name, factor in scenario.factors.items():
+            made[self.columns[name]] *= factor
+        return made
+
+    def parts_of(self, condition: Condition) -> Tensor:
+        """The sums of losses' gradients of each part, [parts, width], over all uses."""
+        if condition not in self._sums:
+            values = self.passes[condition].values
+            self._sums[condition] = torch.cat([self.taken(values[name]).sum(1) for name in self.columns], 1)
+        return self._sums[condition]
+
+    def taken(self, value: Tensor) -> Tensor:
+        """So many of the kept elements, at equal distances."""
+        size = value.shape[-1]
+        if size <= self._most:
+            return value
+        return value[..., torch.arange(self._most) * (size - 1) // (self._most - 1)].double()
+
+    @cached_property
+    def weights(self) -> Tensor:
+        """The parameters themselves."""
+        return torch.cat([self.taken(self.passes.weight(name)) for name in self.columns])
+
+    def clip_factor(self, length: float) -> float:
+        """What clipping multiplies gradients of this length by."""
+        assert self.step.clip is not None, "groups are clipped only where a bound is given"
+        return min(1.0, self.step.clip / (length + EPSILON))

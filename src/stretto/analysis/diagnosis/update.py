@@ -1,0 +1,83 @@
+"""What an optimizer makes of a gradient, for steps of which the weights before and after are known."""
+
+import copy
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from stretto.analysis.diagnosis.passes import Passes
+from stretto.analysis.diagnosis.step import Step
+from stretto.errors import UsageError
+from stretto.options.user_errors import called
+
+Change = Callable[[torch.optim.Optimizer], torch.optim.Optimizer | None]
+"""Changes an optimizer before its step; returns another one to be stepped after it, or None."""
+
+
+@dataclass(frozen=True, eq=False)
+class UpdateRule:
+    """The optimizer of a step: `make` takes parameters; `state` is its state_dict() before the step, or None."""
+
+    step: Step
+    passes: Passes
+    make: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+    state: Mapping[str, Any] | None = None
+    changes: Mapping[str, Change] = field(default_factory=dict)
+
+    def applied(self, gradients: Tensor, columns: Mapping[str, slice], weights: Tensor, change: str) -> Tensor:
+        """The change of some elements of the weights, by their gradients; made with another optimizer's habit."""
+        parameters = {
+            name: nn.Parameter(weights[place].reshape(one_row(self.step.parameters[name])).clone())
+            for name, place in columns.items()
+        }
+        optimizer = self.made(parameters)
+        for name, parameter in parameters.items():
+            parameter.grad = gradients[columns[name]].reshape(parameter.shape).to(parameter.dtype)
+        again = self.changes[change](optimizer) if change else None
+        optimizer.step()
+        if again is not None:
+            again.step()
+        return torch.cat([p.detach().flatten() for p in parameters.values()]) - weights
+
+    def made(self, parameters: Mapping[str, nn.Parameter]) -> torch.optim.Optimizer:
+        """The optimizer of some elements of the parameters, with its state."""
+        optimizer = called("diagnose: optimizer", self.make, list(parameters.values()), wanted="an optimizer")
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise UsageError(
+                f"diagnose: the optimizer's function returned {type(optimizer).__name__}: return an optimizer"
+            )
+        if self.state is not None:
+            optimizer.load_state_dict(self._state_of(parameters))
+        return optimizer
+
+    def _state_of(self, parameters: Mapping[str, nn.Parameter]) -> dict[str, Any]:
+        assert self.state is not None, "only asked for where there is one"
+        state = copy.copy(dict(self.state))
+        found: dict[Any, dict[str, Any]] = {}
+        for (name, parameter), (key, values) in zip(parameters.items(), self.state["state"].items(), strict=True):
+            whole = self.step.parameters[name]
+            found[key] = {
+                entry: self._elements(value, name, parameter) if of_shape(value, whole) else value
+                for entry, value in values.items()
+            }
+        return state | {"state": copy.deepcopy(found)}  # a step writes into it
+
+    def _elements(self, value: Tensor, name: str, like: nn.Parameter) -> Tensor:
+        from stretto.analysis.diagnosis.passes import take
+
+        kept = take(value, self.passes.kept[name])
+        size, most = len(kept), like.numel()
+        chosen = kept if size == most else kept[torch.arange(most) * (size - 1) // (most - 1)]
+        return chosen.reshape(like.shape).to(like.dtype)
+
+
+def of_shape(value: Any, whole: Tensor) -> bool:
+    return isinstance(value, Tensor) and value.shape == whole.shape and value.dim() > 0
+
+
+def one_row(parameter: Tensor) -> list[int]:
+    """A shape of as many dimensions for some elements: groups of parameters are often chosen by that."""
+    return [*[1] * (parameter.dim() - 1), -1]
