@@ -159,7 +159,7 @@ def where_to_look(evidence: Evidence) -> str:
     wrong = torch.nonzero(~good).flatten().tolist()
     first, last = (evidence.entries[wrong[place]].name for place in (0, -1))
     if wrong == list(range(wrong[-1] + 1)) and not bool(good.all()) and wrong[-1] + 1 < len(good):
-        return f"every gradient up to {last} differs, and all after it are right: look at the backward of what follows it"
+        return f"every gradient up to {last} differs, all after it are right: look at the backward of what follows it"
     if len(wrong) == len(good):
         return "every gradient differs: look at the loss, at the batch and at the weights before single layers"
     return f"{len(wrong)} of {len(good)} gradients differ, the first is {first}, the last {last}"

@@ -26,6 +26,7 @@ from stretto.analysis.diagnosis.names import by_parameter, entries_of, tensors_b
 from stretto.analysis.diagnosis.passes import Condition, Passes
 from stretto.analysis.diagnosis.scenario import Scenario
 from stretto.analysis.diagnosis.search import Search
+from stretto.analysis.diagnosis.stages import beginnings
 from stretto.analysis.diagnosis.step import Step
 from stretto.analysis.diagnosis.update import UpdateRule
 from stretto.errors import UsageError
@@ -90,6 +91,7 @@ def diagnose(
             precision=precision,
             earlier={} if earlier is None else by_parameter(model, earlier, "earlier"),
         )
+        beginnings(step)  # refuses a cut that is no module
         if after is None:
             return explained(step, *entries_of(step, tensors_by_name(gradients, "gradients")))
         if optimizer is None or gradients is not None:
@@ -140,14 +142,14 @@ def explained(
     rule = None if optimizer is None else UpdateRule(step, passes, optimizer, state, CHANGES)
     sketch, whole = (Evidence(step, passes, given, base, sketch=few, rule=rule) for few in (True, False))
     plain = whole.fit(base)
-    common = {"names": names, "tolerance": whole.tolerance, "cannot_show": cannot_show(sketch)}
+    told: dict[str, Any] = {"names": names, "tolerance": whole.tolerance, "cannot_show": cannot_show(sketch)}
     if bool(whole.good(plain.residuals).all()):
         worst = float(plain.residuals.max())
         sentence = (
             f"The gradients are those of plain training (the largest difference is {worst:.1g} of a gradient's length)"
         )
         return Answer(
-            verdict=EQUAL, sentence=sentence, hypotheses=(), alternatives=(), rows=rows_of(whole, None), **common
+            verdict=EQUAL, sentence=sentence, hypotheses=(), alternatives=(), rows=rows_of(whole, None), **told
         )
     search = Search(sketch, whole, quick=sum(p.numel() for p in step.parameters.values()) > LARGE)
     all_found = search.run()
@@ -156,12 +158,7 @@ def explained(
         most = () if closest is None else findings(whole, closest, ())
         sentence = f"None of {len(HYPOTHESES)} known mistakes explains it, nor do two of them: {where_to_look(whole)}"
         return Answer(
-            verdict=UNEXPLAINED,
-            sentence=sentence,
-            hypotheses=(),
-            alternatives=most,
-            rows=rows_of(whole, None),
-            **common,
+            verdict=UNEXPLAINED, sentence=sentence, hypotheses=(), alternatives=most, rows=rows_of(whole, None), **told
         )
     chosen, *others = all_found
     found = findings(whole, chosen, others)
@@ -173,7 +170,7 @@ def explained(
         hypotheses=found,
         alternatives=runners,
         rows=rows_of(whole, chosen),
-        **common,
+        **told,
     )
 
 
@@ -182,13 +179,19 @@ def plain_condition(step: Step, passes: Passes) -> Condition:
     if step.num_parts == 1:
         return Condition()
     if has_batch_norm([step.model]) and step.model.training:
-        return Condition()
+        return adding_up(passes, Condition())
     whole = passes.outputs([step.inputs])
     parts = passes.outputs(step.parts_of(step.inputs))
     if passes.random:
         return Condition(by_part=True)
     alike = all(map(close, whole, parts)) if len(whole) == len(parts) else False
-    return Condition(by_part=alike)
+    return adding_up(passes, Condition(by_part=alike))
+
+
+def adding_up(passes: Passes, condition: Condition) -> Condition:
+    """The condition, or one of the whole batch's loss where that is no mean over what its parts have."""
+    passes[condition]  # shows whether it is one
+    return condition if passes.decomposes else Condition(whole=True)
 
 
 def cannot_show(evidence: Evidence) -> dict[str, str]:

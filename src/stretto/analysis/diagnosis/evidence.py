@@ -60,6 +60,7 @@ class Evidence:
         self._sizes = sizes.double()
         dtypes = [value.dtype for value in given.values() if value is not None]
         self.coarse: torch.dtype | None = None
+        self.limits: Tensor | None = None
         self.rounding = max(ROUNDING.get(dtype, 1e-9) for dtype in [step.dtype, *dtypes])
         self.lengths = self.total(self.given.square()).sqrt()
 
@@ -124,6 +125,13 @@ class Evidence:
         vars(made).pop("tolerance", None)
         return made
 
+    def noisy(self, spread: Tensor) -> "Evidence":
+        """The same, where gradients may be so far from plain ones, by entry."""
+        made = copy.copy(self)
+        made.limits, made.rounding = spread, float(spread.median())
+        vars(made).pop("tolerance", None)
+        return made
+
     def good(self, residuals: Tensor) -> Tensor:
         """Which entries are explained up to rounding."""
-        return residuals <= self.tolerance
+        return residuals <= (self.tolerance if self.limits is None else self.limits)

@@ -80,13 +80,15 @@ def flat(found: Mapping[Any, Any]) -> dict[str, Tensor]:
 
 def read_folder(folder: Path) -> dict[str, Tensor]:
     if (folder / ".metadata").is_file():
+        from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+
         from stretto.checkpoint.tensors import Reader, load_tensors
 
         metadata = Reader(folder).read_metadata().state_dict_metadata
         tensors = {
             name: torch.empty(entry.size, dtype=entry.properties.dtype)
             for name, entry in metadata.items()
-            if hasattr(entry, "size")
+            if isinstance(entry, TensorStorageMetadata)
         }
         load_tensors(folder, tensors)
         return tensors
@@ -122,7 +124,7 @@ def matched(
         if name in found:
             continue
         parts = stripped(name).split(".")
-        for first in range(len(parts)):
+        for first in range(max(1, len(parts) - 1)):  # more than "weight" alone
             end = ".".join(parts[first:])
             if end in short:
                 found[name] = short[end]

@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
@@ -48,14 +49,15 @@ class Condition:
 
 @dataclass(frozen=True, eq=False)
 class Contributions:
-    """What each part of the batch contributes to a gradient: gradients of the part's sum of losses, and its count.
+    """What each part of the batch contributes to a gradient, and its share of what the loss is a mean over.
 
     `values[name]` is [parts, uses, elements]: some elements of a parameter's gradient. `squares[name]` is the squared
-    length of all elements over that of those kept, so that lengths can be told.
+    length of all elements over that of those kept, so that lengths can be told. `count`: what the loss is a mean over.
     """
 
     values: Mapping[str, Tensor]
-    counts: Tensor
+    shares: Tensor
+    count: float
     squares: Mapping[str, float]
 
 
@@ -124,17 +126,17 @@ class Passes:
         with self._as_before(), torch.no_grad(), without_fused_transformers():
             for part in parts:
                 seed_all(0)
-                before = torch.get_rng_state()
                 found.append(tensors_of(self._output(part)))
-                self.random |= not torch.equal(before, torch.get_rng_state())
         return [
             torch.cat(tensors) if tensors[0].dim() else torch.stack(tensors) for tensors in zip(*found, strict=True)
         ]
 
     def _output(self, inputs: tuple[Tensor, ...]) -> Any:
         """What the loss takes: the model's output, of a ModelOutput its logits."""
+        before = torch.get_rng_state()
         with explained("diagnose: on this batch the model raised"):
             output = call(self.step.model, fresh(inputs))
+        self.random |= not torch.equal(before, torch.get_rng_state())
         return output["logits"] if hasattr(output, "to_tuple") and "logits" in output else output
 
     def _as_before(self) -> AbstractContextManager[None]:
@@ -166,18 +168,20 @@ class Passes:
                     collected.append(self._collect(uses))
                     counts.append(count)
                 seen += [map_tensors(Tensor.detach, each) for each in outputs]
-        if math.nan in counts or any(map(math.isnan, counts)):
-            counts = self._shares(loss, seen, targets, change.target)
-        for part, count in zip(collected, counts, strict=True):
-            part |= {name: part[name] * count for name in step.parameters}
+        count = sum(counts)
+        shares = [each / (count or 1.0) for each in counts]
+        if math.isnan(count):
+            shares, count = self._shares(loss, seen, targets, change.target), 1.0
+        for part, share in zip(collected, shares, strict=True):
+            part |= {name: part[name] * share for name in step.parameters}
         stacked = {name: stack([part[name] for part in collected]) for name in step.parameters}
         squares = {
-            name: sum(count**2 * float(part["|" + name]) for part, count in zip(collected, counts, strict=True))
+            name: sum(share**2 * float(part["|" + name]) for part, share in zip(collected, shares, strict=True))
             for name in step.parameters
         }
         kept = {name: float(value.double().square().sum()) for name, value in stacked.items()}
         ratios = {name: squares[name] / kept[name] if kept[name] else 1.0 for name in kept}
-        return Contributions(stacked, torch.tensor(counts, dtype=torch.float64), ratios)
+        return Contributions(stacked, torch.tensor(shares, dtype=torch.float64), count, ratios)
 
     def _shares(
         self, loss: Callable[..., Any], outputs: Sequence[Any], targets: Sequence[Any], whole: Any
@@ -258,6 +262,9 @@ def mean_of(loss: Callable[..., Tensor | Sum], output: Any, target: Any) -> tupl
 
 
 def as_leaf(tensor: Tensor) -> Tensor:
+    """The tensor alone, in float32 where it is coarser."""
+    if tensor.dtype in (torch.float16, torch.bfloat16):
+        tensor = tensor.float()
     return tensor.detach().requires_grad_(tensor.is_floating_point())
 
 
@@ -276,7 +283,7 @@ def kept_elements(parameter: Tensor, important: Tensor | None) -> Tensor | None:
     if important is None or important.numel() != parameter.numel():
         return spread
     largest = dense(important).abs().flatten().float().topk(MOST // 2).indices
-    return torch.cat([spread, largest]).unique()
+    return torch.from_numpy(np.unique(torch.cat([spread, largest]).numpy()))
 
 
 def take(tensor: Tensor, kept: Tensor | None) -> Tensor:

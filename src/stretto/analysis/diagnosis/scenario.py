@@ -95,10 +95,10 @@ class Gradients:
 
     def _summed(self, scenario: Scenario) -> Tensor:
         contributions = self.passes[scenario.condition]
-        counts = contributions.counts
-        parts = torch.ones_like(counts) if scenario.parts is None else torch.tensor(scenario.parts, dtype=counts.dtype)
+        shares = contributions.shares
+        parts = torch.ones_like(shares) if scenario.parts is None else torch.tensor(scenario.parts, dtype=shares.dtype)
         sums = self.parts_of(scenario.condition)
-        parts = (parts / (float(counts.sum()) or 1.0)).to(sums)
+        parts = parts.to(sums)
         made = parts @ sums
         for name, uses in scenario.uses.items():
             value = self.taken(contributions.values[name])

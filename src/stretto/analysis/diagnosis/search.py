@@ -9,6 +9,7 @@ from torch import Tensor
 
 from stretto.analysis.diagnosis.evidence import Evidence, Fit
 from stretto.analysis.diagnosis.hypotheses import HYPOTHESES, Hypothesis, Variant
+from stretto.analysis.diagnosis.hypotheses.batch import DROPOUT_DIFFERS, redrawn
 from stretto.analysis.diagnosis.hypotheses.precision import HYPOTHESIS as LOW_PRECISION
 from stretto.analysis.diagnosis.scenario import Scenario
 from stretto.analysis.diagnosis.step import COARSE
@@ -74,25 +75,21 @@ class Search:
     def run(self) -> list[Explanation]:
         """All explanations with the fewest mistakes, the best first; empty if there are none."""
         found = self._single()
-        found = found or self._coarse() or self._pairs()
+        if not found and self._whole.passes.random:
+            found = self._within_noise()
+        else:
+            found = found or self._coarse() or self._pairs()
         return sorted(found, key=lambda each: each.rank)
 
     def _coarse(self) -> list[Explanation]:
         """Sums in a coarser dtype, alone or after another mistake."""
         known = [node.mistake for node in sorted(self.nodes, key=lambda each: each.score)[:BEAM]]
-        plain = self._whole.fit(self._base)
         for dtype, rounding in COARSE.items():
             if rounding <= self._whole.rounding:
                 continue
             coarse = self._whole.coarser(dtype)
-            read_off = [
-                Mistake(each, variant)
-                for each in HYPOTHESES
-                if not each.costs and each is not LOW_PRECISION
-                for variant in each.variants(coarse, self._base, plain)
-            ]
             found = []
-            for first in (None, *known, *read_off):
+            for first in (None, *known, *self._read_off(coarse)):
                 scenario = self._base if first is None else first.variant.scenario
                 fit = self._whole.fit(scenario)
                 variants = LOW_PRECISION.variants(coarse, scenario, fit)
@@ -100,6 +97,31 @@ class Search:
             if found:
                 fewest = min(len(each.mistakes) for each in found)
                 return [each for each in found if len(each.mistakes) == fewest]
+        return []
+
+    def _read_off(self, evidence: Evidence) -> list[Mistake]:
+        """Mistakes that need no pass of their own, as evidence of another tolerance shows them."""
+        plain = self._whole.fit(self._base)
+        return [
+            Mistake(each, variant)
+            for each in HYPOTHESES
+            if not each.costs and each is not LOW_PRECISION
+            for variant in each.variants(evidence, self._base, plain)
+        ]
+
+    def _within_noise(self) -> list[Explanation]:
+        """Other draws of random numbers, alone or after the mistake that leaves least."""
+        noisy = self._whole.noisy(redrawn(self._whole, self._base))
+        known = [node.mistake for node in sorted(self.nodes, key=lambda each: each.score)[:BEAM]]
+        for firsts in ([None], [*known, *self._read_off(noisy)]):
+            found = []
+            for first in firsts:
+                scenario = self._base if first is None else first.variant.scenario
+                fit = self._whole.fit(scenario)
+                variants = DROPOUT_DIFFERS.variants(noisy, scenario, fit)
+                found += [self._rounded(noisy, first, Mistake(DROPOUT_DIFFERS, each), fit) for each in variants]
+            if found:
+                return sorted(found, key=lambda each: float(each.residuals.mean()))[:1]
         return []
 
     def _rounded(self, coarse: Evidence, first: Mistake | None, mistake: Mistake, fit: Fit) -> Explanation:
@@ -143,7 +165,8 @@ class Search:
             return []
         plain = self._whole.fit(self._base).residuals
         wrong = torch.nonzero(~self._whole.good(plain)).flatten().tolist()
-        left, chosen = set(wrong), []
+        left = set(wrong)
+        chosen: list[tuple[Node, list[int]]] = []
         fits = {id(node): self._whole.fit(node.mistake.variant.scenario).residuals for node in nodes}
         while left:
             node = max(
@@ -270,7 +293,7 @@ def limited(before: Tensor, after: Tensor, entries: Sequence[int] | None) -> Ten
 
 def unique(found: Sequence[Explanation]) -> list[Explanation]:
     """Without those of the same names and options."""
-    known = {}
+    known: dict[object, Explanation] = {}
     for each in found:
         key = frozenset((m.hypothesis.name, str(sorted(m.variant.options.items()))) for m in each.mistakes)
         known.setdefault(key, each)

@@ -1,10 +1,12 @@
 """What a forward sees of a batch: statistics of a part, evaluation instead of training, other draws of dropout."""
 
+import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
+import torch
 from torch import nn
 
 from stretto.analysis.diagnosis.evidence import Evidence, Fit
@@ -23,7 +25,7 @@ evaluation   model.eval()"""
 
 def by_microbatch(evidence: Evidence, scenario: Scenario, fit: Fit) -> Iterator[Variant]:
     """Each micro-batch's forward by itself, where the parts of a batch depend on each other."""
-    if evidence.step.num_parts > 1 and not scenario.condition.by_part:
+    if evidence.step.num_parts > 1 and not (scenario.condition.by_part or scenario.condition.whole):
         condition = replace(scenario.condition, by_part=True)
         what = f"is that of {evidence.step.num_parts} forwards, each with the statistics of its part of the batch"
         yield Variant({"parts": evidence.step.num_parts}, replace(scenario, condition=condition), what)
@@ -47,7 +49,32 @@ def evaluated(evidence: Evidence, scenario: Scenario, fit: Fit) -> Iterator[Vari
         yield Variant({}, replace(scenario, condition=condition), "is that of evaluation mode")
 
 
+DROPOUT = """\
+plain     dropout with one draw
+differs   dropout with another one"""
+REDRAWS = 4
+SPREAD = 1.2  # times the largest difference of two redraws is still one
+
+
+def redrawn(evidence: Evidence, scenario: Scenario) -> torch.Tensor:
+    """How far gradients of other draws of random numbers lie apart, by entry: the largest of some pairs."""
+    draws = [replace(scenario, condition=replace(scenario.condition, seed=1000 * seed)) for seed in range(REDRAWS)]
+    made = [evidence.made(draw) for draw in draws]
+    lengths = torch.stack([evidence.total(each.square()).sqrt() for each in made]).amax(0)
+    apart = [evidence.total((a - b).square()).sqrt() for a, b in itertools.combinations(made, 2)]
+    return SPREAD * torch.stack(apart).amax(0) / torch.maximum(lengths, evidence.floors)
+
+
+def dropout(evidence: Evidence, scenario: Scenario, fit: Fit) -> Iterator[Variant]:
+    """All that is left is within the spread of other draws, where the model draws random numbers."""
+    if evidence.passes.random and bool((fit.residuals <= redrawn(evidence, scenario)).all()):
+        what = f"is within the spread of {REDRAWS} other draws of random numbers (dropout)"
+        yield Variant({"redraws": REDRAWS}, scenario, what)
+
+
+DROPOUT_DIFFERS = Hypothesis("dropout-differs", DROPOUT, dropout, needs="random numbers", costs=True)
 HYPOTHESES = (
     Hypothesis("statistics-by-microbatch", STATISTICS, by_microbatch, needs="--microbatches or --replicas", costs=True),
+    DROPOUT_DIFFERS,
     Hypothesis("evaluation-mode", EVALUATION, evaluated, costs=True, changes={"evaluation": in_evaluation}),
 )

@@ -67,7 +67,7 @@ def before_averaging(evidence: Evidence, scenario: Scenario, fit: Fit) -> Iterat
     if step.clip is None or step.num_parts < 2:
         return
     contributions = evidence.passes[scenario.condition]
-    if len(contributions.counts) < 2:
+    if len(contributions.shares) < 2:
         return
     unclipped = replace(scenario, clips=None)
     by: dict[str, Groups] = {}
@@ -75,19 +75,18 @@ def before_averaging(evidence: Evidence, scenario: Scenario, fit: Fit) -> Iterat
         by["replica"] = replicas(evidence)
     if step.num_parts > step.replicas:
         by["micro-batch"] = [[part] for part in range(step.num_parts)] if step.replicas > 1 else microbatches(evidence)
-    total = float(contributions.counts.sum())
     for name, each in by.items():
-        weights, equal = [0.0] * len(contributions.counts), [0.0] * len(contributions.counts)
+        weights, equal = [0.0] * len(contributions.shares), [0.0] * len(contributions.shares)
         for group in each:
-            own = float(contributions.counts[list(group)].sum())
+            own = float(contributions.shares[list(group)].sum())
             alone = [0.0] * len(weights)
             for part in group:
-                alone[part] = total / own
+                alone[part] = 1 / own
             lengths = evidence.gradients.lengths(replace(unclipped, parts=unclipped.times(alone)))
             factor = evidence.gradients.clip_factor(math.hypot(*lengths.values()))
             for part in group:
                 weights[part] = factor
-                equal[part] = factor * total / (len(each) * own)
+                equal[part] = factor / (len(each) * own)
         yield running(evidence, unclipped, scenario, name, each)
         for again, chosen in itertools.product((False, True), (weights, equal)):
             clips = [list(step.parameters)] if again else None
@@ -101,7 +100,7 @@ def before_averaging(evidence: Evidence, scenario: Scenario, fit: Fit) -> Iterat
 
 def running(evidence: Evidence, unclipped: Scenario, scenario: Scenario, name: str, groups: Groups) -> Variant:
     """The running sum is clipped after each group, within the loop that accumulates."""
-    counts = evidence.passes[scenario.condition].counts
+    counts = evidence.passes[scenario.condition].shares
     weights = [0.0] * len(counts)
     for group in groups:
         for part in group:

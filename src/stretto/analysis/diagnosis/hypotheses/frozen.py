@@ -19,9 +19,11 @@ def variants(evidence: Evidence, scenario: Scenario, fit: Fit) -> Iterator[Varia
     if zero:
         names = {evidence.entries[index].parameter for index in zero}
         none = dict.fromkeys(names, 0.0)
-        for field in ("factors", "scales") if scenario.clips else ("scales",):  # before clipping, or after
-            made = replace(scenario, **{field: {**getattr(scenario, field), **none}})
-            yield Variant({"count": len(zero)}, made, "is zero, or was not given", zero if field == "scales" else None)
+        after = replace(scenario, scales={**scenario.scales, **none})
+        yield Variant({"count": len(zero)}, after, "is zero, or was not given", zero)
+        if scenario.clips:
+            before = replace(scenario, factors={**scenario.factors, **none})
+            yield Variant({"count": len(zero)}, before, "is zero, or was not given, before it is clipped")
 
 
 HYPOTHESIS = Hypothesis("frozen", PICTURE, variants)

@@ -26,7 +26,7 @@ Variants = Callable[[Evidence, Scenario, Fit], Iterator[Variant]]
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """A mistake. `needs` says what must be given for it to be looked for. `costs`: forwards and backwards of its own."""
+    """A mistake. `needs`: what must be given for it to be looked for. `costs`: forwards and backwards of its own."""
 
     name: str
     picture: str

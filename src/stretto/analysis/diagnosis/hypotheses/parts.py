@@ -49,8 +49,8 @@ def sets(number: int) -> list[tuple[int, ...]]:
 
 
 def found_weights(evidence: Evidence, scenario: Scenario) -> torch.Tensor | None:
-    """The weights of the parts, relative to plain ones, by least squares over all entries; None if they are not told."""
-    size = len(evidence.passes[scenario.condition].counts)
+    """The weights of the parts, relative to plain ones, by least squares over all entries; None if nothing tells."""
+    size = len(evidence.passes[scenario.condition].shares)
     alone = torch.eye(size).tolist()
     weights = 1 / evidence.lengths.clamp(min=1e-300).square()
     weights[evidence.lengths == 0] = 0
@@ -59,7 +59,8 @@ def found_weights(evidence: Evidence, scenario: Scenario) -> torch.Tensor | None
     left, right = weighted @ each.T, weighted @ evidence.given
     if not bool(left.isfinite().all()) or torch.linalg.matrix_rank(left, rtol=1e-9) < size:
         return None
-    return torch.linalg.solve(left, right)
+    solved: torch.Tensor = torch.linalg.solve(left, right)
+    return solved
 
 
 def proposed(evidence: Evidence, scenario: Scenario, groups: Groups) -> tuple[int, ...] | None:
@@ -75,17 +76,13 @@ def proposed(evidence: Evidence, scenario: Scenario, groups: Groups) -> tuple[in
 DIVIDED = {"by all": "", "by those counted": ", and is divided by what is left", "equally": ", and is a mean of means"}
 
 
-def weighed(counts: torch.Tensor, groups: Groups, times: Sequence[float], divided: str) -> list[float]:
+def weighed(shares: torch.Tensor, groups: Groups, times: Sequence[float], divided: str) -> list[float]:
     """The factor of each part where groups are counted so many times, and how they are divided."""
-    total, weights = float(counts.sum()), [0.0] * len(counts)
-    sums = [float(counts[list(group)].sum()) for group in groups]
+    weights = [0.0] * len(shares)
+    sums = [float(shares[list(group)].sum()) for group in groups]
     counted = sum(count * factor for count, factor in zip(sums, times, strict=True))
     for group, own, factor in zip(groups, sums, times, strict=True):
-        share = {
-            "by all": 1.0,
-            "by those counted": total / (counted or 1.0),
-            "equally": total / (len(groups) * (own or 1.0)),
-        }
+        share = {"by all": 1.0, "by those counted": 1 / (counted or 1.0), "equally": 1 / (len(groups) * (own or 1.0))}
         for part in group:
             weights[part] = factor * share[divided]
     return weights
@@ -95,14 +92,14 @@ def left_out(what: str, groups_of: Callable[[Evidence], Groups]) -> Hypothesis:
     """The hypothesis that micro-batches, or replicas, are missing."""
 
     def variants(evidence: Evidence, scenario: Scenario, fit: Fit) -> Iterator[Variant]:
-        groups, counts = groups_of(evidence), evidence.passes[scenario.condition].counts
-        if len(groups) < 2 or len(counts) < 2:
+        groups, shares = groups_of(evidence), evidence.passes[scenario.condition].shares
+        if len(groups) < 2 or len(shares) < 2:
             return
         more = proposed(evidence, scenario, groups)
         for chosen in dict.fromkeys([*sets(len(groups)), *([more] if more else [])]):
             times = [float(group not in chosen) for group in range(len(groups))]
             for divided, told in DIVIDED.items():
-                weights = weighed(counts, groups, times, divided)
+                weights = weighed(shares, groups, times, divided)
                 yield Variant(
                     {what: list(chosen), "of": len(groups), "divided": divided},
                     replace(scenario, parts=scenario.times(weights)),
@@ -122,8 +119,8 @@ def counted_twice(what: str, groups_of: Callable[[Evidence], Groups]) -> Hypothe
     """The hypothesis that micro-batches, or replicas, are counted twice, or more often."""
 
     def variants(evidence: Evidence, scenario: Scenario, fit: Fit) -> Iterator[Variant]:
-        groups, counts = groups_of(evidence), evidence.passes[scenario.condition].counts
-        if len(groups) < 2 or len(counts) < 2:
+        groups, shares = groups_of(evidence), evidence.passes[scenario.condition].shares
+        if len(groups) < 2 or len(shares) < 2:
             return
         every = [[1.0 + (group == one) for group in range(len(groups))] for one in range(len(groups))]
         for times in [*every, *whole_times(evidence, scenario, groups)]:
@@ -132,8 +129,8 @@ def counted_twice(what: str, groups_of: Callable[[Evidence], Groups]) -> Hypothe
                 often = "twice" if max(times) == 2 else f"{', '.join(f'{times[each]:.0f}' for each in chosen)} times"
                 yield Variant(
                     {what: chosen, "of": len(groups), "times": times, "divided": divided},
-                    replace(scenario, parts=scenario.times(weighed(counts, groups, times, divided))),
-                    f"counts {named(what, chosen)} of {len(groups)} {often} (counted from 0)",
+                    replace(scenario, parts=scenario.times(weighed(shares, groups, times, divided))),
+                    f"shares {named(what, chosen)} of {len(groups)} {often} (counted from 0)",
                 )
 
     return Hypothesis(f"{what}-twice", TWICE, variants, needs=f"--{what}")
@@ -153,23 +150,23 @@ def whole_times(evidence: Evidence, scenario: Scenario, groups: Groups) -> list[
 
 
 def means(evidence: Evidence, scenario: Scenario, fit: Fit) -> Iterator[Variant]:
-    """The mean over micro-batches, over replicas, or over both, of means over what counts in each."""
-    counts = evidence.passes[scenario.condition].counts
-    if len(counts) < 2:
+    """The mean over micro-batches, over replicas, or over both, of means over what shares in each."""
+    if scenario.condition.whole:  # a loss that is no mean: its parts' means are another loss
+        scenario = replace(scenario, condition=replace(scenario.condition, whole=False))
+    shares = evidence.passes[scenario.condition].shares
+    if len(shares) < 2:
         return
-    total = float(counts.sum())
     for over, groups in groupings(evidence).items():
-        weights = [0.0] * len(counts)
+        weights = [0.0] * len(shares)
         for group in groups:
-            own = float(counts[list(group)].sum())
+            own = float(shares[list(group)].sum())
             for part in group:
-                weights[part] = total / (len(groups) * own) if own else 0.0
+                weights[part] = 1 / (len(groups) * own) if own else 0.0
         if any(abs(weight - 1) > 1e-12 for weight in weights):
             yield Variant(
-                {"over": over, "counts": [int(counts[list(group)].sum()) for group in groups]},
+                {"over": over, "shares": [round(float(shares[list(group)].sum()), 6) for group in groups]},
                 replace(scenario, parts=scenario.times(weights)),
-                f"is a mean over {len(groups)} {over.replace('micro', 'micro-')} of means, which count unequal numbers "
-                "of targets",
+                f"is a mean over {len(groups)} {over.replace('micro', 'micro-')} of means, which do not weigh alike",
             )
 
 

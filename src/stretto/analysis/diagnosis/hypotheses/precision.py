@@ -38,7 +38,7 @@ def like_rounding(evidence: Evidence, scenario: Scenario, dtype: torch.dtype) ->
     """Whether almost every element differs by no more than sums of its parts in a dtype may."""
     unit = torch.finfo(dtype).eps / 2
     made = evidence.made(scenario)
-    size = len(evidence.passes[scenario.condition].counts)
+    size = len(evidence.passes[scenario.condition].shares)
     alone = torch.eye(size).tolist()
     parts = sum(evidence.made(replace(scenario, parts=scenario.times(one), clips=None)).abs() for one in alone)
     assert isinstance(parts, torch.Tensor), "there is a part"

@@ -53,8 +53,8 @@ def before_clipping(evidence: Evidence, scenario: Scenario) -> Iterator[Variant]
 
 def scaled_by(evidence: Evidence, scenario: Scenario, factor: float, entries: list[int]) -> Variant:
     """The gradients of entries times a factor, by its name if it has one."""
-    counts = evidence.passes[scenario.condition].counts
-    known = evidence.step.factors() | named_count(float(counts.sum()), "loss count")
+    count = evidence.passes[scenario.condition].count
+    known = evidence.step.factors() | named_count(count, "loss count")
     name = next(
         (key for key, value in known.items() if math.isclose(value, factor, rel_tol=max(1e-3, evidence.tolerance / 8))),
         None,

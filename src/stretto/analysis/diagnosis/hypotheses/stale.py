@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 from stretto.analysis.diagnosis.evidence import Evidence, Fit
 from stretto.analysis.diagnosis.hypotheses.hypothesis import Hypothesis, Variant
@@ -42,7 +43,7 @@ def variants(evidence: Evidence, scenario: Scenario, fit: Fit) -> Iterator[Varia
                     yield stale(scenario, more, where, {"stages": where, "copies": tied})
 
 
-def stale(scenario: Scenario, earlier: frozenset[str], where: str, options: dict[str, str]) -> Variant:
+def stale(scenario: Scenario, earlier: frozenset[str], where: str, options: dict[str, Any]) -> Variant:
     condition = replace(scenario.condition, earlier=earlier)
     return Variant(options, replace(scenario, condition=condition), f"is that of the earlier weights {where}")
 

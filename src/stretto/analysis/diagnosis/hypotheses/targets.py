@@ -56,6 +56,12 @@ def shifted(step: Step, by: int) -> Changed:
     return Changed(step.inputs, rolled(step.target, by, ignored(step)))
 
 
+def unshifted(step: Step) -> Changed:
+    tokens = tokens_of(step)
+    assert tokens is not None, "only asked for where there are some"
+    return Changed(step.inputs, torch.where(step.target == ignored(step), step.target, tokens))
+
+
 def shift_toggled(step: Step) -> Changed:
     loss = cross_entropy(step)
     assert loss is not None, "only asked for where there is one"
@@ -63,9 +69,7 @@ def shift_toggled(step: Step) -> Changed:
 
 
 SHIFTS: dict[str, Any] = {f"targets {by:+d}": partial(shifted, by=by) for by in (-1, 1)}
-SHIFTS["targets = inputs"] = lambda step: Changed(
-    step.inputs, torch.where(step.target == ignored(step), step.target, tokens_of(step))
-)
+SHIFTS["targets = inputs"] = unshifted
 MEANING = {
     "targets = inputs": "the input itself as target: it is not shifted",
     "targets -1": "the target that follows",
