@@ -3,6 +3,7 @@
 import copy
 import json
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -235,7 +236,10 @@ def test_other_draws_of_dropout_are_told_as_noise():
     torch.manual_seed(99)
     given = gradients(model, *batch)
     assert said(given, model, batch)[1] == ["dropout-differs"]
-    assert said({n: 16 * g for n, g in given.items()}, model, batch, loss_scale=16.0)[1] == ["dropout-differs", "scaled"]
+    assert said({n: 16 * g for n, g in given.items()}, model, batch, loss_scale=16.0)[1] == [
+        "dropout-differs",
+        "scaled",
+    ]
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -373,6 +377,16 @@ def test_the_command_in_words(own, capsys):
     out = capsys.readouterr().out
     assert out.startswith("The gradient of every parameter is multiplied by 0.25, which is 1 / microbatches.")
     assert "not looked for: " in out
+
+
+def test_the_page_loads_nothing_and_shows_layers_and_pictures(own):
+    given = stored({name: g / 4 if name.startswith("0") else g for name, g in own.items()}, "pt")
+    assert main([*WORDS_, given, "--microbatches", "4", "--page", "out/page.html"]) == 1
+    page = Path("out/page.html").read_text()
+    assert page.count('<div class="told"') == 1
+    assert page.count('<div class="right"') == 1
+    assert "(g0 + g1 + g2 + g3) / 4 / 4" in page
+    assert "http" not in page.replace("http-equiv", "")
 
 
 @pytest.mark.parametrize(

@@ -69,6 +69,7 @@ def diagnose(
     loss: str = "auto",
     saved: Annotated[Saved, Parameter(name="*")] = Saved(),
     told: Annotated[Told, Parameter(name="*")] = Told(),
+    page: Path | None = None,
     json: Annotated[bool, FLAG] = False,
 ) -> int:
     """Say what is wrong with the gradients that a trainer, of whatever kind, came to on one batch.
@@ -87,6 +88,8 @@ def diagnose(
         and inputs by the names of the model's arguments.
     loss
         One of torch.nn.functional, or path/to/file.py:function, which takes (output, target).
+    page
+        File to write a page into, with the layers as a strip.
     json
         Print one JSON object on stdout, nothing else.
     """
@@ -97,6 +100,10 @@ def diagnose(
                 "cross_entropy --gradients gradients.safetensors"
             )
     answer = answer_of(str(model), model_options or {}, str(batch), loss, saved, told)
+    if page is not None:
+        from stretto.report.diagnosis import write_page
+
+        write_page(answer, page)
     if json:
         print_json(answer.to_json())
     else:

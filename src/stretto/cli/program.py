@@ -35,12 +35,13 @@ from stretto.options.user_errors import exits_told
 from stretto.settings.runs import CompareSettings
 from stretto.system.destinations import check_file, check_folder
 
-FILES = ("out", "svg", "csv", "trace")  # options that name a file to write; the out of Output names a folder
+FILES = ("out", "page", "svg", "csv", "trace")  # options that name a file to write; the out of Output names a folder
 NEEDED = {  # the extras that options need
     "trace": "trace",
     "trace_operations": "trace",
     "overlay": "trace",
     "scale": "report",
+    "page": "report",
 }
 NO_PATH = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ELOOP)  # what no file can be called, or is
 OK, FAILED, MISTAKE, INTERRUPTED = 0, 1, 2, interrupts.STATUS
