@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import NamedTuple
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from stretto.analysis.diagnosis.passes import MOST, Passes, dense, take
-from stretto.analysis.diagnosis.scenario import EPSILON, Gradients, Scenario
+from stretto.analysis.diagnosis.scenario import EPSILON, PATTERNS, Gradients, Scenario
 from stretto.analysis.diagnosis.step import COARSE, ROUNDING, Step
 from stretto.analysis.diagnosis.update import UpdateRule
 
@@ -106,6 +106,21 @@ class Evidence:
         """The part of an entry in a vector in the order of entries."""
         start = int(self._sizes[:index].sum())
         return values[start : start + int(self._sizes[index])]
+
+    def assembled(self, scenarios: Sequence[Scenario], base: Scenario) -> Scenario:
+        """Each process's part of every gradient, put together in the way that fits best, by parameter."""
+        vectors = torch.stack([self.gradients.of(each).double() for each in scenarios])
+        patterns: dict[str, str] = {}
+        for index, entry in enumerate(self.entries):
+            given, mine = self.entry(self.given, index), vectors[:, self.columns[index]]
+            left = {}
+            for pattern in PATTERNS:
+                owners = self.gradients.owners(entry.parameter, pattern, len(scenarios))
+                made = mine.gather(0, owners[None])[0]  # compared but for a factor, which may be another mistake
+                scale = float(given @ made) / (float(made @ made) or 1.0)
+                left[pattern] = float((given - scale * made).norm())
+            patterns[entry.parameter] = min(PATTERNS, key=lambda each, left=left: left[each])
+        return replace(base, condition=scenarios[0].condition, processes=tuple(scenarios), patterns=patterns)
 
     def fit(self, scenario: Scenario) -> Fit:
         """Residuals of all entries, each relative to the length of the gradient."""

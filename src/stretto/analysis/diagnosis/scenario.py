@@ -14,6 +14,8 @@ from stretto.analysis.diagnosis.step import Step
 from stretto.analysis.diagnosis.update import UpdateRule
 
 PLAIN = Condition()
+PATTERNS = ("the first one's", "rows", "rows of each third", "columns", "parts of one long vector")
+FIRST, ROWS, THIRDS, COLUMNS, FLAT = PATTERNS  # thirds: queries, keys and values
 EPSILON = 1e-6  # that torch.nn.utils.clip_grad_norm_ adds to a length
 
 
@@ -26,6 +28,9 @@ class Scenario:
     all; `scales`: of single parameters, after clipping. `clips`: groups of parameters that are clipped together; None
     for none. `update` and `rate`: what is changed in the optimizer's step, and the factor of its learning rate, where
     the gradient is looked at through one.
+
+    `processes`: each of them has a part of every gradient, by `patterns` of parameters (PATTERNS); the parts are put
+    together. `shards`: a pattern and a number of processes, each of which clips its parts by their length.
     """
 
     condition: Condition = PLAIN
@@ -37,6 +42,9 @@ class Scenario:
     decay: float = 0.0
     clips: Sequence[Sequence[str]] | None = None
     scales: Mapping[str, float] = field(default_factory=dict)
+    processes: "tuple[Scenario, ...]" = ()
+    patterns: Mapping[str, str] = field(default_factory=dict)
+    shards: tuple[str, int] | None = None
     update: str = ""
     rate: float = 1.0
 
@@ -71,6 +79,8 @@ class Gradients:
                 factor = self.clip_factor(math.hypot(*(lengths[name] for name in group)))
                 for name in group:
                     made[self.columns[name]] *= factor
+        if scenario.shards is not None:
+            made = made * self._shard_factors(scenario)
         for name, scale in scenario.scales.items():
             made[self.columns[name]] *= scale
         if self.rule is not None:
@@ -93,7 +103,49 @@ class Gradients:
         """The same of all elements that are kept."""
         return self if self._most >= MOST else Gradients(self.step, self.passes)
 
+    def owners(self, name: str, pattern: str, processes: int) -> Tensor:
+        """Which of so many processes has each of the taken elements of a parameter."""
+        parameter, kept = self.step.parameters[name], self.passes.kept[name]
+        places = self.thinned(torch.arange(parameter.numel()) if kept is None else kept)
+        if pattern == FIRST or not parameter.dim():
+            return torch.zeros_like(places)
+        size, along = parameter.numel(), places
+        if pattern == FLAT:
+            before = itertools.takewhile(lambda other: other != name, self.step.parameters)
+            along = places + sum(self.step.parameters[other].numel() for other in before)
+            size = sum(p.numel() for p in self.step.parameters.values())
+        elif pattern == COLUMNS:
+            size = parameter.shape[-1]
+            along = places % size
+        else:
+            size = parameter.shape[0]
+            along = places // (parameter.numel() // size)
+            if pattern == THIRDS and size % 3 == 0:
+                size //= 3
+                along = along % size
+        ends = torch.tensor([len(part) for part in torch.arange(size).tensor_split(processes)]).cumsum(0)
+        return torch.searchsorted(ends, along, right=True)
+
+    def _shard_factors(self, scenario: Scenario) -> Tensor:
+        """What each process multiplies its parts by when it clips them alone."""
+        assert scenario.shards is not None, "only asked for where there are some"
+        pattern, processes = scenario.shards
+        whole, ratios = self.whole, self.passes[scenario.condition].squares
+        squares = whole._summed(scenario).double().square()
+        sums = torch.zeros(processes, dtype=torch.float64)
+        for name, columns in whole.columns.items():
+            sums.index_add_(0, whole.owners(name, pattern, processes), squares[columns] * ratios[name])
+        factors = torch.tensor([self.clip_factor(math.sqrt(each)) for each in sums.tolist()])
+        return torch.cat([factors[self.owners(name, pattern, processes)] for name in self.columns])
+
     def _summed(self, scenario: Scenario) -> Tensor:
+        if scenario.processes:
+            vectors = torch.stack([self._summed(each) for each in scenario.processes])
+            made = vectors[0].clone()
+            for name, columns in self.columns.items():
+                owners = self.owners(name, scenario.patterns.get(name, FIRST), len(vectors))
+                made[columns] = vectors[:, columns].gather(0, owners[None])[0]
+            return made
         contributions = self.passes[scenario.condition]
         shares = contributions.shares
         parts = torch.ones_like(shares) if scenario.parts is None else torch.tensor(scenario.parts, dtype=shares.dtype)
@@ -124,10 +176,12 @@ class Gradients:
 
     def taken(self, value: Tensor) -> Tensor:
         """So many of the kept elements, at equal distances."""
+        return value if value.shape[-1] <= self._most else self.thinned(value).double()
+
+    def thinned(self, value: Tensor) -> Tensor:
+        """The same of any values along the last dimension."""
         size = value.shape[-1]
-        if size <= self._most:
-            return value
-        return value[..., torch.arange(self._most) * (size - 1) // (self._most - 1)].double()
+        return value if size <= self._most else value[..., torch.arange(self._most) * (size - 1) // (self._most - 1)]
 
     @cached_property
     def weights(self) -> Tensor:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from stretto.analysis.diagnosis.evidence import Evidence, Fit
 from stretto.analysis.diagnosis.hypotheses.hypothesis import Hypothesis, Variant
 from stretto.analysis.diagnosis.hypotheses.parts import Groups, microbatches, replicas
-from stretto.analysis.diagnosis.scenario import EPSILON, Scenario
+from stretto.analysis.diagnosis.scenario import EPSILON, FLAT, ROWS, Scenario
 from stretto.analysis.diagnosis.stages import groups
 
 BY_STAGE = """\
@@ -129,6 +129,11 @@ def apart(evidence: Evidence, scenario: Scenario, fit: Fit) -> Iterator[Variant]
         scale = float(found.scales[index])
         key = next((each for each in shards if math.isclose(each, scale, rel_tol=1e-3)), scale)
         shards.setdefault(key, []).append(entry.parameter)
+    step = evidence.step
+    for number, pattern in itertools.product(sorted({step.replicas, step.tensor} - {1}), (ROWS, FLAT)):
+        made = replace(scenario, clips=None, shards=(pattern, number))
+        what = f"is clipped by the length of each of {number} processes' own parts ({pattern})"
+        yield Variant({"shards": number, "parts": pattern}, made, what)
     if 1 < len(shards) <= MOST_SHARDS:
         made = replace(scenario, clips=list(shards.values()))
         yield Variant({"shards": len(shards)}, made, f"is clipped by the length of each of {len(shards)} shards alone")

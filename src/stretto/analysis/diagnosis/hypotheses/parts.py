@@ -106,6 +106,15 @@ def left_out(what: str, groups_of: Callable[[Evidence], Groups]) -> Hypothesis:
                     f"lacks {named(what, chosen)} of {len(groups)} (counted from 0){told}",
                 )
 
+        for divided in DIVIDED if what == "replicas" else ():
+            each = [[float(group == own) for group in range(len(groups))] for own in range(len(groups))]
+            alone = [replace(scenario, parts=scenario.times(weighed(shares, groups, times, divided))) for times in each]
+            yield Variant(
+                {what: "each in its own part", "of": len(groups), "divided": divided},
+                evidence.assembled(alone, scenario),
+                f"is put together from {len(groups)} replicas, each with its own gradient: the sum is missing",
+            )
+
     return Hypothesis(f"{what}-missing", MISSING, variants, needs=f"--{what}")
 
 

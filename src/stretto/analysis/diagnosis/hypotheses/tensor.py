@@ -174,6 +174,13 @@ def missing(evidence: Evidence, scenario: Scenario, fit: Fit) -> Iterator[Varian
             made = replace(scenario, condition=replace(scenario.condition, change=f"inputs of {title} {rank}"))
             what = f"before {title} is that of process {rank} of {step.tensor} alone: the sum for its input is missing"
             yield Variant({"of": title, "rank": rank, "tensor": step.tensor}, made, what)
+        each = [
+            replace(scenario, condition=replace(scenario.condition, change=f"inputs of {title} {rank}"))
+            for rank in ranks
+        ]
+        what = f"before {title} is that of each process alone, put together: the sum for its input is missing"
+        options = {"of": title, "rank": "each in its own part", "tensor": step.tensor}
+        yield Variant(options, evidence.assembled(each, scenario), what)
 
 
 def twice(evidence: Evidence, scenario: Scenario, fit: Fit) -> Iterator[Variant]:
