@@ -19,8 +19,7 @@ from stretto.analysis.diagnosis.answer import (
     where_to_look,
 )
 from stretto.analysis.diagnosis.evidence import Entry, Evidence
-from stretto.analysis.diagnosis.hypotheses import HYPOTHESES
-from stretto.analysis.diagnosis.hypotheses.tensor import changes_of
+from stretto.analysis.diagnosis.hypotheses import HYPOTHESES, batch, tensor
 from stretto.analysis.diagnosis.hypotheses.updates import CHANGES
 from stretto.analysis.diagnosis.names import by_parameter, entries_of, tensors_by_name
 from stretto.analysis.diagnosis.passes import Condition, Passes
@@ -137,7 +136,7 @@ def explained(
     """The answer for the gradients of a step, or for what its optimizer changed in the weights."""
     important = {entry.parameter: value for entry, value in given.items()}
     known = {name: change for hypothesis in HYPOTHESES for name, change in hypothesis.changes.items()}
-    passes = Passes(step, known | changes_of(step), important)
+    passes = Passes(step, known | tensor.changes_of(step) | batch.changes_of(step), important)
     base = Scenario(condition=plain_condition(step, passes), clips=[list(step.parameters)] if step.clip else None)
     rule = None if optimizer is None else UpdateRule(step, passes, optimizer, state, CHANGES)
     sketch, whole = (Evidence(step, passes, given, base, sketch=few, rule=rule) for few in (True, False))

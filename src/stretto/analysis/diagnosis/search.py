@@ -74,11 +74,20 @@ class Search:
 
     def run(self) -> list[Explanation]:
         """All explanations with the fewest mistakes, the best first; empty if there are none."""
-        found = self._single()
-        if not found and self._whole.passes.random:
-            found = self._within_noise()
-        else:
-            found = found or self._coarse() or self._pairs()
+        if not self._quick:
+            found = self._single(costs=False) + self._single(costs=True)
+            return self._ordered(found or self._together() or self._after_one())
+        return self._ordered(
+            self._single(costs=False) or self._together() or self._after_one() or self._single(costs=True)
+        )
+
+    def _after_one(self) -> list[Explanation]:
+        """What explains all together with another mistake, or with noise."""
+        if self._whole.passes.random:
+            return self._within_noise()
+        return self._coarse() or self._pairs()
+
+    def _ordered(self, found: list[Explanation]) -> list[Explanation]:
         return sorted(found, key=lambda each: each.rank)
 
     def _coarse(self) -> list[Explanation]:
@@ -87,10 +96,12 @@ class Search:
         for dtype, rounding in COARSE.items():
             if rounding <= self._whole.rounding:
                 continue
-            coarse = self._whole.coarser(dtype)
+            few, coarse = (each.coarser(dtype) for each in (self._sketch, self._whole))
             found = []
-            for first in (None, *known, *self._read_off(coarse)):
+            for first in (None, *known, *self._read_off(few)):
                 scenario = self._base if first is None else first.variant.scenario
+                if not any(LOW_PRECISION.variants(few, scenario, self._sketch.fit(scenario))):
+                    continue
                 fit = self._whole.fit(scenario)
                 variants = LOW_PRECISION.variants(coarse, scenario, fit)
                 found += [self._rounded(coarse, first, Mistake(LOW_PRECISION, each), fit) for each in variants]
@@ -101,7 +112,7 @@ class Search:
 
     def _read_off(self, evidence: Evidence) -> list[Mistake]:
         """Mistakes that need no pass of their own, as evidence of another tolerance shows them."""
-        plain = self._whole.fit(self._base)
+        plain = evidence.fit(self._base)
         return [
             Mistake(each, variant)
             for each in HYPOTHESES
@@ -139,28 +150,24 @@ class Search:
         node = min(self.nodes, key=lambda each: each.score)
         return self._one(node.mistake, self._whole.fit(node.mistake.variant.scenario))
 
-    def _single(self) -> list[Explanation]:
+    def _single(self, *, costs: bool) -> list[Explanation]:
         found = []
-        for costs in (False, True):
-            by_name: dict[str, list[Node]] = {}
-            for mistake in self._mistakes(self._base, self._plain, costs):
-                fit = self._sketch.fit(mistake.variant.scenario)
-                residuals = limited(self._plain.residuals, fit.residuals, mistake.variant.entries)
-                node = Node(mistake, fit, residuals, self._score(residuals, fit))
-                by_name.setdefault(mistake.hypothesis.name, []).append(node)
-                if self._complete(residuals):
-                    found += self._confirmed((mistake,))
-                elif not torch.equal(residuals, self._plain.residuals) or self._score(residuals, fit) < 1e9:
-                    self.nodes.append(node)
-            if not found:
-                for nodes in by_name.values():
-                    found += self._together(nodes)
-            if found and self._quick:
-                break
+        for mistake in self._mistakes(self._base, self._plain, costs):
+            fit = self._sketch.fit(mistake.variant.scenario)
+            residuals = limited(self._plain.residuals, fit.residuals, mistake.variant.entries)
+            self.nodes.append(Node(mistake, fit, residuals, self._score(residuals, fit)))
+            if self._complete(residuals):
+                found += self._confirmed((mistake,))
         return found
 
-    def _together(self, nodes: Sequence[Node]) -> list[Explanation]:
+    def _together(self) -> list[Explanation]:
         """One kind of mistake, made otherwise in different parameters, by one process or stage each."""
+        by_name: dict[str, list[Node]] = {}
+        for node in self.nodes:
+            by_name.setdefault(node.mistake.hypothesis.name, []).append(node)
+        return [each for nodes in by_name.values() for each in self._of_one_kind(nodes)]
+
+    def _of_one_kind(self, nodes: Sequence[Node]) -> list[Explanation]:
         if len(nodes) < 2 or not self._complete(torch.stack([node.residuals for node in nodes]).amin(0)):
             return []
         plain = self._whole.fit(self._base).residuals
@@ -201,7 +208,7 @@ class Search:
             after = Fit(node.residuals, node.fit.scales, node.fit.scaled)
             beside = Fit(node.residuals, self._plain.scales, self._plain.scaled)
             for base, fit in ((scenario, after), (self._base, beside)):
-                for costs in (False, True):
+                for costs in (False,) if self._quick else (False, True):
                     for mistake in self._mistakes(base, fit, costs):
                         if mistake.hypothesis is node.mistake.hypothesis and mistake.hypothesis.name != "scaled":
                             continue

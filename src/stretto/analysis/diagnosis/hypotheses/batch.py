@@ -1,18 +1,21 @@
 """What a forward sees of a batch: statistics of a part, evaluation instead of training, other draws of dropout."""
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.dropout import _DropoutNd
 
 from stretto.analysis.diagnosis.evidence import Evidence, Fit
 from stretto.analysis.diagnosis.hypotheses.hypothesis import Hypothesis, Variant
 from stretto.analysis.diagnosis.passes import Changed
 from stretto.analysis.diagnosis.scenario import Scenario
+from stretto.analysis.diagnosis.stages import block_names
 from stretto.analysis.diagnosis.step import Step
 
 STATISTICS = """\
@@ -32,27 +35,44 @@ def by_microbatch(evidence: Evidence, scenario: Scenario, fit: Fit) -> Iterator[
 
 
 @contextmanager
-def evaluation(model: nn.Module) -> Iterator[None]:
-    """All modules in evaluation; whoever entered puts the modes back."""
-    model.eval()
+def evaluation(module: nn.Module) -> Iterator[None]:
+    """All modules in this one in evaluation; whoever entered puts the modes back."""
+    module.eval()
     yield
 
 
-def in_evaluation(step: Step) -> Changed:
-    return Changed(step.inputs, step.target, context=partial(evaluation, step.model))
+def changes_of(step: Step) -> dict[str, Callable[[Step], Changed]]:
+    """The whole model in evaluation, and each of its blocks that has another forward there."""
+    return {f"evaluation {name}": partial(in_evaluation, name=name) for name in ("", *other_in_evaluation(step))}
+
+
+def in_evaluation(step: Step, name: str) -> Changed:
+    return Changed(step.inputs, step.target, context=partial(evaluation, step.model.get_submodule(name)))
+
+
+def other_in_evaluation(step: Step) -> list[str]:
+    """Blocks and single modules with dropout or statistics of batches."""
+    modules = dict(step.model.named_modules())
+    names = {name: module for name, module in modules.items() if isinstance(module, _DropoutNd | _NormBase)}
+    blocks = [block for block in block_names(step.model) if any(name.startswith(block + ".") for name in names)]
+    return list(dict.fromkeys([*blocks, *names]))[:MOST_BLOCKS]
 
 
 def evaluated(evidence: Evidence, scenario: Scenario, fit: Fit) -> Iterator[Variant]:
     """The modules are in evaluation mode: no dropout, running statistics."""
-    if evidence.step.model.training and not scenario.condition.change:
-        condition = replace(scenario.condition, change="evaluation")
-        yield Variant({}, replace(scenario, condition=condition), "is that of evaluation mode")
+    if not evidence.step.model.training or scenario.condition.change:
+        return
+    for name in ("", *other_in_evaluation(evidence.step)):
+        condition = replace(scenario.condition, change=f"evaluation {name}")
+        what = "is that of evaluation mode" + (f" of {name}" if name else "")
+        yield Variant({"module": name or "all"}, replace(scenario, condition=condition), what)
 
 
 DROPOUT = """\
 plain     dropout with one draw
 differs   dropout with another one"""
 REDRAWS = 4
+MOST_BLOCKS = 12  # that are tried in evaluation, each alone
 SPREAD = 1.2  # times the largest difference of two redraws is still one
 
 
@@ -76,5 +96,5 @@ DROPOUT_DIFFERS = Hypothesis("dropout-differs", DROPOUT, dropout, needs="random 
 HYPOTHESES = (
     Hypothesis("statistics-by-microbatch", STATISTICS, by_microbatch, needs="--microbatches or --replicas", costs=True),
     DROPOUT_DIFFERS,
-    Hypothesis("evaluation-mode", EVALUATION, evaluated, costs=True, changes={"evaluation": in_evaluation}),
+    Hypothesis("evaluation-mode", EVALUATION, evaluated, costs=True),
 )

@@ -139,7 +139,7 @@ def counted_twice(what: str, groups_of: Callable[[Evidence], Groups]) -> Hypothe
                 yield Variant(
                     {what: chosen, "of": len(groups), "times": times, "divided": divided},
                     replace(scenario, parts=scenario.times(weighed(shares, groups, times, divided))),
-                    f"shares {named(what, chosen)} of {len(groups)} {often} (counted from 0)",
+                    f"counts {named(what, chosen)} of {len(groups)} {often} (counted from 0)",
                 )
 
     return Hypothesis(f"{what}-twice", TWICE, variants, needs=f"--{what}")

@@ -7,7 +7,7 @@ from typing import Any
 from stretto.analysis.diagnosis.evidence import Evidence, Fit
 from stretto.analysis.diagnosis.hypotheses.hypothesis import Hypothesis, Variant
 from stretto.analysis.diagnosis.scenario import Scenario
-from stretto.analysis.diagnosis.stages import beginnings
+from stretto.analysis.diagnosis.stages import beginnings, block_names
 
 PICTURE = """\
 plain     forward and backward with W_n
@@ -41,6 +41,14 @@ def variants(evidence: Evidence, scenario: Scenario, fit: Fit) -> Iterator[Varia
                     use = 0 if where.startswith("before") else 1
                     more = chosen | {f"{name}#{use}" for name in tied}
                     yield stale(scenario, more, where, {"stages": where, "copies": tied})
+    for block in block_names(step.model)[:MOST_CUTS]:
+        chosen = frozenset(name for name in everything if name.startswith(block + "."))
+        if chosen and chosen != everything:
+            yield stale(scenario, chosen, f"of {block}", {"stages": block})
+    for name in everything:
+        for use in range(uses[name].shape[1] if uses[name].shape[1] > 1 else 0):
+            copy = frozenset({f"{name}#{use}"})
+            yield stale(scenario, copy, f"of one copy of {name}", {"stages": name, "use": use})
 
 
 def stale(scenario: Scenario, earlier: frozenset[str], where: str, options: dict[str, Any]) -> Variant:
