@@ -1,4 +1,4 @@
-"""Which of the mistakes that were made by hand are named right.
+"""Which of the mistakes that were made by hand are named right, of three sets of them (README.md).
 
 python benchmarks/diagnosis/main.py                 all of them; writes result.json
 python benchmarks/diagnosis/main.py --only gpt      those whose title, network or names hold a text, printed alone
@@ -61,7 +61,7 @@ def main() -> int:
     """Judge the cases, print a line for each and the shares."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--only", default="")
-    parser.add_argument("--halves", default="seen,unseen")
+    parser.add_argument("--halves", default="seen,unseen,unseen_2")
     given = parser.parse_args()
     torch.set_num_threads(1)
     results = {}
@@ -71,14 +71,13 @@ def main() -> int:
         results[half] = [judged(case) for case in chosen]
         for row in results[half]:
             mark = "  " if row["right"] else "X "
-            print(
-                f"{mark}{row['network']} {row['dtype']:9} {row['seconds']:6.2f}s {row['title']}: {row['truth']} -> {row['named']} {row['same_as'] or ''}"
-            )
+            what = f"{row['title']}: {row['truth']} -> {row['named']} {row['same_as'] or ''}"
+            print(f"{mark}{row['network']} {row['dtype']:9} {row['seconds']:6.2f}s {what}")
             if not row["right"]:
                 print("     ", row["sentence"])
         right = sum(row["right"] for row in results[half])
         print(f"{half}: {right} of {len(results[half])}")
-    if not given.only and set(given.halves.split(",")) == {"seen", "unseen"}:
+    if not given.only and set(given.halves.split(",")) == {"seen", "unseen", "unseen_2"}:
         (HERE / "result.json").write_text(json.dumps(results, indent=1) + "\n")
     return 0
 

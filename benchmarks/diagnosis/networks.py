@@ -1,4 +1,4 @@
-"""Three networks with a batch and a loss each, in plain PyTorch, for mistakes made by hand. Nothing here uses Stretto."""
+"""Three networks with a batch and a loss each, in plain PyTorch, for mistakes made by hand, without Stretto."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

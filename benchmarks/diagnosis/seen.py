@@ -4,6 +4,7 @@ import copy
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -27,7 +28,7 @@ def cuts(s: Setup, pieces: int) -> list[slice]:
     ends = [0]
     for part in torch.arange(len(s.target)).tensor_split(pieces):
         ends.append(ends[-1] + len(part))
-    return [slice(a, b) for a, b in zip(ends, ends[1:], strict=False)]
+    return [slice(a, b) for a, b in pairwise(ends)]
 
 
 def count(s: Setup, rows: Any) -> float:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,18 +23,21 @@ from stretto.analysis.diagnosis.evidence import Entry, Evidence
 from stretto.analysis.diagnosis.hypotheses import HYPOTHESES, batch, tensor
 from stretto.analysis.diagnosis.hypotheses.updates import CHANGES
 from stretto.analysis.diagnosis.names import by_parameter, entries_of, tensors_by_name
-from stretto.analysis.diagnosis.passes import Condition, Passes
+from stretto.analysis.diagnosis.passes import Changed, Condition, Passes
 from stretto.analysis.diagnosis.scenario import Scenario
 from stretto.analysis.diagnosis.search import Search
 from stretto.analysis.diagnosis.stages import beginnings
-from stretto.analysis.diagnosis.step import Step
+from stretto.analysis.diagnosis.step import ROUNDING, Step
 from stretto.analysis.diagnosis.update import UpdateRule
 from stretto.errors import UsageError
 from stretto.losses import Loss
-from stretto.nn.batch import inputs_of, target_of
+from stretto.nn.batch import inputs_of, target_of, with_names_of
 from stretto.nn.group_norm import has_batch_norm
+from stretto.nn.nested import map_tensors
 from stretto.splitting.proof import close
 
+SMALL = 1e3  # times the tolerance: more than that is no rounding
+TIMES = 4.0  # what rounding takes gradients to, over what it was once seen to
 LARGE = 20_000_000  # parameters from which passes of their own are made only where nothing cheaper explains all
 
 
@@ -136,11 +140,18 @@ def explained(
     """The answer for the gradients of a step, or for what its optimizer changed in the weights."""
     important = {entry.parameter: value for entry, value in given.items()}
     known = {name: change for hypothesis in HYPOTHESES for name, change in hypothesis.changes.items()}
-    passes = Passes(step, known | tensor.changes_of(step) | batch.changes_of(step), important)
+    passes = Passes(
+        step, known | {"opposite order": opposite} | tensor.changes_of(step) | batch.changes_of(step), important
+    )
     base = Scenario(condition=plain_condition(step, passes), clips=[list(step.parameters)] if step.clip else None)
     rule = None if optimizer is None else UpdateRule(step, passes, optimizer, state, CHANGES)
     sketch, whole = (Evidence(step, passes, given, base, sketch=few, rule=rule) for few in (True, False))
     plain = whole.fit(base)
+    if not bool(whole.good(plain.residuals).all()):
+        limits = rounding_of(whole, plain.residuals)
+        if limits is not None:
+            whole.within(limits)
+            sketch.within(limits)
     told: dict[str, Any] = {"names": names, "tolerance": whole.tolerance, "cannot_show": cannot_show(sketch)}
     if bool(whole.good(plain.residuals).all()):
         worst = float(plain.residuals.max())
@@ -173,6 +184,31 @@ def explained(
     )
 
 
+def rounding_of(evidence: Evidence, residuals: Tensor) -> Tensor | None:
+    """How far rounding takes the gradients of this model, by entry; None where that is not what makes them differ.
+
+    It is measured where a coarser dtype was meant than that of the weights, and where little is left: by a pass in that
+    dtype, or with the examples in the opposite order.
+    """
+    step, base = evidence.step, evidence.base
+    finest = min(ROUNDING[p.dtype] for p in step.parameters.values() if p.dtype in ROUNDING)
+    if step.precision is not None and ROUNDING[step.precision] > finest:
+        other = replace(base.condition, dtype=step.precision)
+    elif float(residuals.max()) <= SMALL * evidence.tolerance and not base.condition.whole:
+        other = replace(base.condition, change="opposite order")
+    else:
+        return None
+    one, another = evidence.made(base), evidence.made(replace(base, condition=other))
+    lengths = torch.maximum(evidence.total(one.square()).sqrt(), evidence.floors)
+    return TIMES * evidence.total((one - another).square()).sqrt() / lengths
+
+
+def opposite(step: Step) -> Changed:
+    """The same examples in the opposite order."""
+    turned = [x.flip(0) for x in step.inputs]
+    return Changed(with_names_of(step.inputs, turned), map_tensors(lambda y: y.flip(0), step.target))
+
+
 def plain_condition(step: Step, passes: Passes) -> Condition:
     """How plain training computes: the whole batch in one forward where its parts depend on each other."""
     if step.num_parts == 1:
@@ -195,14 +231,10 @@ def adding_up(passes: Passes, condition: Condition) -> Condition:
 
 def cannot_show(evidence: Evidence) -> dict[str, str]:
     """Mistakes that would leave the gradients of this batch as they are, or need something that was not given."""
-    plain = evidence.fit(evidence.base)
+    plain, step = evidence.fit(evidence.base), evidence.step
     told: dict[str, str] = {}
     for hypothesis in HYPOTHESES:
-        if hypothesis.costs or not hypothesis.needs:
-            continue
-        variants = list(hypothesis.variants(evidence, evidence.base, plain))
-        if not variants:
-            told[hypothesis.name] = (
-                f"needs {hypothesis.needs}" if hypothesis.needs.startswith("--") else hypothesis.needs
-            )
-    return told
+        if hypothesis.needs and next(hypothesis.variants(evidence, evidence.base, plain), None) is None:
+            here = "--microbatches" in hypothesis.needs and step.num_parts > 1 and hypothesis.name not in told
+            told[hypothesis.name] = "this batch cannot show it" if here else f"needs {hypothesis.needs}"
+    return {name: why for name, why in told.items() if why}

@@ -98,6 +98,13 @@ class Evidence:
         """The parameters, in the order of entries."""
         return self.gradients.weights.double()[self._places]
 
+    @cached_property
+    def faint(self) -> Tensor:
+        """Entries whose gradient is rounding alone, of which an optimizer may make anything."""
+        plain = Gradients(self.step, self.passes, self.gradients.most).of(self.base).double()[self._places]
+        means = (self.total(plain.square()) / self._sizes.clamp(min=1)).sqrt()
+        return means <= 10 * max(ROUNDING[p.dtype] for p in self.step.parameters.values()) * means.max()
+
     def made(self, scenario: Scenario) -> Tensor:
         """The gradients of a scenario, in the order of entries."""
         return self.gradients.of(scenario).double()[self._places]
@@ -130,15 +137,21 @@ class Evidence:
         least = torch.maximum(self.floors, torch.full_like(self.floors, 1e-300))
         residuals = self.total((self.given - made).square()).sqrt()
         scaled = self.total((self.given - scales[self.owner] * made).square()).sqrt()
+        if self.gradients.rule is not None:
+            residuals = torch.where(self.faint, 0.0, residuals)
         longest = torch.maximum(torch.maximum(own.sqrt(), self.lengths), least)
         return Fit(residuals / longest, scales, scaled / torch.maximum(self.lengths, least))
 
     def coarser(self, dtype: torch.dtype) -> "Evidence":
         """The same, where sums may have been rounded to another dtype."""
         made = copy.copy(self)
-        made.coarse, made.rounding = dtype, COARSE[dtype]
+        made.coarse, made.rounding, made.limits = dtype, COARSE[dtype], None
         vars(made).pop("tolerance", None)
         return made
+
+    def within(self, limits: Tensor) -> None:
+        """Let gradients be so far from plain ones, by entry, and still count as equal."""
+        self.limits = torch.maximum(limits, torch.full_like(limits, self.tolerance))
 
     def noisy(self, spread: Tensor) -> "Evidence":
         """The same, where gradients may be so far from plain ones, by entry."""

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
-from stretto.analysis.diagnosis.step import Step
+from stretto.analysis.diagnosis.step import ROUNDING, Step
 from stretto.losses.cross_entropy import Sum
 from stretto.losses.value import value_function
 from stretto.nn.batch import call, with_names_of
@@ -104,6 +104,7 @@ class Passes:
         self._known: dict[Condition, Contributions] = {}
         self._loss = value_function(step.loss)
         self.random = False  # whether a forward draws random numbers
+        self.unused = set(step.parameters)  # parameters that no pass has given a gradient
         self.decomposes = True  # whether the loss is a mean over what its parts have
 
     def size(self, name: str) -> int:
@@ -203,10 +204,11 @@ class Passes:
                 for *pair, own in zip(leaves, targets, inputs, strict=True)
             ]
         shares = []
+        close = max(1e-3, 2 * ROUNDING.get(self.step.dtype, 0.0))
         for one, other in zip(together, apart, strict=True):
             own = float(other @ other)
             share = float(one @ other) / own if own else 0.0
-            self.decomposes &= float((one - share * other).norm()) <= 1e-3 * max(float(one.norm()), 1e-12)
+            self.decomposes &= float((one - share * other).norm()) <= close * max(float(one.norm()), 1e-12)
             shares.append(share)
         return shares
 
@@ -217,6 +219,7 @@ class Passes:
             leaves = [leaf for leaf in (*uses.leaves[name], parameter) if leaf.grad is not None]
             kept = self.kept[name]
             rows = [take(dense(leaf.grad), kept) for leaf in leaves]
+            self.unused -= {name} if rows else set()
             found[name] = torch.stack(rows) if rows else torch.zeros(0, len(take(parameter.detach(), kept)))
             found["|" + name] = sum((dense(leaf.grad).double().square().sum() for leaf in leaves), torch.zeros(()))
             for leaf in leaves:
@@ -262,9 +265,6 @@ def mean_of(loss: Callable[..., Tensor | Sum], output: Any, target: Any) -> tupl
 
 
 def as_leaf(tensor: Tensor) -> Tensor:
-    """The tensor alone, in float32 where it is coarser."""
-    if tensor.dtype in (torch.float16, torch.bfloat16):
-        tensor = tensor.float()
     return tensor.detach().requires_grad_(tensor.is_floating_point())
 
 

@@ -63,7 +63,7 @@ class Gradients:
 
     def __init__(self, step: Step, passes: Passes, most: int = MOST, rule: UpdateRule | None = None) -> None:
         self.step, self.passes, self.rule = step, passes, rule
-        self._most = most
+        self.most = most
         self._sums: dict[Condition, Tensor] = {}
         sizes = [min(most, passes.size(name)) for name in step.parameters]
         ends = [0, *itertools.accumulate(sizes)]
@@ -101,7 +101,7 @@ class Gradients:
     @cached_property
     def whole(self) -> "Gradients":
         """The same of all elements that are kept."""
-        return self if self._most >= MOST else Gradients(self.step, self.passes)
+        return self if self.most >= MOST else Gradients(self.step, self.passes)
 
     def owners(self, name: str, pattern: str, processes: int) -> Tensor:
         """Which of so many processes has each of the taken elements of a parameter."""
@@ -176,12 +176,12 @@ class Gradients:
 
     def taken(self, value: Tensor) -> Tensor:
         """So many of the kept elements, at equal distances."""
-        return value if value.shape[-1] <= self._most else self.thinned(value).double()
+        return value if value.shape[-1] <= self.most else self.thinned(value).double()
 
     def thinned(self, value: Tensor) -> Tensor:
         """The same of any values along the last dimension."""
         size = value.shape[-1]
-        return value if size <= self._most else value[..., torch.arange(self._most) * (size - 1) // (self._most - 1)]
+        return value if size <= self.most else value[..., torch.arange(self.most) * (size - 1) // (self.most - 1)]
 
     @cached_property
     def weights(self) -> Tensor:

@@ -35,7 +35,8 @@ class UpdateRule:
         }
         optimizer = self.made(parameters)
         for name, parameter in parameters.items():
-            parameter.grad = gradients[columns[name]].reshape(parameter.shape).to(parameter.dtype)
+            if name not in self.passes.unused:  # what has no gradient is skipped
+                parameter.grad = gradients[columns[name]].reshape(parameter.shape).to(parameter.dtype)
         again = self.changes[change](optimizer) if change else None
         optimizer.step()
         if again is not None:
@@ -50,20 +51,25 @@ class UpdateRule:
                 f"diagnose: the optimizer's function returned {type(optimizer).__name__}: return an optimizer"
             )
         if self.state is not None:
-            optimizer.load_state_dict(self._state_of(parameters))
+            optimizer.load_state_dict(self._state_of(optimizer, parameters))
         return optimizer
 
-    def _state_of(self, parameters: Mapping[str, nn.Parameter]) -> dict[str, Any]:
+    def _state_of(self, optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter]) -> dict[str, Any]:
         assert self.state is not None, "only asked for where there is one"
-        state = copy.copy(dict(self.state))
+        names = {id(parameter): name for name, parameter in parameters.items()}
+        groups = zip(optimizer.param_groups, self.state["param_groups"], strict=True)
         found: dict[Any, dict[str, Any]] = {}
-        for (name, parameter), (key, values) in zip(parameters.items(), self.state["state"].items(), strict=True):
-            whole = self.step.parameters[name]
-            found[key] = {
-                entry: self._elements(value, name, parameter) if of_shape(value, whole) else value
-                for entry, value in values.items()
-            }
-        return state | {"state": copy.deepcopy(found)}  # a step writes into it
+        for group, saved in groups:
+            for parameter, key in zip(group["params"], saved["params"], strict=True):
+                name = names[id(parameter)]
+                found[key] = {
+                    entry: self._elements(value, name, parameter)
+                    if of_shape(value, self.step.parameters[name])
+                    else value
+                    for entry, value in self.state["state"].get(key, {}).items()
+                }
+        kept = {key: value for key, value in found.items() if value}
+        return dict(self.state) | {"state": copy.deepcopy(kept)}  # a step writes into it
 
     def _elements(self, value: Tensor, name: str, like: nn.Parameter) -> Tensor:
         from stretto.analysis.diagnosis.passes import take

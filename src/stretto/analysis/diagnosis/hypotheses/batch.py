@@ -71,9 +71,9 @@ def evaluated(evidence: Evidence, scenario: Scenario, fit: Fit) -> Iterator[Vari
 DROPOUT = """\
 plain     dropout with one draw
 differs   dropout with another one"""
-REDRAWS = 4
+REDRAWS = 6
 MOST_BLOCKS = 12  # that are tried in evaluation, each alone
-SPREAD = 1.2  # times the largest difference of two redraws is still one
+SPREAD = 1.5  # times the largest difference of two redraws is still one
 
 
 def redrawn(evidence: Evidence, scenario: Scenario) -> torch.Tensor:

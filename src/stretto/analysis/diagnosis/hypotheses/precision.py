@@ -12,6 +12,7 @@ from stretto.analysis.diagnosis.scenario import Scenario
 PICTURE = """\
 plain          float32(g0 + g1)
 low precision  bfloat16(bfloat16(g0) + bfloat16(g1))"""
+LEAST = 0.05  # of the unit of rounding: less is not that dtype's
 MOSTLY = 0.97  # of all elements have to be as near as rounding leaves them
 ALIKE = 0.5  # least cosine of what is left and of the error of a computation in that dtype
 NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
@@ -37,6 +38,8 @@ def low_precision(evidence: Evidence, scenario: Scenario, fit: Fit) -> Iterator[
 def like_rounding(evidence: Evidence, scenario: Scenario, dtype: torch.dtype) -> bool:
     """Whether almost every element differs by no more than sums of its parts in a dtype may."""
     unit = torch.finfo(dtype).eps / 2
+    if float(evidence.fit(scenario).residuals.max()) < LEAST * unit:
+        return False
     made = evidence.made(scenario)
     size = len(evidence.passes[scenario.condition].shares)
     alone = torch.eye(size).tolist()
