@@ -144,6 +144,7 @@ def explained(
         step, known | {"opposite order": opposite} | tensor.changes_of(step) | batch.changes_of(step), important
     )
     base = Scenario(condition=plain_condition(step, passes), clips=[list(step.parameters)] if step.clip else None)
+    passes[base.condition]
     rule = None if optimizer is None else UpdateRule(step, passes, optimizer, state, CHANGES)
     sketch, whole = (Evidence(step, passes, given, base, sketch=few, rule=rule) for few in (True, False))
     plain = whole.fit(base)
@@ -188,7 +189,7 @@ def rounding_of(evidence: Evidence, residuals: Tensor) -> Tensor | None:
     """How far rounding takes the gradients of this model, by entry; None where that is not what makes them differ.
 
     It is measured where a coarser dtype was meant than that of the weights, and where little is left: by a pass in that
-    dtype, or with the examples in the opposite order.
+    dtype, with the examples in the opposite order, or in one forward.
     """
     step, base = evidence.step, evidence.base
     finest = min(ROUNDING[p.dtype] for p in step.parameters.values() if p.dtype in ROUNDING)
@@ -196,6 +197,8 @@ def rounding_of(evidence: Evidence, residuals: Tensor) -> Tensor | None:
         other = replace(base.condition, dtype=step.precision)
     elif float(residuals.max()) <= SMALL * evidence.tolerance and not base.condition.whole:
         other = replace(base.condition, change="opposite order")
+        if base.condition.by_part:
+            other = replace(base.condition, by_part=False)
     else:
         return None
     one, another = evidence.made(base), evidence.made(replace(base, condition=other))

@@ -59,6 +59,7 @@ class Evidence:
         self._places = torch.cat([torch.arange(c.start, c.stop) for c in self.columns])
         self._sizes = sizes.double()
         dtypes = [value.dtype for value in given.values() if value is not None]
+        dtypes += [torch.float32] if passes.in_float32 else []
         self.coarse: torch.dtype | None = None
         self.limits: Tensor | None = None
         self.rounding = max(ROUNDING.get(dtype, 1e-9) for dtype in [step.dtype, *dtypes])
@@ -100,14 +101,15 @@ class Evidence:
 
     @cached_property
     def faint(self) -> Tensor:
-        """Entries whose gradient is rounding alone, of which an optimizer may make anything."""
+        """Elements whose gradient is rounding alone, of which an optimizer may make anything."""
         plain = Gradients(self.step, self.passes, self.gradients.most).of(self.base).double()[self._places]
         means = (self.total(plain.square()) / self._sizes.clamp(min=1)).sqrt()
-        return means <= 10 * max(ROUNDING[p.dtype] for p in self.step.parameters.values()) * means.max()
+        return plain.abs() <= 10 * max(ROUNDING[p.dtype] for p in self.step.parameters.values()) * means.max()
 
     def made(self, scenario: Scenario) -> Tensor:
         """The gradients of a scenario, in the order of entries."""
-        return self.gradients.of(scenario).double()[self._places]
+        made = self.gradients.of(scenario).double()[self._places]
+        return made if self.gradients.rule is None else torch.where(self.faint, self.given, made)
 
     def entry(self, values: Tensor, index: int) -> Tensor:
         """The part of an entry in a vector in the order of entries."""
@@ -126,7 +128,7 @@ class Evidence:
                 made = mine.gather(0, owners[None])[0]  # compared but for a factor, which may be another mistake
                 scale = float(given @ made) / (float(made @ made) or 1.0)
                 left[pattern] = float((given - scale * made).norm())
-            patterns[entry.parameter] = min(PATTERNS, key=lambda each, left=left: left[each])
+            patterns[entry.parameter] = min(left, key=left.__getitem__)
         return replace(base, condition=scenarios[0].condition, processes=tuple(scenarios), patterns=patterns)
 
     def fit(self, scenario: Scenario) -> Fit:
@@ -137,8 +139,6 @@ class Evidence:
         least = torch.maximum(self.floors, torch.full_like(self.floors, 1e-300))
         residuals = self.total((self.given - made).square()).sqrt()
         scaled = self.total((self.given - scales[self.owner] * made).square()).sqrt()
-        if self.gradients.rule is not None:
-            residuals = torch.where(self.faint, 0.0, residuals)
         longest = torch.maximum(torch.maximum(own.sqrt(), self.lengths), least)
         return Fit(residuals / longest, scales, scaled / torch.maximum(self.lengths, least))
 

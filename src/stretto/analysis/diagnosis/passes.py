@@ -69,7 +69,7 @@ class SeparateUses(TorchFunctionMode):
         self._names = {id(p): name for name, p in parameters.items() if not p._backward_hooks}
         self._values = {**parameters, **values}
         self.leaves: dict[str, list[Tensor]] = {name: [] for name in parameters}
-        self._uses: dict[str, int] = {}
+        self.in_float32 = False  # whether some tensor was
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -77,7 +77,9 @@ class SeparateUses(TorchFunctionMode):
         if getattr(func, "__name__", "") == "__get__":  # shape, dtype, requires_grad: no use
             return func(*args, **(kwargs or {}))
         args, kwargs = tree_map(self._leaf, (tuple(args), dict(kwargs or {})))
-        return func(*args, **kwargs)
+        made = func(*args, **kwargs)
+        self.in_float32 |= isinstance(made, Tensor) and made.dtype is torch.float32
+        return made
 
     def _leaf(self, value: Any) -> Any:
         name = self._names.get(id(value)) if isinstance(value, nn.Parameter) else None
@@ -104,6 +106,7 @@ class Passes:
         self._known: dict[Condition, Contributions] = {}
         self._loss = value_function(step.loss)
         self.random = False  # whether a forward draws random numbers
+        self.in_float32 = False  # whether some tensor of a forward is, even where all weights are float64
         self.unused = set(step.parameters)  # parameters that no pass has given a gradient
         self.decomposes = True  # whether the loss is a mean over what its parts have
 
@@ -168,6 +171,7 @@ class Passes:
                     mean.backward(retain_graph=left > 0)  # type: ignore[no-untyped-call]
                     collected.append(self._collect(uses))
                     counts.append(count)
+                self.in_float32 |= uses.in_float32
                 seen += [map_tensors(Tensor.detach, each) for each in outputs]
         count = sum(counts)
         shares = [each / (count or 1.0) for each in counts]
