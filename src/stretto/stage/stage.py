@@ -17,7 +17,7 @@ from stretto.heads.head import LocalLoss, ReadingHead, TrainedLoss
 from stretto.losses.cross_entropy import Sum
 from stretto.losses.minibatch_counts import Gradient, MinibatchCounts, Target, divide, message, shared_divisor
 from stretto.losses.value import Loss, call, mean_and_weight, of_stage, trial_of_stage, value_function
-from stretto.nn.batch import as_tuple, tensors_in, to_device, with_names_of
+from stretto.nn.batch import tensors_in, to_device, with_names_of
 from stretto.nn.carried_attributes import (
     Buffers,
     Carried,
@@ -773,8 +773,8 @@ def clip(parameters: Sequence[Tensor], limit: float, stage_norms: Sequence[Tenso
 def refuse_detached(value: Tensor | Sum, output: Any, stage: int) -> None:
     """Raise UsageError for a loss through which no gradient gets to the output, though the output could have one."""
     total = value.total if isinstance(value, Sum) else value
-    outputs = (tensor for tensor in as_tuple(output) if isinstance(tensor, Tensor))
-    if total.requires_grad or not torch.is_grad_enabled() or not any(tensor.requires_grad for tensor in outputs):
+    outputs = any(tensor.requires_grad for tensor in tensors_of(output))
+    if total.requires_grad or not torch.is_grad_enabled() or not outputs:
         return  # the first of two forwards has no gradients, and may pass on an input that has one
     raise UsageError(
         f"stage {stage}: the loss returned {shown(total)} without a gradient, so nothing would be trained: compute it "

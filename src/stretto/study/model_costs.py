@@ -21,7 +21,7 @@ from stretto.models.user_model import user_model
 from stretto.nn import deferred
 from stretto.nn.batch import as_tuple, inputs_of
 from stretto.nn.layer_recompute import marked
-from stretto.nn.preserve import device_of, undisturbed
+from stretto.nn.preserve import device_of, output_tensors, undisturbed
 from stretto.optim.by_name import make_optimizer, usual_rate
 from stretto.optim.parameter_labels import labelled_by
 from stretto.optimizers import OPTIMIZERS
@@ -201,7 +201,7 @@ def trainable(requested: TrainSettings, asked: CostRequest) -> Costed:
         known(settings.batch_size), planned_optimizer(settings.optimizer),
         {key: value for key, value in wanted.items() if value not in ({}, [], "auto", None)},
         tuple(map(str, range(len(layers)) if cut is None else cut.bounds[:-1])),
-        None if cut is None else tuple(cut.bounds), tuple(map(len, features)),
+        None if cut is None else tuple(cut.bounds), num_tensors(features),
         parts, unshared, settings, form_costs=formed, unformed={"sequence": NOT_TRAINED, **unformed},
     )  # fmt: skip
 
@@ -321,7 +321,7 @@ def of_paper(requested: TrainSettings, asked: CostRequest) -> Costed:
         name, costs.spread(places), *heads_of(heads, uncut) if heads else ({}, {}),
         sides([(x,), *features[:-1]] if features else []), network.batch_size,
         optimizer, None, tuple(map(str, range(len(places)))),
-        tensors=tuple(map(len, features)), tensor_costs={key: each.spread(places) for key, each in parts.items()},
+        tensors=num_tensors(features), tensor_costs={key: each.spread(places) for key, each in parts.items()},
         unshared=unshared, options=network.options,
         form_costs={key: each.spread(places) for key, each in formed.items()}, unformed=unformed,
     )  # fmt: skip
@@ -343,17 +343,22 @@ def of_user(requested: TrainSettings, heads: Sequence[str]) -> Costed:
         name, layer_costs(layers, inputs), {}, dict.fromkeys(heads, NO_DATA), sides([inputs, *features[:-1]]),
         len(inputs[0]),
         "sgd" if optimizer == "auto" else planned_optimizer(optimizer), None, tuple(map(str, layers.bounds[:-1])),
-        tuple(layers.bounds), tuple(map(len, features)),
+        tuple(layers.bounds), num_tensors(features),
     )  # fmt: skip
 
 
-def outputs(layers: Sequence[nn.Module], *inputs: Tensor) -> list[tuple[Tensor, ...]]:
-    """The output of each layer, one after the other; the layers stay as they are."""
-    values: list[tuple[Tensor, ...]] = [inputs]
+def outputs(layers: Sequence[nn.Module], *inputs: Tensor) -> list[tuple[Any, ...]]:
+    """The output of each layer, one after the other, a dict of the last one as it is; the layers stay as they are."""
+    values: list[tuple[Any, ...]] = [inputs]
     with torch.no_grad(), undisturbed(layers, device_of(layers)), deferred.faked(layers):
         for layer in layers:
             values.append(as_tuple(layer(*values[-1])))
     return values[1:]
+
+
+def num_tensors(features: Sequence[Any]) -> tuple[int, ...]:
+    """How many tensors each of these outputs has."""
+    return tuple(len(output_tensors(each)) for each in features)
 
 
 def heads_of(names: Sequence[str], model: UncutModel) -> tuple[Mapping[str, HeadCosts], Mapping[str, str]]:
