@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from stretto.cli import main
+from stretto.study.trial_processes import take_place_and_resolve
 
 OWN = """
 import torch
@@ -398,6 +400,17 @@ def test_data_that_differ_from_call_to_call_are_refused(capsys, workers):
 
 def test_a_network_of_ones_own_needs_data(capsys):
     assert "data is missing: own.py:build" in mistake(capsys, "train", "--model", "own.py:build")
+
+
+def test_a_plan_says_where_its_command_needs_a_rate_and_is_tried_at_any(capsys):
+    Path("own.py").write_text(OWN + "\n\ndef rated(params, lr):\n    return torch.optim.SGD(params, lr=lr)\n")
+    words = ["plan", *WORDS[:-2], "--cluster", "8-a100", "--workers", "1"]
+    told = said(capsys, *words, "--optimizer", "own.py:rated")
+    assert "--optimizer own.py:rated --lr RATE, with a rate in place of RATE" in told
+    training = tomllib.loads(Path("plan.toml").read_text())["train"]
+    assert take_place_and_resolve(training).lr == 0.001, "as it is priced"
+    assert "RATE" not in said(capsys, *words, "--optimizer", "own.py:sgd"), "its default"
+    assert take_place_and_resolve(training | {"optimizer": "own.py:sgd"}).lr == 0.05
 
 
 @pytest.mark.slow

@@ -32,7 +32,7 @@ from stretto.settings.runs import TrainSettings, as_lists, known
 from stretto.splitting import Stages, pieces
 from stretto.splitting.structure import refuse_names
 from stretto.study.counted_heads import UncutModel, costs_of_head
-from stretto.study.prepare import build_model, dataset, resolve
+from stretto.study.prepare import build_model, dataset, resolve, with_any_rate
 
 EXAMPLES = 2  # of the batch on which costs are counted
 NO_DATA = "there are no data, which say what it learns: add --data path/to/file.py:function"
@@ -208,7 +208,7 @@ def trainable(requested: TrainSettings, asked: CostRequest) -> Costed:
 
 def build(requested: TrainSettings) -> tuple[TrainSettings, Any, Model, Stages | None]:
     """The settings resolved, the data, the model, and its pieces where it is no list of layers."""
-    settings = resolve(replace(requested, stages=1))  # more would be looked for in a cut of their own
+    settings = with_any_rate(resolve(replace(requested, stages=1)))  # more would be looked for in a cut of their own
     loaded, model = dataset(settings), build_model(settings)
     example = loaded.train.first(EXAMPLES)[0]
     if model.module is None and isinstance(example, Mapping):

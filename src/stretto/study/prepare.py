@@ -33,7 +33,7 @@ from stretto.nn.devices import EXAMPLES as DEVICES
 from stretto.nn.devices import computing_with, pick_device
 from stretto.nn.group_norm import has_batch_norm
 from stretto.optim import cosine, scale_for_batch, warmup
-from stretto.optim.by_name import make_optimizer, name_of_setting, optimizer_row
+from stretto.optim.by_name import make_optimizer, name_of_setting, optimizer_row, usual_rate
 from stretto.options.import_object import (
     call,
     import_object,
@@ -206,6 +206,11 @@ def resolve(settings: S) -> S:
     resolved = runs.with_defaults(replace(settings, stages=stages, sources=sources_of(settings)), row, batch_size)
     runs.check(resolved)  # what was chosen here fits what was given
     return resolved
+
+
+def with_any_rate(settings: runs.TrainSettings) -> runs.TrainSettings:
+    """Resolved settings with a rate, also of an optimizer that has no usual one: for what only times and prices."""
+    return settings if settings.lr is not None else replace(settings, lr=usual_rate(settings.optimizer))
 
 
 def is_token_model(settings: runs.Settings, model: models.Model, loaded: data.Dataset | UserData) -> bool:
