@@ -27,6 +27,7 @@ from stretto.report.record import several_devices
 from stretto.report.terminal import table
 from stretto.runtime.launch import LaunchSettings
 from stretto.runtime.process_memory import forget_most_held
+from stretto.runtime.world import place_in_job
 from stretto.settings.runs import CompareSettings, Settings, TrainSettings, check_jobs, known
 from stretto.study.comparison import Outcome, run_json
 from stretto.study.comparison import compare as make_runs
@@ -294,6 +295,12 @@ def common(
     kind: type[Settings],
 ) -> dict[str, Any]:
     """The settings that both calls take, with names for the objects that were given."""
+    _, launched = place_in_job()
+    if launched > 1:
+        raise UsageError(
+            f"a launcher such as torchrun has started {launched} processes of this script, but stretto.train and "
+            f"stretto.compare start their own: run it without torchrun, with workers={launched}"
+        )
     if metrics is not None:
         of_kind("metrics", metrics, Mapping, "a dict of functions by name, metrics={'mae': mae}")
     known_settings = [field.name for field in fields(kind) if field.name != "sources"]
