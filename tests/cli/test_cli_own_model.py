@@ -224,6 +224,10 @@ def test_a_file_does_not_say_what_is_called(capsys):
     Path("run.toml").write_text('model = "own.py:build"\n')
     assert "nothing that a file says is executed" in mistake(capsys, "train", "run.toml", *WORDS[2:])
     run(capsys, "train", "run.toml", *WORDS, *FEW, "--out", "run", "--json")  # named in the command
+    functions = {"model": "own.py:build", "data": "own.py:data", "loss": "own.py:loss", "metric": ["mae=own.py:mae"]}
+    Path("all.toml").write_text("".join(f"{key} = {value!r}\n" for key, value in functions.items()))
+    err = mistake(capsys, "train", "all.toml", *WORDS[:2])
+    assert "so in the command: --data own.py:data --loss own.py:loss --metric mae=own.py:mae" in err, "all that lack"
     err = mistake(capsys, "report", "run")
     assert "--model own.py:build --data own.py:data --loss own.py:loss --metric mae=own.py:mae" in err
     assert "report:" in said(capsys, "report", "run", *WORDS)
@@ -337,6 +341,32 @@ def test_mistakes(capsys, words, message):
             given += [name, value]
     assert message in mistake(capsys, "train", *given, "--out", "run")
     assert not Path("run").exists()
+
+
+@pytest.mark.parametrize("verb", ["train", "compare"])
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--optimizer", "own.py:rated"], "optimizer own.py:rated needs a rate: give lr, as --lr 0.01"),
+        (["--optimizer", "own.py:fixed", "--lr", "0.1"], "lr=0.1: optimizer own.py:fixed takes no lr"),
+        (["--optimizer", "adagrad", "--momentum", "0.9"], "optimizer adagrad takes no momentum"),
+        (["--optimizer", "own.py:sdg"], "own.py has no 'sdg'"),
+        (["--loss", "mse_los"], "unknown loss 'mse_los'"),
+        (["--loss", "own.py:los"], "own.py has no 'los'"),
+    ],
+)
+def test_what_needs_no_model_is_refused_before_there_is_one(capsys, verb, words, message):
+    made = "    assert False, 'called'\n"
+    source = OWN.replace("    return pair(24", f"{made}    return pair(24").replace(
+        "    torch.manual_seed(W", f"{made}#"
+    )
+    optimizers = (f"\n\ndef {each}:\n    return torch.optim.SGD(params, 0.1)\n" for each in SIGNATURES)
+    Path("own.py").write_text(source + "".join(optimizers))
+    given = WORDS[:-2] if words[0] != "--loss" else WORDS[:-4]
+    assert message in mistake(capsys, verb, *given, *words)
+
+
+SIGNATURES = ("rated(params, lr)", "fixed(params)")
 
 
 @pytest.mark.parametrize(

@@ -193,9 +193,10 @@ def choose_method(
     """
     from stretto.methods import method
     from stretto.methods.advice import meaning
-    from stretto.study.prepare import advice_in, resolve
+    from stretto.study.prepare import advice_in, check_rate, resolve
     from stretto.study.single_run import as_begun
 
+    check_rate(settings)
     resolved = resolve(settings)
     begun = as_begun(settings.method, resolved, output.out) if resume else resolved
     chosen = advice_in(settings, begun).get(settings.method)

@@ -185,6 +185,7 @@ def resolve(settings: S) -> S:
     runs.check(settings)
     check_device(settings.device)
     metrics = metrics_of(settings)
+    check_named(settings)
     settings = replace(settings, metric=tuple(map(runs.with_direction, settings.metric, (m.higher for m in metrics))))
     model, loaded = build_model(settings), dataset(settings)
     stages = number_of_stages(settings, model, loaded)
@@ -206,6 +207,30 @@ def resolve(settings: S) -> S:
     resolved = runs.with_defaults(replace(settings, stages=stages, sources=sources_of(settings)), row, batch_size)
     runs.check(resolved)  # what was chosen here fits what was given
     return resolved
+
+
+def check_named(settings: runs.Settings) -> None:
+    """Raise UsageError for a function, a loss or an optimizer that there is not: before models and data are made."""
+    for name, text in settings.functions.items():
+        if not is_model_folder(text):
+            import_object(text, name)
+    if settings.loss != AUTO and not is_function(settings.loss):
+        named_loss(settings.loss)
+    if settings.optimizer != AUTO:
+        optimizer_row(settings.optimizer)
+
+
+def check_rate(settings: runs.TrainSettings | runs.CompareSettings) -> None:
+    """Raise UsageError for a rate, momentum or weight decay that an optimizer lacks, or does not take.
+
+    Before models and data are made, of settings that have not been resolved.
+    """
+    if settings.optimizer == AUTO:
+        return
+    rates = settings.lr if isinstance(settings.lr, tuple) else (settings.lr,)
+    usual = next(iter(optimizer_row(settings.optimizer).rates), None)
+    rate = usual if rates[0] is None else rates[0]
+    make_optimizer(settings.optimizer, rate, settings.momentum, settings.weight_decay)
 
 
 def with_any_rate(settings: runs.TrainSettings) -> runs.TrainSettings:

@@ -33,7 +33,7 @@ from stretto.study.comparison import Outcome, run_json
 from stretto.study.comparison import compare as make_runs
 from stretto.study.first_batches import refuse_evaluation, refuse_other_sizes
 from stretto.study.outlook import outlook
-from stretto.study.prepare import advice_in, costs_of, prepare, prepare_trial, resolve
+from stretto.study.prepare import advice_in, check_rate, costs_of, prepare, prepare_trial, resolve
 from stretto.study.report_page import track_run
 from stretto.study.run_processes import run_on_processes
 from stretto.study.single_run import Resume, as_begun, claim, default_folder, in_words, refuse_full_disk, summary
@@ -253,6 +253,7 @@ def train(
     check_shown(out, quiet)
     chosen |= {"method": str(method), "stages": stages, "workers": workers}
     asked = TrainSettings(lr=lr, batch_size=batch_size, seed=seed, steps=steps, **chosen)
+    check_rate(asked)
     resolved = resolve(asked)
     resolved = as_begun(str(method), resolved, None if out is None else Path(out)) if resume else resolved
     folder = default_folder(resolved) if out is None else Path(out)

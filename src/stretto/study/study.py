@@ -32,6 +32,7 @@ from stretto.study.first_batches import refuse_evaluation, refuse_other_sizes
 from stretto.study.prepare import (
     Prepared,
     advice_in,
+    check_rate,
     costs_of,
     prepare_trial,
     resolve,
@@ -85,6 +86,7 @@ def choose(settings: CompareSettings) -> ChosenMethods:
 
     Of `all`, methods that cannot run are left out, and so are methods that do the same as one before them.
     """
+    check_rate(settings)
     named = tuple(name for name in settings.methods if name != ALL)
     if named == settings.methods:
         resolved = resolve(with_optimizer(settings, [method(name) for name in named if not is_advised(name)]))
