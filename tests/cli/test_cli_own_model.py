@@ -548,6 +548,49 @@ def data():
     assert err.count("\n") == 1
 
 
+ROWS = """
+import torch
+from torch import nn
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table, self.out = nn.Embedding(9, 4), nn.Linear(4, 1)
+
+    def forward(self, x):
+        return self.out(self.table(x))
+
+
+def data():
+    splits = [torch.arange(number) % 9 for number in (64, 300, 8)]
+    splits[SPLIT][ROW] = 9
+    return [(x, x[:, None].float()) for x in splits]
+"""
+
+
+@pytest.mark.parametrize(
+    ("split", "row", "words", "where"),
+    [
+        (0, 1, [], "(in data rows.py:data, train, rows 0 to 1)"),
+        (0, 7, [], "(in data rows.py:data, train, rows 0 to 7)"),
+        (0, 44, [], r"\(in data rows.py:data, train, one of the rows (\d+, )*44(, \d+)*\)"),
+        (0, 44, ["--method", "pb"], "(in data rows.py:data, train)"),
+        (0, 44, ["--steps", "1"], "(in data rows.py:data, 512 examples of train)"),
+        (1, 5, [], "data rows.py:data: validation: evaluate: the model or the loss cannot take batch 0"),
+        (1, 200, [], "(in data rows.py:data, validation, in batches of 128 rows)"),
+        (2, 5, [], "data rows.py:data: test: evaluate"),
+    ],
+)
+def test_an_id_outside_an_embedding_is_told_with_its_split_and_rows(capsys, split, row, words, where):
+    Path("rows.py").write_text(ROWS.replace("SPLIT", f"{split}").replace("ROW", f"{row}"))
+    given = ["--model", "rows.py:Model", "--data", "rows.py:data", "--loss", "mse_loss", "--batch-size", "8"]
+    steps = [] if "--steps" in words else ["--steps", "8"]
+    err = mistake(capsys, "train", *given, "--lr", "0.1", "--evaluations", "1", *steps, *words)
+    assert re.search(where, err) if where.startswith("\\") else where in err
+    assert "Give an example of the shapes" not in err
+
+
 def test_a_metric_without_a_value_ends_compare_with_2_and_keeps_what_is_finished(capsys):
     Path("bad.py").write_text("def undefined(output, target):\n    return float('nan')\n")
     words = ["compare", *WORDS, *FEW, "--metric", "bad=bad.py:undefined", "--methods", "backprop", "--seeds", "1"]

@@ -32,7 +32,7 @@ from stretto.settings.runs import TrainSettings, as_lists, known
 from stretto.splitting import Stages, pieces
 from stretto.splitting.structure import refuse_names
 from stretto.study.counted_heads import UncutModel, costs_of_head
-from stretto.study.prepare import build_model, dataset, resolve, with_any_rate
+from stretto.study.prepare import build_model, dataset, naming_first, resolve, with_any_rate
 
 EXAMPLES = 2  # of the batch on which costs are counted
 NO_DATA = "there are no data, which say what it learns: add --data path/to/file.py:function"
@@ -213,7 +213,8 @@ def build(requested: TrainSettings) -> tuple[TrainSettings, Any, Model, Stages |
     example = loaded.train.first(EXAMPLES)[0]
     if model.module is None and isinstance(example, Mapping):
         refuse_names(example)
-    cut = None if model.module is None else pieces(model.module, example=example)
+    with naming_first(loaded, EXAMPLES):
+        cut = None if model.module is None else pieces(model.module, example=example)
     return settings, loaded, model, cut
 
 

@@ -32,6 +32,7 @@ from stretto.nn.deferred import RemoteStage
 from stretto.nn.devices import EXAMPLES as DEVICES
 from stretto.nn.devices import computing_with, pick_device
 from stretto.nn.group_norm import has_batch_norm
+from stretto.nn.input_errors import naming_rows
 from stretto.optim import cosine, scale_for_batch, warmup
 from stretto.optim.by_name import make_optimizer, name_of_setting, optimizer_row, usual_rate
 from stretto.options.import_object import (
@@ -112,6 +113,11 @@ def dataset(settings: runs.Settings) -> data.Dataset | UserData:
     name = runs.defaults_of(settings.model).data if settings.data is None else settings.data
     source = version_of(name) if is_given(name) else source_digest(name, "data") if is_function(name) else ""
     return load(name, tuple(sorted(settings.data_options.items())), source)
+
+
+def naming_first(loaded: data.Dataset | UserData, number: int) -> AbstractContextManager[None]:
+    """A block in which the first training examples are tried."""
+    return naming_rows(lambda: f"data {loaded.name}, train, rows 0 to {number - 1}")
 
 
 def build_model(settings: runs.Settings, seed: int = 0) -> models.Model:
@@ -273,8 +279,9 @@ def number_of_stages(settings: runs.Settings, model: models.Model, loaded: data.
         return blocks if settings.stages is None else settings.stages
     if settings.stages is not None:
         return settings.stages
-    example = loaded.train.first(EXAMPLES)[0]
-    return min(max(OWN_STAGES, settings.stage_workers or 1), len(pieces(model.module, example=example)))
+    with naming_first(loaded, EXAMPLES):
+        layers = pieces(model.module, example=loaded.train.first(EXAMPLES)[0])
+    return min(max(OWN_STAGES, settings.stage_workers or 1), len(layers))
 
 
 def sources_of(settings: runs.Settings) -> dict[str, str]:
@@ -371,10 +378,11 @@ def prepare(settings: runs.TrainSettings, timeout: float = 600, *, trial: bool =
         find_bleu()
     model = build_model(settings, settings.seed)
     example, _ = loaded.train.first(batch_size)
-    stages = stages_of(settings, model, example)
+    with naming_first(loaded, batch_size):
+        stages = stages_of(settings, model, example)
     enable_training([stage for stage in stages if isinstance(stage, nn.Module)])
     computing = deferred.without_values(stages) if trial and deferred.placeholders(stages) else nullcontext()
-    with computing, warnings.catch_warnings():
+    with computing, warnings.catch_warnings(), naming_first(loaded, batch_size):
         warnings.filterwarnings("ignore", "batch norms normalise each")  # a study says so once
         trainer = Trainer(
             stages,
@@ -449,8 +457,9 @@ def costs_of(prepared: Prepared) -> Costs:
     """The costs of a step of a prepared run, counted on its first batch."""
     if is_model_folder(prepared.settings.model) and isinstance(prepared.computing, nullcontext):
         prepared = prepare_trial(prepared.settings)  # counting copies the stages: without values that takes no room
-    x, y = prepared.dataset.train.first(runs.known(prepared.settings.batch_size))
-    with prepared.computing:
+    size = runs.known(prepared.settings.batch_size)
+    x, y = prepared.dataset.train.first(size)
+    with prepared.computing, naming_first(prepared.dataset, size):
         return measure(prepared.trainer, x, y, prepared.settings.accounting)
 
 

@@ -21,6 +21,7 @@ from stretto.measure.energy import EnergyMeter, energy_meter
 from stretto.models.hugging_face import write_surroundings
 from stretto.nn.deferred import RemoteStage
 from stretto.nn.devices import name_of, pick_device_of
+from stretto.nn.input_errors import naming_rows
 from stretto.options.import_object import is_model_folder
 from stretto.report.record import Record, Stored
 from stretto.runtime.process_memory import forget_most_held
@@ -49,6 +50,7 @@ from stretto.trainer.fit import Loop, Position, derive_seed
 from stretto.trainer.tracking import Tracking, bubble_of, drawing_of
 from stretto.trainer.trainer import Trainer
 
+SHOWN_ROWS = 64  # of a minibatch with an example that cannot be trained
 TIMEOUT = 600.0  # seconds that workers wait for each other unless said otherwise
 OnStep = Callable[[int, float | None], None]  # (steps done, latest known training loss)
 
@@ -226,7 +228,7 @@ class TrainingRun(Loop[Trainer]):
 
     def _step(self, batch: Batch) -> None:
         step, progress = self._place.step + 1, self._progress
-        with self._profile.around(step):
+        with self._profile.around(step), naming_rows(self._rows):
             loss = self._timed_step(step, batch)
         self._on_step(step, loss)
         finite = loss is None or math.isfinite(loss)
@@ -234,6 +236,16 @@ class TrainingRun(Loop[Trainer]):
             self._observe(step)
         if not finite or (step in self._evaluated and not self._evaluate(step)):
             progress.diverged_at = step
+
+    def _rows(self) -> str:
+        # Which rows are trained; with a lag they may be those of an earlier step.
+        if self._trainer.lag:
+            return f"data {self._prepared.dataset.name}, train"
+        rows = sorted(self._feed.rows(self._place.epoch, self._place.batch))
+        more = " ..." if len(rows) > SHOWN_ROWS else ""
+        return (
+            f"data {self._prepared.dataset.name}, train, one of the rows {', '.join(map(str, rows[:SHOWN_ROWS]))}{more}"
+        )
 
     def _timed_step(self, step: int, batch: Batch) -> float | None:
         # Returns the loss that is known now, which may be that of an earlier step.

@@ -139,6 +139,10 @@ class Rows(Feed):
         batches = self.split.epoch(number, size, self.seed, shuffled=shuffled, drop_last=drop_last, start=start)
         return (Batch(examples, *self._needs.of(x, y)) for examples, (x, y) in zip(sizes, batches, strict=False))
 
+    def rows(self, epoch: int, batch: int) -> list[int]:
+        """The rows of a batch of an epoch of shuffled data, both counted from 0."""
+        return self.split.rows(epoch, self.batch_size, self.seed, batch)
+
     def in_order(self) -> Iterator[tuple[Any, Any]]:
         if not (self._needs.x or self._needs.y):
             return itertools.repeat((None, None), math.ceil(len(self.split) / self.batch_size))
