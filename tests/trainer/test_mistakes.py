@@ -79,6 +79,18 @@ def test_losses(what, method):
         step_and_flush(stretto.Trainer(stages(), loss, sgd, method, device="cpu"), X, Y)
 
 
+class Named(nn.Linear):
+    def forward(self, x):
+        return {"scores": super().forward(x)}
+
+
+def test_a_loss_without_a_gradient_is_found_behind_a_dict():
+    last = [*stages()[:2], Named(5, 4)]
+    loss = lambda output, y: cross_entropy(output["scores"].detach(), y)  # noqa: E731
+    with pytest.raises(UsageError, match=LOSSES["detached"][1]):
+        step_and_flush(stretto.Trainer(last, loss, sgd, "backprop", device="cpu"), X, Y)
+
+
 WHEN = {f"{method}{', later' * later}": (method, later) for later in (False, True) for method in METHODS}
 
 
