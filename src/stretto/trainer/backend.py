@@ -86,6 +86,17 @@ class Backend:
         """The stages of this process, in all emulated replicas."""
         return self._interpreters[0].every_stage
 
+    def grad_norms(self) -> dict[int, float]:
+        """The norm of each stage's last gradients in this process, by stage, where it is measured.
+
+        Of replicas in one process, that of the first.
+        """
+        norms: dict[int, float] = {}
+        for stage in self.every_stage:
+            if stage.gradient_norms is not None and stage.index not in norms:
+                norms[stage.index] = float(torch.linalg.vector_norm(stage.gradient_norms.double()))
+        return norms
+
     def device(self, requested: str | torch.device) -> torch.device:
         """The device of this process; "auto" takes an accelerator if there is one."""
         return pick_device(requested)
