@@ -48,6 +48,10 @@ def hits(output, target):
 hits.higher_is_better = True
 
 
+def root(output, target):
+    return ((output - target) ** 2).mean() ** 0.5
+
+
 def sgd(params, lr=0.05):
     return torch.optim.SGD(params, lr=lr)
 """
@@ -130,7 +134,10 @@ def test_two_processes_come_to_the_same(capsys):
 
 def test_a_comparison_has_the_metrics_of_every_run(capsys):
     words = ["--methods", "backprop,greedy,pb-lwp-sc", "--seeds", "1", "--jobs", "1", "--metric", "hits=own.py:hits"]
-    result = run(capsys, "compare", *WORDS, *FEW, *words, "--out", "study", "--json")
+    words += ["--metric", "root=own.py:root"]
+    with pytest.warns(match="metric root is no mean over examples: of a batch of") as told:
+        result = run(capsys, "compare", *WORDS, *FEW, *words, "--out", "study", "--json")
+    assert len(told) == 1, "not of each method and run"
     assert [run["method"] for run in result["runs"]] == ["backprop", "greedy", "pb-lwp-sc"]
     for made in result["runs"]:
         assert 0 < made["mae"] < 5
@@ -138,7 +145,11 @@ def test_a_comparison_has_the_metrics_of_every_run(capsys):
         assert made["test_mae"] != made["mae"]
     assert result["runs"][0]["test_mae"] == pytest.approx(plain_training()[2], rel=1e-5)
     written = json.loads(Path("study/study.json").read_text())["settings"]
-    assert written["metric"] == ["mae=own.py:mae", "hits=own.py:hits:higher"]  # as the function says
+    assert written["metric"] == [
+        "mae=own.py:mae",
+        "hits=own.py:hits:higher",
+        "root=own.py:root",
+    ]  # as the function says
     assert json.loads(Path("study/runs").joinpath(result["runs"][0]["id"], "run.json").read_text())["record"][
         "higher_is_better"
     ] == ["hits"]
@@ -321,7 +332,7 @@ def test_the_plan_of_a_list_of_layers_ends_with_its_command(capsys):
             ["--optimizer", "own.py:sgd", "--momentum", "0.9"],
             "own.py:sgd takes no momentum: give the function an argument",
         ),
-        (["--loss", "own.py:zzz"], "own.py has no 'zzz': choose from build, data, hits, loss, mae, pair, sgd"),
+        (["--loss", "own.py:zzz"], "own.py has no 'zzz': choose from build, data, hits, loss, mae, pair, root, sgd"),
         (["--stages", "9"], "9"),
         (["--batch-size", "25"], "batch_size=25, but own.py:data has 24 training examples"),
     ],

@@ -15,6 +15,7 @@ from stretto.checkpoint import Manifest
 from stretto.emulate import Emulator
 from stretto.emulate.emulator import EmulatedReducer, EmulatedReplicas, LocalServers, OrderedReplicas, record
 from stretto.errors import UsageError
+from stretto.losses import BatchMeans
 from stretto.mesh import Mesh
 from stretto.nn.batch import call, common_length, first_size, inputs_on, target_on, to_device
 from stretto.nn.devices import pick_device
@@ -56,6 +57,7 @@ class Backend:
 
     def __init__(self, mesh: Mesh) -> None:
         self._mesh = mesh
+        self.means = BatchMeans()  # what evaluations have seen of the loss and of metrics
         self._servers: Servers | None = None
         self._interpreters: list[Interpreter] = []
         self._reports: deque[Tensor] = deque()  # of this process, unread
@@ -196,7 +198,7 @@ class Backend:
         metrics: Sequence[Metric],
     ) -> dict[str, float]:
         """The mean "loss", the "accuracy" and the metrics, as `Trainer.evaluate` says, the same on every process."""
-        precision, tally = specification.precision, Tally(metrics)
+        precision, tally = specification.precision, Tally(metrics, self.means)
         with self._evaluating(stages):
             for x, y in self._read_here(batches):
 

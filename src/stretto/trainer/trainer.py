@@ -552,7 +552,8 @@ class Trainer:
 
         Each of `metrics`, by name, takes (output, target) of a batch and returns a mean over its examples, or (sum,
         count); or it is an object with reset(), update(output, target) and compute(), as those of torchmetrics are. Its
-        value is under its name; the function is called where the last stage is.
+        value is under its name; the function is called where the last stage is. A warning names a loss or function that
+        returns one number which is no mean over examples.
         """
         given = Batches("evaluate", batches)
         measured = named_metrics("evaluate: metrics", metrics)
