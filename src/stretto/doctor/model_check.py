@@ -344,8 +344,7 @@ def shared(stages: Sequence[nn.Module]) -> Iterator[Remark]:
         yield Remark(
             tied.name,
             f"Parameter {list(tied.parameter.shape)}",
-            f"is shared by stages {', '.join(map(str, (tied.owner, *tied.users)))}: pipelines train it on the first; "
-            "local methods (greedy, overlapping, chunked) by that stage's losses alone",
+            f"is shared by stages {', '.join(map(str, (tied.owner, *tied.users)))}: {tied_weights.TRAINED}",
         )
 
 
