@@ -253,11 +253,18 @@ bandwidth = 1e18
 
 
 @pytest.mark.parametrize(
-    "network", [WORDS[:-2], pytest.param(["--model", "mlp", "--model-options.width", "8"], marks=pytest.mark.slow)]
+    "network",
+    [
+        [*WORDS[:-2], "--optimizer", "rated.py:rated"],
+        pytest.param(["--model", "mlp", "--model-options.width", "8"], marks=pytest.mark.slow),
+    ],
 )
 def test_a_simulation_on_a_cluster_is_in_seconds(capsys, network):
     """At 1 MFLOP/s the seconds are the MFLOP of one example, times the examples; a message takes half a second."""
     Path("slow.toml").write_text(SLOW)
+    Path("rated.py").write_text(
+        "from torch import optim\n\n\ndef rated(params, lr):\n    return optim.SGD(params, lr)\n"
+    )
     words = ["simulate", *network, "--method", "gpipe", "--stages", "2", "--microbatches", "1", "--json"]
     flops = run(capsys, *words)
     assert (flops["unit"], flops["batch_size"]) == ("MFLOP", None)
