@@ -55,6 +55,11 @@ def root(output, target):
 def sgd(params, lr=0.05):
     return torch.optim.SGD(params, lr=lr)
 """
+UNEVEN = """
+def uneven(output, target):
+    counts = target.abs() > 0.5
+    return ((output - target) ** 2 * counts).sum() / counts.sum().clamp(min=1)
+"""
 WORDS = ["--model", "own.py:build", "--data", "own.py:data", "--loss", "own.py:loss", "--metric", "mae=own.py:mae"]
 FEW = ["--steps", "5", "--lr", "0.1", "--batch-size", "24", "--evaluations", "2"]
 
@@ -612,7 +617,13 @@ def test_doctor_tries_the_users_functions(capsys):
     words = ["doctor", *WORDS, "--optimizer", "own.py:sgd"]
     assert main(words) == 0
     assert "every method's weights can be guaranteed" in capsys.readouterr().out
-    Path("bad.py").write_text("def vector(output, target):\n    return output - target\n")
+    Path("bad.py").write_text("def vector(output, target):\n    return output - target\n\n\n" + UNEVEN)
+    with pytest.warns(match="evaluation: the loss is no mean over examples"):
+        assert main([*words[:5], "--loss", "bad.py:uneven"]) == 1
+    told = capsys.readouterr().out
+    assert "train refuses replicas, and methods that cut a minibatch (gpipe, 1f1b, " in told
+    assert "paci): the loss is not a mean over examples: " in told
+    assert told.endswith("weights can be guaranteed, but not every method takes the loss\n")
     assert "the loss returned a tensor" in mistake(capsys, *words[:5], "--loss", "bad.py:vector")
     assert "metric bad returned Tensor" in mistake(capsys, *words, "--metric", "bad=bad.py:vector")
     assert "give --model and --data, too" in mistake(capsys, "doctor", "--loss", "own.py:loss")
