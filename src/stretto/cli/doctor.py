@@ -244,7 +244,5 @@ def in_words(name: str, diagnosis: "Diagnosis") -> list[str]:
             f"train refuses replicas, and methods that cut a minibatch ({', '.join(cutting_methods())}): "
             f"{diagnosis.in_parts}"
         )
-    good = (
-        f"every method's weights can be guaranteed{', but not every method takes the loss' * bool(diagnosis.in_parts)}"
-    )
-    return [*lines, good if not diagnosis.objections else "see those marked NO"]
+    but = ", but not every method takes the loss" if diagnosis.in_parts else ""
+    return [*lines, "see those marked NO" if diagnosis.objections else f"every method's weights can be guaranteed{but}"]
