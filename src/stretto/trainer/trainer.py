@@ -43,7 +43,7 @@ from stretto.trainer.backend import State
 from stretto.trainer.build import Construction, chosen_method, refuse_hidden_norms
 from stretto.trainer.changes import SetByHand, settled
 from stretto.trainer.evaluate import named_metrics
-from stretto.trainer.feed import Needs, digest_of_batch
+from stretto.trainer.feed import Needs, cut_rows, digest_of_batch, paired
 from stretto.trainer.fit import Callback, FitArguments, FitLoop, Log
 from stretto.trainer.history import EarlyStop, History
 from stretto.trainer.row_check import RowCheck
@@ -541,9 +541,11 @@ class Trainer:
         return Chain(*self.stages)
 
     def evaluate(
-        self, batches: Iterable[tuple[Batch, Any]], metrics: Mapping[str, Callable[[Any, Any], Any]] | None = None
+        self, batches: Any, metrics: Mapping[str, Callable[[Any, Any], Any]] | None = None
     ) -> dict[str, float]:
         """Mean loss over the examples of `batches`, with the current weights; drains nothing (but a parameter server).
+
+        `batches` are pairs (x, y), or any other data that `fit` takes, dicts with a target among them.
 
         If targets are classes, whole numbers below the output's number of columns, with one dimension less than it,
         "accuracy" is the share of targets that the output's largest entry hits; targets below 0 are padding and do not
@@ -555,7 +557,7 @@ class Trainer:
         value is under its name; the function is called where the last stage is. A warning names a loss or function that
         returns one number which is no mean over examples.
         """
-        given = Batches("evaluate", batches)
+        given = Batches("evaluate", cut_rows(batches, "evaluate: batches"), partial(paired, batches))
         measured = named_metrics("evaluate: metrics", metrics)
         self._pause()
         with self.backend.abort_all_on_error(), given.explaining_misfits(), self.pausing("evaluation"):
