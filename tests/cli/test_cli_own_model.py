@@ -50,8 +50,17 @@ def hits(output, target):
 hits.higher_is_better = True
 
 
+def root(output, target):
+    return ((output - target) ** 2).mean() ** 0.5
+
+
 def sgd(params, lr=0.05):
     return torch.optim.SGD(params, lr=lr)
+"""
+UNEVEN = """
+def uneven(output, target):
+    counts = target.abs() > 0.5
+    return ((output - target) ** 2 * counts).sum() / counts.sum().clamp(min=1)
 """
 WORDS = ["--model", "own.py:build", "--data", "own.py:data", "--loss", "own.py:loss", "--metric", "mae=own.py:mae"]
 FEW = ["--steps", "5", "--lr", "0.1", "--batch-size", "24", "--evaluations", "2"]
@@ -132,7 +141,10 @@ def test_two_processes_come_to_the_same(capsys):
 
 def test_a_comparison_has_the_metrics_of_every_run(capsys):
     words = ["--methods", "backprop,greedy,pb-lwp-sc", "--seeds", "1", "--jobs", "1", "--metric", "hits=own.py:hits"]
-    result = run(capsys, "compare", *WORDS, *FEW, *words, "--out", "study", "--json")
+    words += ["--metric", "root=own.py:root"]
+    with pytest.warns(match="metric root is no mean over examples: of a batch of") as told:
+        result = run(capsys, "compare", *WORDS, *FEW, *words, "--out", "study", "--json")
+    assert len(told) == 1, "not of each method and run"
     assert [run["method"] for run in result["runs"]] == ["backprop", "greedy", "pb-lwp-sc"]
     for made in result["runs"]:
         assert 0 < made["mae"] < 5
@@ -140,7 +152,11 @@ def test_a_comparison_has_the_metrics_of_every_run(capsys):
         assert made["test_mae"] != made["mae"]
     assert result["runs"][0]["test_mae"] == pytest.approx(plain_training()[2], rel=1e-5)
     written = json.loads(Path("study/study.json").read_text())["settings"]
-    assert written["metric"] == ["mae=own.py:mae", "hits=own.py:hits:higher"]  # as the function says
+    assert written["metric"] == [
+        "mae=own.py:mae",
+        "hits=own.py:hits:higher",
+        "root=own.py:root",
+    ]  # as the function says
     assert json.loads(Path("study/runs").joinpath(result["runs"][0]["id"], "run.json").read_text())["record"][
         "higher_is_better"
     ] == ["hits"]
@@ -248,11 +264,18 @@ bandwidth = 1e18
 
 
 @pytest.mark.parametrize(
-    "network", [WORDS[:-2], pytest.param(["--model", "mlp", "--model-options.width", "8"], marks=pytest.mark.slow)]
+    "network",
+    [
+        [*WORDS[:-2], "--optimizer", "rated.py:rated"],
+        pytest.param(["--model", "mlp", "--model-options.width", "8"], marks=pytest.mark.slow),
+    ],
 )
 def test_a_simulation_on_a_cluster_is_in_seconds(capsys, network):
     """At 1 MFLOP/s the seconds are the MFLOP of one example, times the examples; a message takes half a second."""
     Path("slow.toml").write_text(SLOW)
+    Path("rated.py").write_text(
+        "from torch import optim\n\n\ndef rated(params, lr):\n    return optim.SGD(params, lr)\n"
+    )
     words = ["simulate", *network, "--method", "gpipe", "--stages", "2", "--microbatches", "1", "--json"]
     flops = run(capsys, *words)
     assert (flops["unit"], flops["batch_size"]) == ("MFLOP", None)
@@ -327,7 +350,7 @@ def test_the_plan_of_a_list_of_layers_ends_with_its_command(capsys):
             ["--optimizer", "own.py:sgd", "--momentum", "0.9"],
             "own.py:sgd takes no momentum: give the function an argument",
         ),
-        (["--loss", "own.py:zzz"], "own.py has no 'zzz': choose from build, data, hits, loss, mae, pair, sgd"),
+        (["--loss", "own.py:zzz"], "own.py has no 'zzz': choose from build, data, hits, loss, mae, pair, root, sgd"),
         (["--stages", "9"], "9"),
         (["--batch-size", "25"], "batch_size=25, but own.py:data has 24 training examples"),
     ],
@@ -680,7 +703,13 @@ def test_doctor_tries_the_users_functions(capsys):
     words = ["doctor", *WORDS, "--optimizer", "own.py:sgd"]
     assert main(words) == 0
     assert "every method's weights can be guaranteed" in capsys.readouterr().out
-    Path("bad.py").write_text("def vector(output, target):\n    return output - target\n")
+    Path("bad.py").write_text("def vector(output, target):\n    return output - target\n\n\n" + UNEVEN)
+    with pytest.warns(match="evaluation: the loss is no mean over examples"):
+        assert main([*words[:5], "--loss", "bad.py:uneven"]) == 1
+    told = capsys.readouterr().out
+    assert "train refuses replicas, and methods that cut a minibatch (gpipe, 1f1b, " in told
+    assert "paci): the loss is not a mean over examples: " in told
+    assert told.endswith("weights can be guaranteed, but not every method takes the loss\n")
     assert "the loss returned a tensor" in mistake(capsys, *words[:5], "--loss", "bad.py:vector")
     assert "metric bad returned Tensor" in mistake(capsys, *words, "--metric", "bad=bad.py:vector")
     assert "give --model and --data, too" in mistake(capsys, "doctor", "--loss", "own.py:loss")

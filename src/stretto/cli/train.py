@@ -164,7 +164,8 @@ def train(
         # another launcher's command is the one that was given
         with unfinished(prepared, folder, command if launched == 1 else None):
             task = Task(resolved, folder, timeout=processes.patience, resume=claimed.step > 0, keeps=True)
-            task = replace(task, trace=trace is not None, operations=trace_operations)
+            warned = prepared.trainer.backend.means.warned
+            task = replace(task, trace=trace is not None, operations=trace_operations, warned=warned)
             make_run(task, prepared, place, here=here, silent=output.silent or rank > 0)
         if rank == 0 and processes.nodes == 1:
             track_run(folder, resolved)

@@ -53,6 +53,11 @@ def advice_on(error: BaseException) -> str:
             "Cross entropy takes classes from 0 to the number of the model's outputs less one, and -100 for none: give "
             f"padding this target, or a loss that leaves yours out{_told_rows()}. "
         )
+    if isinstance(error, RuntimeError) and str(error).startswith("Expected target size"):
+        return (
+            "Cross entropy takes output [N, K, ...] and classes [N, ...]. For tokens, output [N, T, V] and target "
+            "[N, T], take stretto.losses.token_cross_entropy (--loss token_cross_entropy), or leave --loss out. "
+        )
     if isinstance(error, RuntimeError) and "modified by an inplace operation" in str(error):
         return (
             "A tensor that the backward needs was changed in place: in a forward (clone it first), or since, while "

@@ -177,6 +177,7 @@ class Stage:
         self._limited: Sequence[Tensor] = self._parameters if parts.share is None else parts.share.pieces
         self._gradient_norms: Norms = parts.norms or own_norms
         self.gradient_norms: Tensor | None = None  # of the last update, before its limit; None unless measured
+        self.joint_norms: Tensor | None = None  # as these, of all stages, where they are clipped together
         self.measures_norms = False  # also where nothing limits them
         self._begun = False  # whether a gradient has been computed since the last update
         self._counting = MinibatchCounts(rules.per_update, self.agreement)
@@ -635,11 +636,12 @@ class Stage:
                 stacklevel=1,
             )
         self._divisors, self._divisor = [], None
+        self.joint_norms = joined_norms(operands["norm"]) if "norm" in operands else None
         if self.optimizer is not None:
             if not counts:
                 self._drop_gradients()
             elif self._clip is not None:
-                clip(self._limited, self._clip, operands.get("norm") or [self._norms()])
+                clip(self._limited, self._clip, self._norms() if self.joint_norms is None else self.joint_norms)
             elif self.measures_norms:
                 self._norms()
             steps = counts or (self.agreement is not None and self.agreement.steps)
@@ -758,16 +760,23 @@ def own_norms(parameters: Sequence[Tensor]) -> Tensor:
     return torch.stack(torch._foreach_norm(gradients)) if gradients else torch.zeros(0)
 
 
-def clip(parameters: Sequence[Tensor], limit: float, stage_norms: Sequence[Tensor]) -> None:
-    """Scale the gradients of `parameters` so that the norm of all stages' gradients together is at most `limit`.
+def joined_norms(stage_norms: Sequence[Tensor]) -> Tensor:
+    """The norms of all stages' gradients, [number of gradients], of those of each stage.
 
-    `stage_norms` has the norms of each stage's gradients, [number of gradients]. The same operations as
-    torch.nn.utils.clip_grad_norm_ on the parameters of all these stages. Norms of different dtypes are promoted; the
-    empty tensor of a stage without gradients is left out, and so is its dtype.
+    Norms of different dtypes are promoted; the empty tensor of a stage without gradients is left out, and so is its
+    dtype.
     """
     nonempty = [norms.to(stage_norms[-1].device) for norms in stage_norms if norms.numel()]
-    if nonempty:
-        torch.nn.utils.clip_grads_with_norm_(parameters, limit, torch.linalg.vector_norm(torch.cat(nonempty)))
+    return torch.cat(nonempty) if nonempty else torch.zeros(0)
+
+
+def clip(parameters: Sequence[Tensor], limit: float, norms: Tensor) -> None:
+    """Scale the gradients of `parameters` so that the norm of all gradients together is at most `limit`.
+
+    `norms` are those of each gradient. The same operations as torch.nn.utils.clip_grad_norm_ on all their parameters.
+    """
+    if norms.numel():
+        torch.nn.utils.clip_grads_with_norm_(parameters, limit, torch.linalg.vector_norm(norms))
 
 
 def refuse_detached(value: Tensor | Sum, output: Any, stage: int) -> None:

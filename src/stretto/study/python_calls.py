@@ -271,7 +271,8 @@ def train(
                 say(note)
         title = f"{resolved.model} on {resolved.data}, {resolved.method}"
         with progress(title, known(resolved.steps), silent=quiet, lines=False) as bar, scratch() as temporary:
-            on_step, task = counting(bar.advance), Task(resolved, folder, resume=claimed.step > 0, keeps=True)
+            on_step, warned = counting(bar.advance), prepared.trainer.backend.means.warned
+            task = Task(resolved, folder, resume=claimed.step > 0, keeps=True, warned=warned)
             if workers is None:
                 with computing_with(resolved.threads):  # as on several processes
                     make_run(task, on_step, prepared)

@@ -77,7 +77,7 @@ class Task:
     newest checkpoint that is whole, if there is one. No process waits for another one longer than `timeout` seconds. A
     run that is asked to stop before its last step saves a checkpoint first if it `keeps` its state or its settings save
     checkpoints anyway. Energy is measured, where it can be, if the run is `alone` on its machine. `objects` is a file
-    with the objects that a script has given instead of names.
+    with the objects that a script has given instead of names. `warned` names what a trial of it has warned of already.
     """
 
     settings: TrainSettings
@@ -90,6 +90,7 @@ class Task:
     keeps: bool = False
     alone: bool = True
     objects: Path | None = None
+    warned: frozenset[str] = frozenset()
 
 
 def run(settings: TrainSettings, folder: Path, on_step: OnStep = lambda *_: None, **options: Any) -> Record:
@@ -107,6 +108,7 @@ def make_run(task: Task, on_step: OnStep = lambda *_: None, prepared: Prepared |
     if prepared is None:
         forget_most_held()
         prepared = prepare(task.settings, task.timeout)
+        prepared.trainer.backend.means.warned = task.warned
     return TrainingRun(task, prepared).make(on_step)
 
 
