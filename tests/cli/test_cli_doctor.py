@@ -125,7 +125,7 @@ MISTAKES = {
     "nets/mine.py:plan": "nets/mine.py has no 'plan': did you mean 'plain'?",
     "nets/mine.py:breaks": "nets/mine.py:breaks raised KeyError: 'width'",
     "nets/mine.py:number": "nets/mine.py:number returned 3: return an nn.Module, a list of layers, or (module,",
-    "nets/mine.py:convolution": "give the shape of an input batch, --example 32,784, or return (module, example)",
+    "nets/mine.py:convolution": "give --data, of which the first examples are taken, or the shape of an input batch",
     "nets/mine.py:plain --example 4,7": "stage 0 (Linear) cannot take what the example gives, [4, 7] float32",
     "nets/mine.py:plain --example 0,6": "example=0,6: every size is at least 1",
     "nets/mine.py:plain --example 4,x": "'x' is no whole number",

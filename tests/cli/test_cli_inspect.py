@@ -1,15 +1,37 @@
 """stretto inspect: a run's own measurements, or how to get them."""
 
 import json
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from torch import nn
 
 from stretto.cli import main
 from stretto.heads.head import First
-from stretto.study.report_page import description
+from stretto.settings.runs import TrainSettings
+from stretto.study.prepare import resolve
+from stretto.study.report_page import description, inspected
+from stretto.study.training_run import Task
 
 SMALL = ["--model-options.width", "8", "--model-options.depth", "3", "--steps", "12", "--evaluations", "4", "--quiet"]
+
+
+TIED = """
+import torch
+from torch import nn
+
+
+def build():
+    layers = [nn.Embedding(9, 8), nn.Linear(8, 8), nn.Linear(8, 9, bias=False)]
+    layers[2].weight = layers[0].weight
+    return layers
+
+
+def data():
+    x = torch.arange(32).view(8, 4) % 9
+    return (x, 8 - x), (x, 8 - x)
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -46,6 +68,22 @@ def test_random_labels_are_learned_by_heart(capsys):
     assert run["train_accuracy"] > 0.3
     assert main(["inspect", "run"]) == 0
     assert f"accuracy {run['train_accuracy']:.1%}".replace("%", " %") in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("method", "heads"),
+    [
+        ("1f1b(microbatches=2)", ("", "", "its output")),
+        ("pb", ("", "", "its output")),
+        ("greedy(head=language)", ("language, 3 minibatches behind", "language", "its output")),
+    ],
+)
+def test_weights_are_behind_where_their_versions_travel_down(method, heads):
+    """Under pipelines a borrower has the weights that the first stage has."""
+    Path("tied.py").write_text(TIED)
+    wanted = {"model": "tied.py:build", "data": "tied.py:data", "stages": 3, "steps": 2, "batch_size": 4}
+    task = Task(resolve(TrainSettings(method=method, **wanted)), Path("run"))
+    assert inspected(SimpleNamespace(tasks=[task]), SimpleNamespace(id=task.settings.id)).heads == heads
 
 
 @pytest.mark.usefixtures("plain_pages")

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from stretto.cli import main
+from stretto.study.trial_processes import take_place_and_resolve
 
 OWN = """
 import torch
@@ -48,8 +50,17 @@ def hits(output, target):
 hits.higher_is_better = True
 
 
+def root(output, target):
+    return ((output - target) ** 2).mean() ** 0.5
+
+
 def sgd(params, lr=0.05):
     return torch.optim.SGD(params, lr=lr)
+"""
+UNEVEN = """
+def uneven(output, target):
+    counts = target.abs() > 0.5
+    return ((output - target) ** 2 * counts).sum() / counts.sum().clamp(min=1)
 """
 WORDS = ["--model", "own.py:build", "--data", "own.py:data", "--loss", "own.py:loss", "--metric", "mae=own.py:mae"]
 FEW = ["--steps", "5", "--lr", "0.1", "--batch-size", "24", "--evaluations", "2"]
@@ -130,7 +141,10 @@ def test_two_processes_come_to_the_same(capsys):
 
 def test_a_comparison_has_the_metrics_of_every_run(capsys):
     words = ["--methods", "backprop,greedy,pb-lwp-sc", "--seeds", "1", "--jobs", "1", "--metric", "hits=own.py:hits"]
-    result = run(capsys, "compare", *WORDS, *FEW, *words, "--out", "study", "--json")
+    words += ["--metric", "root=own.py:root"]
+    with pytest.warns(match="metric root is no mean over examples: of a batch of") as told:
+        result = run(capsys, "compare", *WORDS, *FEW, *words, "--out", "study", "--json")
+    assert len(told) == 1, "not of each method and run"
     assert [run["method"] for run in result["runs"]] == ["backprop", "greedy", "pb-lwp-sc"]
     for made in result["runs"]:
         assert 0 < made["mae"] < 5
@@ -138,7 +152,11 @@ def test_a_comparison_has_the_metrics_of_every_run(capsys):
         assert made["test_mae"] != made["mae"]
     assert result["runs"][0]["test_mae"] == pytest.approx(plain_training()[2], rel=1e-5)
     written = json.loads(Path("study/study.json").read_text())["settings"]
-    assert written["metric"] == ["mae=own.py:mae", "hits=own.py:hits:higher"]  # as the function says
+    assert written["metric"] == [
+        "mae=own.py:mae",
+        "hits=own.py:hits:higher",
+        "root=own.py:root",
+    ]  # as the function says
     assert json.loads(Path("study/runs").joinpath(result["runs"][0]["id"], "run.json").read_text())["record"][
         "higher_is_better"
     ] == ["hits"]
@@ -222,6 +240,10 @@ def test_a_file_does_not_say_what_is_called(capsys):
     Path("run.toml").write_text('model = "own.py:build"\n')
     assert "nothing that a file says is executed" in mistake(capsys, "train", "run.toml", *WORDS[2:])
     run(capsys, "train", "run.toml", *WORDS, *FEW, "--out", "run", "--json")  # named in the command
+    functions = {"model": "own.py:build", "data": "own.py:data", "loss": "own.py:loss", "metric": ["mae=own.py:mae"]}
+    Path("all.toml").write_text("".join(f"{key} = {value!r}\n" for key, value in functions.items()))
+    err = mistake(capsys, "train", "all.toml", *WORDS[:2])
+    assert "so in the command: --data own.py:data --loss own.py:loss --metric mae=own.py:mae" in err, "all that lack"
     err = mistake(capsys, "report", "run")
     assert "--model own.py:build --data own.py:data --loss own.py:loss --metric mae=own.py:mae" in err
     assert "report:" in said(capsys, "report", "run", *WORDS)
@@ -242,11 +264,18 @@ bandwidth = 1e18
 
 
 @pytest.mark.parametrize(
-    "network", [WORDS[:-2], pytest.param(["--model", "mlp", "--model-options.width", "8"], marks=pytest.mark.slow)]
+    "network",
+    [
+        [*WORDS[:-2], "--optimizer", "rated.py:rated"],
+        pytest.param(["--model", "mlp", "--model-options.width", "8"], marks=pytest.mark.slow),
+    ],
 )
 def test_a_simulation_on_a_cluster_is_in_seconds(capsys, network):
     """At 1 MFLOP/s the seconds are the MFLOP of one example, times the examples; a message takes half a second."""
     Path("slow.toml").write_text(SLOW)
+    Path("rated.py").write_text(
+        "from torch import optim\n\n\ndef rated(params, lr):\n    return optim.SGD(params, lr)\n"
+    )
     words = ["simulate", *network, "--method", "gpipe", "--stages", "2", "--microbatches", "1", "--json"]
     flops = run(capsys, *words)
     assert (flops["unit"], flops["batch_size"]) == ("MFLOP", None)
@@ -321,7 +350,7 @@ def test_the_plan_of_a_list_of_layers_ends_with_its_command(capsys):
             ["--optimizer", "own.py:sgd", "--momentum", "0.9"],
             "own.py:sgd takes no momentum: give the function an argument",
         ),
-        (["--loss", "own.py:zzz"], "own.py has no 'zzz': choose from build, data, hits, loss, mae, pair, sgd"),
+        (["--loss", "own.py:zzz"], "own.py has no 'zzz': choose from build, data, hits, loss, mae, pair, root, sgd"),
         (["--stages", "9"], "9"),
         (["--batch-size", "25"], "batch_size=25, but own.py:data has 24 training examples"),
     ],
@@ -335,6 +364,32 @@ def test_mistakes(capsys, words, message):
             given += [name, value]
     assert message in mistake(capsys, "train", *given, "--out", "run")
     assert not Path("run").exists()
+
+
+@pytest.mark.parametrize("verb", ["train", "compare"])
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--optimizer", "own.py:rated"], "optimizer own.py:rated needs a rate: give lr, as --lr 0.01"),
+        (["--optimizer", "own.py:fixed", "--lr", "0.1"], "lr=0.1: optimizer own.py:fixed takes no lr"),
+        (["--optimizer", "adagrad", "--momentum", "0.9"], "optimizer adagrad takes no momentum"),
+        (["--optimizer", "own.py:sdg"], "own.py has no 'sdg'"),
+        (["--loss", "mse_los"], "unknown loss 'mse_los'"),
+        (["--loss", "own.py:los"], "own.py has no 'los'"),
+    ],
+)
+def test_what_needs_no_model_is_refused_before_there_is_one(capsys, verb, words, message):
+    made = "    assert False, 'called'\n"
+    source = OWN.replace("    return pair(24", f"{made}    return pair(24").replace(
+        "    torch.manual_seed(W", f"{made}#"
+    )
+    optimizers = (f"\n\ndef {each}:\n    return torch.optim.SGD(params, 0.1)\n" for each in SIGNATURES)
+    Path("own.py").write_text(source + "".join(optimizers))
+    given = WORDS[:-2] if words[0] != "--loss" else WORDS[:-4]
+    assert message in mistake(capsys, verb, *given, *words)
+
+
+SIGNATURES = ("rated(params, lr)", "fixed(params)")
 
 
 @pytest.mark.parametrize(
@@ -398,6 +453,17 @@ def test_data_that_differ_from_call_to_call_are_refused(capsys, workers):
 
 def test_a_network_of_ones_own_needs_data(capsys):
     assert "data is missing: own.py:build" in mistake(capsys, "train", "--model", "own.py:build")
+
+
+def test_a_plan_says_where_its_command_needs_a_rate_and_is_tried_at_any(capsys):
+    Path("own.py").write_text(OWN + "\n\ndef rated(params, lr):\n    return torch.optim.SGD(params, lr=lr)\n")
+    words = ["plan", *WORDS[:-2], "--cluster", "8-a100", "--workers", "1"]
+    told = said(capsys, *words, "--optimizer", "own.py:rated")
+    assert "--optimizer own.py:rated --lr RATE, with a rate in place of RATE" in told
+    training = tomllib.loads(Path("plan.toml").read_text())["train"]
+    assert take_place_and_resolve(training).lr == 0.001, "as it is priced"
+    assert "RATE" not in said(capsys, *words, "--optimizer", "own.py:sgd"), "its default"
+    assert take_place_and_resolve(training | {"optimizer": "own.py:sgd"}).lr == 0.05
 
 
 @pytest.mark.slow
@@ -505,6 +571,49 @@ def data():
     assert err.count("\n") == 1
 
 
+ROWS = """
+import torch
+from torch import nn
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table, self.out = nn.Embedding(9, 4), nn.Linear(4, 1)
+
+    def forward(self, x):
+        return self.out(self.table(x))
+
+
+def data():
+    splits = [torch.arange(number) % 9 for number in (64, 300, 8)]
+    splits[SPLIT][ROW] = 9
+    return [(x, x[:, None].float()) for x in splits]
+"""
+
+
+@pytest.mark.parametrize(
+    ("split", "row", "words", "where"),
+    [
+        (0, 1, [], "(in data rows.py:data, train, rows 0 to 1)"),
+        (0, 7, [], "(in data rows.py:data, train, rows 0 to 7)"),
+        (0, 44, [], r"\(in data rows.py:data, train, one of the rows (\d+, )*44(, \d+)*\)"),
+        (0, 44, ["--method", "pb"], "(in data rows.py:data, train)"),
+        (0, 44, ["--steps", "1"], "(in data rows.py:data, 512 examples of train)"),
+        (1, 5, [], "data rows.py:data: validation: evaluate: the model or the loss cannot take batch 0"),
+        (1, 200, [], "(in data rows.py:data, validation, in batches of 128 rows)"),
+        (2, 5, [], "data rows.py:data: test: evaluate"),
+    ],
+)
+def test_an_id_outside_an_embedding_is_told_with_its_split_and_rows(capsys, split, row, words, where):
+    Path("rows.py").write_text(ROWS.replace("SPLIT", f"{split}").replace("ROW", f"{row}"))
+    given = ["--model", "rows.py:Model", "--data", "rows.py:data", "--loss", "mse_loss", "--batch-size", "8"]
+    steps = [] if "--steps" in words else ["--steps", "8"]
+    err = mistake(capsys, "train", *given, "--lr", "0.1", "--evaluations", "1", *steps, *words)
+    assert re.search(where, err) if where.startswith("\\") else where in err
+    assert "Give an example of the shapes" not in err
+
+
 def test_a_metric_without_a_value_ends_compare_with_2_and_keeps_what_is_finished(capsys):
     Path("bad.py").write_text("def undefined(output, target):\n    return float('nan')\n")
     words = ["compare", *WORDS, *FEW, "--metric", "bad=bad.py:undefined", "--methods", "backprop", "--seeds", "1"]
@@ -594,7 +703,13 @@ def test_doctor_tries_the_users_functions(capsys):
     words = ["doctor", *WORDS, "--optimizer", "own.py:sgd"]
     assert main(words) == 0
     assert "every method's weights can be guaranteed" in capsys.readouterr().out
-    Path("bad.py").write_text("def vector(output, target):\n    return output - target\n")
+    Path("bad.py").write_text("def vector(output, target):\n    return output - target\n\n\n" + UNEVEN)
+    with pytest.warns(match="evaluation: the loss is no mean over examples"):
+        assert main([*words[:5], "--loss", "bad.py:uneven"]) == 1
+    told = capsys.readouterr().out
+    assert "train refuses replicas, and methods that cut a minibatch (gpipe, 1f1b, " in told
+    assert "paci): the loss is not a mean over examples: " in told
+    assert told.endswith("weights can be guaranteed, but not every method takes the loss\n")
     assert "the loss returned a tensor" in mistake(capsys, *words[:5], "--loss", "bad.py:vector")
     assert "metric bad returned Tensor" in mistake(capsys, *words, "--metric", "bad=bad.py:vector")
     assert "give --model and --data, too" in mistake(capsys, "doctor", "--loss", "own.py:loss")

@@ -30,7 +30,7 @@ def slow(output, target):
     if len(seen) > 3:  # batches: three are the validation split's, and those of the test split follow
         Path("test-split").touch()
         time.sleep(0.5)
-    return output.mean()
+    return output.sum(), output.numel()  # of a mean halves would be looked at, too
 """
 DEADLY = """
 import os

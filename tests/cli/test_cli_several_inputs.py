@@ -21,6 +21,11 @@ class Masked(nn.Module):
         return self.out(x.mean(1))
 
 
+class Two(Masked):
+    def forward(self, tokens, mask):
+        return {"scores": super().forward(tokens, mask)}
+
+
 def layers():
     return [Masked(), nn.Linear(3, 3)]
 
@@ -49,6 +54,7 @@ def nested():
 
 def loss(output, y):
     label = y["label"] if isinstance(y, dict) else y
+    output = output["scores"] if isinstance(output, dict) else output
     return nn.functional.cross_entropy(output, label)
 
 
@@ -73,6 +79,14 @@ def own(data, model="Masked"):
 def test_stages_of_them_are_priced(data, capsys):
     """As the report of a traced run prices them, too."""
     assert main([*PRICED, *own(data), "--method", HEAD]) == 0, capsys.readouterr().err
+
+
+def test_outputs_that_are_dicts_are_priced_where_they_are_trained(capsys):
+    planned = ["plan", "--cluster", "8-a100", "--workers", "2", "--all-workers", "--methods"]
+    for words in ([*PRICED, "--method", "1f1b"], [*planned, "pb"]):
+        assert main([*words, *own("targets", "Two")]) == 0, capsys.readouterr().err
+    assert main([*planned, HEAD, *own("targets", "Two")]) == 2
+    assert "the model returns dict: give a tensor or a tuple of tensors" in capsys.readouterr().err
 
 
 @pytest.mark.slow

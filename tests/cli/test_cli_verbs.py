@@ -271,6 +271,8 @@ for words in {HELP}:
     heavy = {{"torch", "numpy", "sklearn", "altair", "jinja2", "vl_convert"}} & set(sys.modules)
     assert not heavy, (words, heavy)
     print(end="\\f")
+assert main(["plan"]) == 2, "it lacks a cluster"
+assert "torch" not in sys.modules
 """
 
 

@@ -134,6 +134,7 @@ def test_tied_weights():
     assert isinstance(remark, Remark)
     assert remark.kind == "Parameter [8, 8]"
     assert "shared by stages 0, 2" in remark.remark
+    assert [(each.parameters, each.tied) for each in look(model).modules] == [(72, 0), (72, 0), (72, 64)]
 
 
 def test_a_stage_that_changes_its_input_is_none_for_any_method():

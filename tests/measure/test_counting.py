@@ -1,12 +1,13 @@
 """Networks without data are counted on meta tensors, equal layers once: the rows are those of torch's fakes, whole."""
 
 from functools import partial
+from typing import NamedTuple
 
 import pytest
 import torch
 from torch import nn
 
-from stretto.measure import layer_costs
+from stretto.measure import layer_costs, with_times
 from stretto.measure.layer_counting import LayerCounting, MetaOperators
 from stretto.measure.tensor_costs import published_tensor_costs
 from stretto.models.published import gpt3, planned_network
@@ -79,6 +80,53 @@ def test_a_second_call_of_an_operator_gives_another_tensor_of_the_same_shape():
         assert torch.add(x, 1).dtype == torch.float32
         assert torch.add(x.int(), 1).dtype == torch.int32
         assert torch.add(x.int(), 1.0).dtype == torch.float32
+
+
+class Two(NamedTuple):
+    mean: torch.Tensor
+    spread: torch.Tensor
+
+
+class Ends(nn.Module):
+    """Two numbers an example, as a tensor, a tuple or a dict of two."""
+
+    def __init__(self, form):
+        super().__init__()
+        self.two, self.form = nn.ModuleList([nn.Linear(8, 1), nn.Linear(8, 1)]), form
+
+    def forward(self, x):
+        one, other = (layer(x) for layer in self.two)
+        return self.form(one, other)
+
+
+FORMS = {
+    "tuple": (lambda one, other: (one, other), lambda output: output),
+    "named": (Two, lambda output: (output.mean, output.spread)),
+    "dict": (lambda one, other: {"mean": one, "spread": other}, lambda output: (output["mean"], output["spread"])),
+    "nested": (
+        lambda one, other: {"all": [one, {"b": other}]},
+        lambda output: (output["all"][0], output["all"][1]["b"]),
+    ),
+}
+
+
+@pytest.mark.parametrize("fake", [True, False])
+def test_a_loss_takes_any_output_and_costs_the_same(fake):
+    x, y, found = torch.randn(4, 8), {"y": torch.randn(4, 1)}, []
+    for form, parts in FORMS.values():
+
+        def loss(output, target, parts=parts):
+            mean, spread = parts(output)
+            return ((mean - target["y"]) ** 2 * spread).mean()
+
+        layers = [nn.Linear(8, 8), Ends(form)]
+        costs = layer_costs(layers, x, loss=loss, target=y, fake=fake)
+        timed = with_times(costs, layers, [x, x[:2]], loss=loss, targets=[y, {"y": y["y"][:2]}], repeats=1)
+        assert all(row.measured.backward.at(4) for row in timed.layers)
+        found.append(costs)
+    assert all(row.backward for row in found[0].layers)
+    assert found[0].layers[1].output.each == 2 * 4, "both tensors"
+    assert all(costs == found[0] for costs in found)
 
 
 def test_autocast_is_counted_on_fakes():

@@ -43,6 +43,22 @@ def test_a_method_has_the_same_color_in_every_report():
     assert styles(["greedy", "backprop"])["backprop"].color == NEUTRAL
 
 
+@pytest.mark.parametrize("more", [(), ("1f1b", "greedy"), ("chunked(chunks=2)", "gpipe", "1f1b")])
+def test_a_method_without_a_color_of_its_own_keeps_its_look_where_it_is_free(more):
+    look = styles(["backprop", "pipedream-2bw"])["pipedream-2bw"]
+    for methods in ([*more, "pipedream-2bw"], ["pipedream-2bw", *more, "backprop"]):
+        assert styles(methods)["pipedream-2bw"] == look
+
+
+def test_a_variant_makes_way_for_the_method_whose_color_it_would_take():
+    assert styles(["chunked(chunks=2)", "chunked(chunks=3)", "pb"])["pb"] == styles(["pb"])["pb"]
+
+
+def test_marks_of_a_study_differ_by_more_than_color():
+    names = ["backprop", "1f1b", "greedy", "overlapping", "chunked", "pipedream-2bw", "pipedream", "zb-h1", "paci"]
+    assert len({style.shape for style in styles(names).values()}) == len({s.path for s in styles(names).values()}) == 9
+
+
 def test_methods_of_one_family_and_many_methods_differ():
     names = [f"chunked(chunks={n})" for n in range(2, 5)] + [f"m{n}" for n in range(20)] + ["backprop", "backprop(x=1)"]
     found = styles(names)

@@ -54,8 +54,18 @@ def test_a_users_metrics_leave_names_their_room():
     text = shown(runs)
     for piece in ("chunks=2", "head=two-layer(", "width=64))", "mean_absolute"):
         assert piece in text
-    assert "root_mean_square" not in text
+    assert "Not in this table: root_mean_square. The report and --json have all metrics." in text.replace("\n", " ")
     assert max(len(line) for line in text.splitlines()) <= 80
+
+
+def test_metrics_that_the_table_leaves_out_are_named():
+    metrics = dict.fromkeys(("f1", "mae", "r2", "mape"), 0.25)
+    text = shown([replace(run([1.0]), metrics=metrics)])
+    head, _, caption = text.partition("backprop")
+    assert "f1" in head
+    assert "mae" in head
+    assert "Not in this table: r2, mape." in caption
+    assert "Not in this table" not in shown([replace(run([1.0]), metrics={"f1": 0.25, "mae": 0.5})])
 
 
 def test_names_are_text_and_not_markup():

@@ -1,6 +1,7 @@
 """Training scripts that know nothing of processes."""
 
 import contextlib
+import math
 import os
 import random
 import time
@@ -72,13 +73,18 @@ def as_tasks_of_srun(method):
 
 def predicted(method, precision=None, **options):
     """Outputs after some steps, the last ones under way; then what the trainer says of itself."""
-    trainer = build(method, precision=precision, **options)
+    trainer = build(method, precision=precision, clip=math.inf, **options)
     data = batches(6)
     for x, y in data:
         trainer.step(x, y)
     outputs = trainer.predict(x for x, _ in data)
     trainer.flush()
-    return outputs, trainer.updates, trainer.lr, repr(trainer)
+    norms = trainer.grad_norms()
+    try:
+        norm = trainer.grad_norm
+    except stretto.UsageError as error:
+        norm = str(error)
+    return outputs, trainer.updates, trainer.lr, repr(trainer), norms, norm
 
 
 def weights_of(trainer):

@@ -7,7 +7,6 @@ import stretto
 from runtime import replicated, sharded
 from runtime.scripts import gone_on, saved_half_way, weights_of
 from stretto.optim import LAMB, LARS
-from stretto.trainer.host import grad_norms
 
 WIDTH = 24  # of layers with 576 weights, so that shares cut through them
 STEPS = 6
@@ -55,7 +54,7 @@ def train(optimizer, options):
     data = [*replicated.batches(STEPS - 1, width=WIDTH), *replicated.batches(1, size=13, width=WIDTH)]
     losses = [trainer.step(x, y) for x, y in data]
     losses += trainer.flush()
-    norms = grad_norms(trainer)
+    norms = trainer.grad_norms()
     told = [loss for loss in losses if loss is not None]
     return told, weights_of(trainer), trainer.lr, norms, trainer.evaluate(data[:2])
 

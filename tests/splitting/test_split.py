@@ -6,6 +6,7 @@ from splitting_models import GPT, Residual, Transformer, cnn
 from torch import nn
 
 import stretto
+from stretto.doctor.model_check import shared
 from stretto.errors import UsageError
 from stretto.nn.chain import Chain
 
@@ -120,6 +121,8 @@ def test_tied_ends_of_a_list_come_apart_unless_told_otherwise():
     stages = stretto.split(layers, 2, example=torch.tensor([[1, 2]]))
     assert stages[0][0].weight is stages[1][-1].weight
     assert "tied: stages 0 and 1 share the parameter '0.weight'; pipelines train it on the first" in stages.explanation
+    (remark,) = shared(stages)  # of stretto doctor
+    assert remark.remark.split(": ")[1] in stages.explanation
     with pytest.raises(UsageError, match=r"layer 0 \(Embedding\) and layer 2 \(Linear\) share.*'weight'.*one stage"):
         stretto.split(layers, 2, tied="together")
     with pytest.raises(UsageError, match="did you mean 'together'"):

@@ -268,6 +268,29 @@ def assert_same_but_for_scale(model, stages, x):
     assert_same(model, stages, x)
 
 
+class Positioned(nn.Module):
+    """Adds its positions in its own forward, between its modules."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.positions = nn.Embedding(9, 4), nn.Parameter(torch.randn(6, 4))
+        self.blocks = nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
+
+    def forward(self, tokens):
+        x = self.embedding(tokens) + self.positions
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def test_an_input_that_does_not_fit_is_told_by_the_error_alone(capfd):
+    stages = stretto.split(Positioned(), 2, example=torch.ones(2, 6, dtype=torch.int64))
+    trainer = stretto.Trainer(stages, lambda output, _: output.mean(), lambda params: torch.optim.SGD(params, lr=0.1))
+    with pytest.raises(UsageError, match=r"stage 0 .* cannot take what it is given, \[2, 7\] int64: RuntimeError"):
+        trainer.step(torch.ones(2, 7, dtype=torch.int64), torch.ones(2))
+    assert capfd.readouterr() == ("", ""), "torch.fx prints a traceback"
+
+
 def test_blocks_that_pass_what_cannot_travel_stay_together():
     class Named(nn.Module):
         def forward(self, state):

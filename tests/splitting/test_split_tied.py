@@ -62,7 +62,7 @@ def test_what_cannot_stay_together_may_come_apart():
     with pytest.raises(UsageError, match=r"only 1 piece can be separated: .*or tied='apart'"):
         stretto.split(model, 2, example=x, tied="together")
     stages = stretto.split(model, 2, example=x, tied="apart")
-    assert "local methods on the last" in stages.explanation
+    assert "local methods (greedy, overlapping, chunked) on the last" in stages.explanation
     with pytest.raises(UsageError, match=r"head 'solo' reads .* the last stage ends otherwise: use head='language'"):
         stretto.Trainer(stages, loss_of, sgd, "greedy(head=solo)", example=x)
     for head in ("language", "auto"):

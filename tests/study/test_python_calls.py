@@ -209,6 +209,15 @@ def test_mistakes(changed, message):
         compared(**changed)
 
 
+@pytest.mark.parametrize("call", [stretto.train, stretto.compare])
+def test_calls_under_a_launcher_say_what_to_do_instead(monkeypatch, folder, call):
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UsageError, match=r"has started 2 processes .* run it without torchrun, with workers=2"):
+        call(build, data, loss=mse_loss, optimizer=sgd, lr=0.01, workers=2)
+    assert not list(folder.iterdir())
+
+
 SCRIPT = """
 import torch, stretto
 from stretto.report import html

@@ -249,6 +249,26 @@ def test_two_dicts_are_two_batches(kind):
     assert same(trainer.model, plain)
 
 
+FORMS = {
+    "tensors": lambda: (X, Y),
+    "arrays": lambda: (X.numpy(), Y.numpy()),
+    "a Dataset": lambda: TensorDataset(X, Y),
+    "a loader": lambda: DataLoader(TensorDataset(X, Y), 6),
+    "pairs": lambda: [*zip(X.split(6), Y.split(6), strict=True)],
+    "dicts": lambda: [{"x": x, "labels": y} for x, y in zip(X.split(6), Y.split(6), strict=True)],
+    "a loader of dicts": lambda: DataLoader([{"x": x, "labels": y} for x, y in zip(X, Y, strict=True)], 6),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_evaluate_takes_what_fit_validates_on(form):
+    trainer = build()
+    history = trainer.fit((X[:6], Y[:6]), FORMS[form](), epochs=1, quiet=True)
+    found = trainer.evaluate(FORMS[form]())
+    assert found == {"loss": history["validation_loss"][0], "accuracy": history["validation_accuracy"][0]}
+    assert found["loss"] == pytest.approx(cross_entropy(trainer.model(X), Y).item(), rel=1e-12)
+
+
 @pytest.mark.parametrize(
     "make", [lambda: DataLoader(TensorDataset(X), 6), lambda: DataLoader(X, 6), lambda: [(x,) for x in X.split(6)]]
 )
@@ -256,8 +276,9 @@ def test_data_without_targets_train_where_nothing_is_cut(make):
     rows = [(x,) for x in X.split(6)]
     plain, _ = plain_loop(((x, None) for _ in range(EPOCHS) for (x,) in rows), loss=energy, epochs=1)
     trainer = build(energy)
-    trainer.fit(make(), make(), epochs=EPOCHS, quiet=True)
+    history = trainer.fit(make(), make(), epochs=EPOCHS, quiet=True)
     assert same(trainer.model, plain)
+    assert trainer.evaluate(make())["loss"] == history["validation_loss"][-1]
     for processes_or_cut in ("1f1b(microbatches=2)", "gpipe(microbatches=3)"):
         with pytest.raises(UsageError, match=r"Data without targets: a loss takes .*\(x, x\) to an autoencoder"):
             build(energy, processes_or_cut).fit(make(), epochs=1, quiet=True)

@@ -60,6 +60,11 @@ BATCHES = {
     "a target less": (X, Y[:7], r"x has 8 examples and y has 7 \(\[7\]\)"),
     "twice the targets": (X, torch.cat([Y, Y]), r"8.*\b16\b"),
     "a column of targets": (X, Y[:, None], r"with the target Tensor \[\d, 1\] of torch.int64"),
+    "tokens": (
+        X[:, None].expand(-1, 3, -1),
+        Y[:, None].expand(-1, 3),
+        r"For tokens, output \[N, T, V\] .* take stretto.losses.token_cross_entropy",
+    ),
     "targets of no class": (X, Y + 4, "Target . is out of bounds"),
     "targets that are numbers": (X, Y.float(), "with the target Tensor .* of torch.float32"),
     "no targets": (X, None, r"y is None .*: give step\(x, y\) both|has a loss that fails .*, with the target None"),
@@ -77,6 +82,18 @@ def test_losses(what, method):
     loss, message = LOSSES[what]
     with pytest.raises(UsageError, match=message):
         step_and_flush(stretto.Trainer(stages(), loss, sgd, method, device="cpu"), X, Y)
+
+
+class Named(nn.Linear):
+    def forward(self, x):
+        return {"scores": super().forward(x)}
+
+
+def test_a_loss_without_a_gradient_is_found_behind_a_dict():
+    last = [*stages()[:2], Named(5, 4)]
+    loss = lambda output, y: cross_entropy(output["scores"].detach(), y)  # noqa: E731
+    with pytest.raises(UsageError, match=LOSSES["detached"][1]):
+        step_and_flush(stretto.Trainer(last, loss, sgd, "backprop", device="cpu"), X, Y)
 
 
 WHEN = {f"{method}{', later' * later}": (method, later) for later in (False, True) for method in METHODS}

@@ -213,14 +213,17 @@ def test_what_predict_cannot_take(given, message):
     ("method", "precision"), [("pb", None), ("backprop", "bf16"), pytest.param("zb-v", None, marks=pytest.mark.slow)]
 )
 def test_processes_predict_the_same(method, precision):
-    emulated, *_ = scripts.predicted(method, precision, workers=2)
+    emulated, *_, norms, norm = scripts.predicted(method, precision, workers=2)
     first, other = launch(2, "runtime.scripts:predicted", method, precision)
     assert other[0] is None
     assert all(torch.equal(a, b) for a, b in zip(first[0], emulated, strict=True))
-    for (_, updates, rates, text), rank in ((first, 0), (other, 1)):
+    for (_, updates, rates, text, norms_here, norm_here), rank in ((first, 0), (other, 1)):
         assert sorted(updates, key=str) == [6, 6, None, None]
         assert [rate is None for rate in rates] == [number is None for number in updates]
         assert f"2 processes, this is rank {rank}" in text
+        assert norms_here == norms
+        refused = f"own stages, {[2 * rank, 2 * rank + 1]}, since pb does not clip all stages together"
+        assert refused in norm_here if method == "pb" else norm_here == norm == pytest.approx(math.hypot(*norms))
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ def calibrate(
     collectives
         Measure all-reduces instead: every algorithm, torch's own, and a message's latency and time a byte.
     quick
-        Fewer and smaller layers, fewer repeats: some seconds instead of about a minute.
+        Fewer and smaller layers, fewer repeats: some seconds instead of two to three minutes.
     workers
         Number of processes to start; 2 unless said otherwise, but with --collectives.
     sizes

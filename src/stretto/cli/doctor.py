@@ -1,6 +1,7 @@
 """stretto doctor: check the environment, or a model."""
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -43,7 +44,8 @@ def doctor(
     """Check what Stretto needs on this machine; exit with 1 if something that it cannot do without is missing.
 
     With --model: list the methods that each of its modules can be trained under, and exit with 1 if there is one for
-    which the wanted weights cannot be guaranteed, or if the model cannot be cut into stages.
+    which the wanted weights cannot be guaranteed, if the model cannot be cut into stages, or if methods that cut
+    minibatches refuse the loss.
 
     Parameters
     ----------
@@ -67,9 +69,10 @@ def doctor(
         if function not in (None, ()) and (model is None or data is None):
             raise UsageError(f"{name} is tried on a model's examples: give --model and --data, too")
     if model is not None:
+        in_parts = ""
         if functions != TriedFunctions():
-            try_functions(model, model_options or {}, data or "", functions)
-        diagnosis = diagnosis_of(model, model_options or {}, data, example, stages, path)
+            in_parts = try_functions(model, model_options or {}, data or "", functions)
+        diagnosis = replace(diagnosis_of(model, model_options or {}, data, example, stages, path), in_parts=in_parts)
         if json:
             print_json({"model": model, **diagnosis.to_json()})
         else:
@@ -81,10 +84,13 @@ def doctor(
     return environment(json)
 
 
-def try_functions(model: str, options: dict[str, Option], data: str, functions: TriedFunctions) -> None:
-    """Try a step and an evaluation of the model as one stage. Raises UsageError for what does not work."""
+def try_functions(model: str, options: dict[str, Option], data: str, functions: TriedFunctions) -> str:
+    """Try a step and an evaluation of the model as one stage. Raises UsageError for what does not work.
+
+    Returns why a step in two parts does not, as with a loss that is no mean over examples; "" if it does.
+    """
     from stretto.optim.by_name import takes_rate
-    from stretto.settings.runs import TrainSettings
+    from stretto.settings.runs import TrainSettings, known
     from stretto.study.first_batches import refuse_evaluation
     from stretto.study.prepare import costs_of, prepare_trial, resolve
 
@@ -104,6 +110,14 @@ def try_functions(model: str, options: dict[str, Option], data: str, functions: 
     prepared = prepare_trial(resolve(settings))
     costs_of(prepared)
     refuse_evaluation(prepared)
+    if not isinstance(prepared.computing, nullcontext):
+        return ""  # the model has no values
+    try:
+        parted = prepare_trial(resolve(replace(settings, method="gpipe(microbatches=2)")))
+        parted.trainer.step(*parted.dataset.train.first(known(parted.settings.batch_size)))
+    except UsageError as error:
+        return str(error).partition("\nin action")[0]
+    return ""
 
 
 def environment(json: bool) -> int:
@@ -148,8 +162,9 @@ def diagnosis_of(
         example = example_for_linear([model])
     if example is None:
         raise UsageError(
-            f"{name} gives no example, and what it takes cannot be told from its layers: give the shape of an input "
-            "batch, --example 32,784, or return (module, example)"
+            f"{name} gives no example, and what it takes cannot be told from its layers: give --data, of which the "
+            "first examples are taken, or the shape of an input batch of real numbers, --example 32,784, or return "
+            "(module, example)"
         )
     found = diagnose(model, pieces, example)
     return replace(found, whole=why_whole(model, pieces, example) if stages is None else "")
@@ -199,6 +214,8 @@ def doubts(doubtful: "Sequence[ModuleFinding]") -> list[str]:
 
 def in_words(name: str, diagnosis: "Diagnosis") -> list[str]:
     """Lines: the modules that some methods cannot train, and why; the other modules in one line; remarks."""
+    from stretto.doctor.model_check import cutting_methods
+
     plural = "stage" if diagnosis.num_stages == 1 else "stages"
     examined = "; --stages N examines the stages of a run" if diagnosis.is_one_piece else ""
     doubtful = [module for module in diagnosis.modules if not module.good]
@@ -207,7 +224,8 @@ def in_words(name: str, diagnosis: "Diagnosis") -> list[str]:
     lines += doubts(doubtful) if doubtful else []
     if good:
         count = f"{len(good)} {'other ' * bool(doubtful)}module{'s' * (len(good) > 1)} with"
-        lines += [f"{count} {sum(module.parameters for module in good):,} parameters: every method can train them", ""]
+        number = sum(module.parameters - module.tied for module in good)
+        lines += [f"{count} {number:,} parameters: every method can train them", ""]
     for objection in diagnosis.objections:
         mechanisms = " and ".join(objection.mechanisms)
         lines.append(f"{objection.module} ({objection.kind}), {mechanisms}: {objection.reason}; {objection.remedy}")
@@ -221,4 +239,10 @@ def in_words(name: str, diagnosis: "Diagnosis") -> list[str]:
     lines += [f"mind: {', '.join(names)} ({kind}) {remark}" for (kind, remark), names in alike.items()]
     if diagnosis.whole:
         lines.append(f"it cannot be cut into stages, so that no run can train it in several: {diagnosis.whole}")
-    return [*lines, "every method's weights can be guaranteed" if not diagnosis.objections else "see those marked NO"]
+    if diagnosis.in_parts:
+        lines.append(
+            f"train refuses replicas, and methods that cut a minibatch ({', '.join(cutting_methods())}): "
+            f"{diagnosis.in_parts}"
+        )
+    but = ", but not every method takes the loss" if diagnosis.in_parts else ""
+    return [*lines, "see those marked NO" if diagnosis.objections else f"every method's weights can be guaranteed{but}"]

@@ -5,6 +5,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from stretto.errors import UsageError
 from stretto.settings.planning import FailureSettings, PlanOutput, PlanSettings
 
 
@@ -26,6 +27,13 @@ def plan(
     config
         TOML file with any of the options below; those on the command line win.
     """
+    if output.diff is None and settings.cluster is None:  # known before the seconds that torch's import takes
+        from stretto.cost.cluster_file import names
+
+        raise UsageError(
+            "cluster is missing: stretto calibrate measures this machine into cluster.toml, then stretto plan "
+            f"--cluster cluster.toml; or take one that is known, --cluster {names()[0]} ({', '.join(names()[1:])})"
+        )
     from stretto.cli.plan_output import tell_difference
     from stretto.cli.planning import make_plan
 

@@ -14,6 +14,7 @@ from stretto.cost import Cluster
 from stretto.cost.collective import NAMES
 from stretto.errors import UsageError
 from stretto.methods import method
+from stretto.optim.by_name import needs_rate
 from stretto.options.import_object import is_function
 from stretto.plan import Candidate, Found, Objective, Plan, Problem
 from stretto.plan.candidate_costs import Prices
@@ -31,6 +32,7 @@ from stretto.study import penalties, plan_trials
 from stretto.study.model_costs import Costed
 
 FAR = 1.5  # times: a correction that says that the parts of a step are not understood
+RATE = "RATE"  # stands in a command for a rate that its user has to give
 NEGLIGIBLE = 1e-6  # share of a step's time: smaller terms are rounding errors
 
 
@@ -126,7 +128,9 @@ def summarize(
     texts = [(key, text) for key, value in trained.items() for text in (value if isinstance(value, list) else [value])]
     functions = [(key, text) for key, text in texts if isinstance(text, str) and is_function(text)]
     if functions:
-        named = (word for key, value in functions for word in (f"--{key}", value))
+        named = [word for key, value in functions for word in (f"--{key}", value)]
+        if "optimizer" in trained and needs_rate(trained["optimizer"]):
+            named += ["--lr", RATE]
         facts["command"] = shlex.join(["stretto", "train", "--plan", str(out), *named])
     return facts if model.positions is None else facts | {"script": script(best, file["plan"]["bounds"])}
 
@@ -192,7 +196,8 @@ def describe(facts: Mapping[str, Any]) -> str:
 
         blocks += ["", *scaling.describe(facts["scaling"])]
     if "command" in facts:
-        blocks += ["", f"{facts['command']}, or" if "script" in facts else facts["command"]]
+        given = ", with a rate in place of RATE" if facts["command"].endswith(f" {RATE}") else ""
+        blocks += ["", f"{facts['command']}{given}{', or' if 'script' in facts else ''}"]
     if "script" in facts:
         processes = facts["chosen"]["workers"]
         placed = ", rank by rank on the workers above" if facts["chosen"].get("placement") else ""

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from stretto.cli.output import print_json, writing_to
 from stretto.cli.plan_output import describe, goodput_facts, reliability_of, summarize, write_plan
 from stretto.cost import Cluster
-from stretto.cost.cluster_file import find_cluster, names
+from stretto.cost.cluster_file import find_cluster
 from stretto.errors import UsageError
 from stretto.models.published import is_planned_only
 from stretto.optimizers import optimizer_of
@@ -35,11 +35,7 @@ KEEP = 4  # plans that are simulated
 
 def make_plan(settings: PlanSettings, failures: FailureSettings, output: PlanOutput) -> None:
     """Find the best plan, write it, and tell what was asked for."""
-    if settings.cluster is None:
-        raise UsageError(
-            "cluster is missing: stretto calibrate measures this machine into cluster.toml, then stretto plan "
-            f"--cluster cluster.toml; or take one that is known, --cluster {names()[0]} ({', '.join(names()[1:])})"
-        )
+    assert settings.cluster is not None, "the command refuses this, without torch"
     if output.export not in (None, "torch"):
         raise UsageError(f"export={output.export!r}: there is torch")
     cluster = find_cluster(settings.cluster)

@@ -56,16 +56,15 @@ ROLES: dict[str, OptionRole] = {
 
 
 def refuse_untrusted(place: str, key: str, value: Any, *, takes_text: bool) -> None:
-    """Raise UsageError for a value of an option that only the command itself may give; `place` is the file's."""
+    """Raise UsageError for a value of an option that only the command itself may give; `place` is the file's.
+
+    Functions are refused before, all at once.
+    """
     name = key.replace("-", "_")
     role = ROLES[name] if takes_text else OptionRole.WORD
     texts = [str(text) for text in (value if isinstance(value, list) else [value])]
     if role is OptionRole.METHOD:
         refuse_functions(place, *(text for written in texts for text in split_list(written)))
-    elif role is OptionRole.FUNCTION:
-        for text in texts:
-            if is_function(text.partition("=")[2] or text):
-                refuse_named(place, {name: text})
     elif role is OptionRole.SERVER:
         refuse(place, key, texts[0], "connects to nobody that a file names")
     elif role is OptionRole.TRACKERS:
@@ -73,6 +72,18 @@ def refuse_untrusted(place: str, key: str, value: Any, *, takes_text: bool) -> N
             refuse_tracker(place, key, text)
     elif role in (OptionRole.WRITTEN, OptionRole.BESIDE):
         refuse_elsewhere(place, key, texts[0], may_exist=role is OptionRole.BESIDE)
+
+
+def functions_in(key: str, value: Any) -> dict[str, str]:
+    """The user's functions that a value of a file names, as messages name their settings: "loss", "metric mae"."""
+    name, found = spelled(key), dict[str, str]()
+    if ROLES.get(name) is not OptionRole.FUNCTION:
+        return found
+    for text in map(str, value if isinstance(value, list) else [value]):
+        label, _, function = text.partition("=") if name == "metric" else ("", "", text)
+        if is_function(function):
+            found[f"metric {label}" if label else name] = function
+    return found
 
 
 def refuse_elsewhere(place: str, key: str, text: str, *, may_exist: bool = False) -> None:
@@ -185,9 +196,16 @@ def refuse_plan(file: Path, content: Mapping[str, Any], commands: tuple[str, ...
 def fill(options: Mapping[str, Any], place: str, content: Mapping[str, Any]) -> None:
     """Give options that nothing stronger has set the values of a file."""
     refuse_unknown(options, place, content)
+    functions: dict[str, str] = {}
     for key, value in content.items():
         argument = options[spelled(key)]
         check_shape(f"{place}: {key} = {value!r}", key, value, argument.hint)
+        if not argument.tokens:
+            functions |= functions_in(key, value)
+    if functions:
+        refuse_named(place, functions)
+    for key, value in content.items():
+        argument = options[spelled(key)]
         if not argument.tokens:
             refuse_untrusted(place, key, value, takes_text=takes_text(argument.hint))
         for token in as_words(f"{key} in {place}", value, argument.tokens):

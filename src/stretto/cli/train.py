@@ -164,7 +164,8 @@ def train(
         # another launcher's command is the one that was given
         with unfinished(prepared, folder, command if launched == 1 else None):
             task = Task(resolved, folder, timeout=processes.patience, resume=claimed.step > 0, keeps=True)
-            task = replace(task, trace=trace is not None, operations=trace_operations)
+            warned = prepared.trainer.backend.means.warned
+            task = replace(task, trace=trace is not None, operations=trace_operations, warned=warned)
             make_run(task, prepared, place, here=here, silent=output.silent or rank > 0)
         if rank == 0 and processes.nodes == 1:
             track_run(folder, resolved)
@@ -193,9 +194,10 @@ def choose_method(
     """
     from stretto.methods import method
     from stretto.methods.advice import meaning
-    from stretto.study.prepare import advice_in, resolve
+    from stretto.study.prepare import advice_in, check_rate, resolve
     from stretto.study.single_run import as_begun
 
+    check_rate(settings)
     resolved = resolve(settings)
     begun = as_begun(settings.method, resolved, output.out) if resume else resolved
     chosen = advice_in(settings, begun).get(settings.method)

@@ -80,6 +80,11 @@ class RowReader(ABC):
         drawn = derive(seed, "epoch", number)
         return self.read_all(self._plan(batch_size, drawn, shuffled=shuffled, drop_last=drop_last, start=start))
 
+    def rows(self, number: int, batch_size: int, seed: int, batch: int) -> list[int]:
+        """The rows of a batch of a shuffled epoch, as `epoch` reads them; epochs and batches are counted from 0."""
+        chunks = torch.split(_order(len(self), derive(seed, "epoch", number)), batch_size)
+        return chunks[batch].tolist()
+
     def first_training_batches(self, batch_size: int, seed: int, number: int) -> Iterator[tuple[Any, Any]]:
         """The first full batches of epoch 0, at most `number`, read in this process."""
         plan = self._plan(batch_size, derive(seed, "epoch", 0), drop_last=True)

@@ -5,7 +5,7 @@ concerns: *live* (`Live`: the backward reads the weights as they stand), *predic
 values that a rule gives) and *stash* (`Stash`: the backward reads what its forward read).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
@@ -16,6 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from stretto.errors import UsageError
 from stretto.methods import METHODS, Method, method
+from stretto.methods.advice import pieces_on
 from stretto.nn import deferred, tied_weights
 from stretto.nn.batch import call, inputs_on, with_names_of
 from stretto.nn.preserve import device_of, undisturbed
@@ -30,6 +31,7 @@ from stretto.weights.saved_tensor_check import backward_reads, tensors_in
 from stretto.weights.stash import Stash
 from stretto.weights.value_rules import CurrentRule, WeightPrediction
 
+USUAL_STAGES = 4
 MECHANISMS = ("live", "predicted", "stash")
 HIDDEN_COPY = "its backward reads a copy of {} that autograd does not know of", saved_tensor_check.STASH
 NOT_REACHED = (
@@ -159,7 +161,10 @@ MEANING = {
 
 @dataclass(frozen=True)
 class ModuleFinding:
-    """A module with trainable parameters, and for each mechanism whether it works for it."""
+    """A module with trainable parameters, and for each mechanism whether it works for it.
+
+    `tied` of its parameters are also those of modules before it.
+    """
 
     stage: int
     name: str
@@ -168,6 +173,7 @@ class ModuleFinding:
     live: bool
     predicted: bool
     stash: bool
+    tied: int = 0
 
     @property
     def good(self) -> bool:
@@ -207,6 +213,7 @@ class Diagnosis:
     shares: tuple[float, ...] = ()  # of the cost, by stage, where the model was split
     uneven: str = ""
     whole: str = ""  # why the model cannot be cut into stages; empty if it can, or was
+    in_parts: str = ""  # why methods that cut minibatches cannot train it with its loss; empty if they can
 
     @property
     def is_one_piece(self) -> bool:
@@ -216,7 +223,7 @@ class Diagnosis:
     @property
     def good(self) -> bool:
         """Whether every method can train the model."""
-        return not self.objections and not self.whole
+        return not (self.objections or self.whole or self.in_parts)
 
     def to_json(self) -> dict[str, Any]:
         """The object that `stretto doctor --model --json` prints."""
@@ -233,11 +240,13 @@ def diagnose(model: nn.Module, stages: Sequence[nn.Module], example: Any) -> Dia
     enable_training(stages)
     modules: list[ModuleFinding] = []
     objections: list[ModuleObjection] = []
+    seen = set[nn.Parameter]()
     first = inputs = inputs_on(example, device)
     for index, stage in enumerate(stages):
         with deferred.filled([stage]):  # one at a time
             (output,) = trace([stage], inputs, device, first=index, any_output=index == len(stages) - 1)
-            stage_modules, stage_objections = examine_stage(index, stage, inputs, names)
+            stage_modules, stage_objections = examine_stage(index, stage, inputs, names, set(seen))
+            seen.update(stage.parameters())
         modules += stage_modules
         objections += stage_objections
         inputs = output
@@ -247,9 +256,12 @@ def diagnose(model: nn.Module, stages: Sequence[nn.Module], example: Any) -> Dia
 
 
 def examine_stage(
-    index: int, stage: nn.Module, inputs: Sequence[Tensor], names: Mapping[int, str]
+    index: int, stage: nn.Module, inputs: Sequence[Tensor], names: Mapping[int, str], before: Set[nn.Parameter]
 ) -> tuple[list[ModuleFinding], list[ModuleObjection]]:
-    """The modules of a stage that have trainable parameters, and the objections to them."""
+    """The modules of a stage that have trainable parameters, and the objections to them.
+
+    `before` are the parameters of earlier stages.
+    """
     objections = survey(stage, with_names_of(inputs, [leaf(tensor, index > 0) for tensor in inputs]))
     if not begins_in_place(stage) and changes_input(stage, inputs):
         objections.append(Objection("", MECHANISMS, *IN_PLACE))
@@ -259,13 +271,13 @@ def examine_stage(
         in_model = names.get(id(parts[name]), f"stage {index}{name and ': '}{name}")
         return in_model or "the model", type(parts[name]).__name__
 
-    modules = []
+    modules, again = [], owners(stage, before)
     for name, parameters in owners(stage).items():
         about = [objection for objection in objections if concerns(objection.module, name)]
         failing = {mechanism for objection in about for mechanism in objection.mechanisms}
         works = {mechanism: mechanism not in failing for mechanism in MECHANISMS}
         named, kind = name_and_kind(name)
-        modules.append(ModuleFinding(index, named, kind, parameters, **works))
+        modules.append(ModuleFinding(index, named, kind, parameters, **works, tied=again.get(name, 0)))
     return modules, [ModuleObjection(*name_and_kind(o.module), o.mechanisms, o.reason, o.remedy) for o in objections]
 
 
@@ -284,11 +296,11 @@ def changes_input(stage: nn.Module, inputs: Sequence[Tensor]) -> bool:
     return before != [tensor._version for tensor in clones]
 
 
-def owners(stage: nn.Module) -> dict[str, int]:
-    """{submodule: number of its trainable parameters}; those of a parametrization count as its module's."""
+def owners(stage: nn.Module, among: Set[nn.Parameter] | None = None) -> dict[str, int]:
+    """{submodule: number of its trainable parameters}, of these alone; those of a parametrization are its module's."""
     owned: dict[str, int] = {}
     for name, parameter in stage.named_parameters():
-        if parameter.requires_grad:
+        if parameter.requires_grad and (among is None or parameter in among):
             owner = name.rpartition(".")[0].partition("parametrizations")[0].rstrip(".")
             owned[owner] = owned.get(owner, 0) + parameter.numel()
     return owned
@@ -302,6 +314,11 @@ def methods_of() -> dict[str, list[str]]:
         if needed is not None:
             table[needed].append(name)
     return table
+
+
+def cutting_methods() -> list[str]:
+    """The methods that cut a minibatch into micro-batches, by their defaults."""
+    return [name for name in METHODS if (pieces_on(name, USUAL_STAGES) or 1) > 1]
 
 
 def mechanism_of(chosen: Method) -> str | None:
@@ -344,8 +361,7 @@ def shared(stages: Sequence[nn.Module]) -> Iterator[Remark]:
         yield Remark(
             tied.name,
             f"Parameter {list(tied.parameter.shape)}",
-            f"is shared by stages {', '.join(map(str, (tied.owner, *tied.users)))}: pipelines train it on the first; "
-            "local methods (greedy, overlapping, chunked) by that stage's losses alone",
+            f"is shared by stages {', '.join(map(str, (tied.owner, *tied.users)))}: {tied_weights.TRAINED}",
         )
 
 

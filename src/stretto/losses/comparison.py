@@ -11,6 +11,7 @@ Unevenness comes with targets, so these choose the pairs; outputs are those of t
 """
 
 import copy
+import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from functools import partial
@@ -21,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from stretto.errors import UsageError
-from stretto.losses.cross_entropy import Sum
+from stretto.losses.cross_entropy import Sum, next_token_cross_entropy, token_cross_entropy
 from stretto.losses.value import CheckedLoss, Loss, call
 from stretto.nn.batch import Examples, to_device
 from stretto.nn.carried_attributes import Buffers, exchanged
@@ -33,15 +34,17 @@ FAILURES = (RuntimeError, ValueError, IndexError, TypeError, AssertionError)  # 
 NOISE = 64  # roundings by which two ways of adding up may differ
 
 COUNT = """\
-Averaged over parts of a minibatch, it would be another loss. Return a sum and the count it is divided by:
+Return a sum and the count it is divided by:
     def loss(output, target):
-        {returned}
-or, if you know that it is a mean over the examples of a batch, say so: loss=stretto.mean(loss)"""
-OF_CROSS_ENTROPY = 'return cross_entropy(output, target, reduction="sum"), (target != -100).sum()'
+        {returned}"""
+UNLESS = "or, if you know that it is a mean over the examples of a batch, say so: loss=stretto.mean(loss)"
+OF_CROSS_ENTROPY = 'return cross_entropy({}, reduction="sum"), (target != -100).sum()'
 OF_OTHERS = "return (error * mask).sum(), mask.sum()  # error: your loss of each entry; mask: the entries that count"
-TOGETHER = """\
+DEPENDS = """\
 What it gives for one example depends on the others (as contrastive losses do, and roots or variances of a batch), so
-that no parts of a minibatch give it. Cut nothing: microbatches=1 behind the method, or a method without it, and one
+that no parts of a minibatch give it."""
+TOGETHER = f"""\
+{DEPENDS} Cut nothing: microbatches=1 behind the method, or a method without it, and one
 replica; or, if each part is to have the loss of its own examples alone, say so: loss=stretto.mean(loss)"""
 CROSS_ENTROPY = {"cross_entropy", "nll_loss", "CrossEntropyLoss", "NLLLoss"}
 
@@ -58,7 +61,11 @@ class LossComparison:
     @property
     def differs(self) -> bool:
         """Whether they differ by more than the tolerance; a part that is no number differs."""
-        return not abs(self.whole - self.parts) <= self._tolerance * self._scale
+        return self.differs_by(self._tolerance)
+
+    def differs_by(self, share: float) -> bool:
+        """Whether they differ by more than this share of the largest."""
+        return not abs(self.whole - self.parts) <= share * self._scale
 
 
 def combined(
@@ -139,18 +146,30 @@ def refusal(
     loss: Loss, comparison: LossComparison, where: str, output: Any, target: Any, sizes: Sequence[int]
 ) -> UsageError:
     """The error for a loss whose comparison differs, with the remedy that fits it; on these outputs and targets."""
-    of_parts = OF_CROSS_ENTROPY if is_cross_entropy(loss, target) else OF_OTHERS
-    remedy = (
-        loss.remedy
-        if isinstance(loss, CheckedLoss)
-        else TOGETHER
-        if needs_all(loss, output, target, sizes)
-        else COUNT.format(returned=of_parts)
-    )
+    if isinstance(loss, CheckedLoss):
+        remedy = loss.remedy
+    elif needs_all(loss, output, target, sizes):
+        remedy = TOGETHER
+    else:
+        counted = COUNT.format(returned=counted_line(loss, comparison.whole, output, target))
+        remedy = f"Averaged over parts of a minibatch, it would be another loss. {counted}\n{UNLESS}"
     return UsageError(
         f"the loss is not a mean over examples: {where}, it is {comparison.whole:.6g}, but its values for their "
         f"{len(sizes)} parts (micro-batches and replicas) come to {comparison.parts:.6g}. {remedy}"
     )
+
+
+def counted_line(loss: Loss, value: float, output: Any, target: Any) -> str:
+    """The line of code with which a loss of this value returns a sum and a count."""
+    if not is_cross_entropy(loss, target) or not isinstance(output, Tensor):
+        return OF_OTHERS
+    if target.dim() < 2 or output.shape[:-1] != target.shape:
+        return OF_CROSS_ENTROPY.format("output, target")
+    for name, known in (("", token_cross_entropy), ("next_", next_token_cross_entropy)):
+        if output.dim() == 3 and math.isclose(float(known(output, target.long())), value, rel_tol=1e-3):
+            own = f"stretto.losses.{name}token_cross_entropy"
+            return f"return {own}.sum_and_count(output, target)  # or give it itself, loss={own}"
+    return OF_CROSS_ENTROPY.format("output.flatten(0, -2), target.flatten()")
 
 
 def needs_all(loss: Loss, output: Any, target: Any, sizes: Sequence[int]) -> bool:

@@ -37,8 +37,7 @@ class MeanCheck:
     """Checks a loss on every minibatch that is cut."""
 
     def __init__(self, loss: Loss) -> None:
-        means = is_elementwise(loss) and getattr(loss, "reduction", "mean") == "mean"
-        self._trusted = means or isinstance(loss, MeanOverExamples) or hasattr(loss, "sum_and_count")
+        self._trusted = is_trusted(loss)
         self._kinds: set[tuple[Any, ...]] = set()
         self._minibatches = 0
 
@@ -74,6 +73,12 @@ class MeanCheck:
         if self._trusted or (len(targets) < 2 and beside is None):
             return None
         return Neighbours(targets, sizes, self._minibatches, beside)
+
+
+def is_trusted(loss: Loss) -> bool:
+    """Whether a loss is known to be a mean over examples, or to have a sum and a count."""
+    means = is_elementwise(loss) and getattr(loss, "reduction", "mean") == "mean"
+    return means or isinstance(loss, MeanOverExamples) or hasattr(loss, "sum_and_count")
 
 
 def sample(target: Any, sizes: Sequence[int], most: int) -> tuple[Any, tuple[int, ...]]:

@@ -14,7 +14,7 @@ from torch.func import functional_call
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from stretto.measure.aten_costs import tensors
-from stretto.measure.traced_layers import ForwardContext, Inputs, LayerRun, Runnable, TracedLayer, alike, run
+from stretto.measure.traced_layers import ForwardContext, Inputs, LayerRun, Loss, Runnable, TracedLayer, alike, run
 from stretto.nn.preserve import modes_restored, unique
 
 if TYPE_CHECKING:
@@ -78,7 +78,9 @@ def runnable(name: str, module: nn.Module, bare: Callable[[Tensor], Tensor], con
 
     again = [] if context.again is None else context.again.modules
     places = tuple(place for place, part in module.named_modules() if any(part is each for each in again))
-    return Runnable(name, call, list(own.values()), context, (alike(module), places, context.autocast))
+    return Runnable(
+        name, call, list(own.values()), context, (alike(module), places, context.autocast), isinstance(module, Loss)
+    )
 
 
 def current() -> "FakeTensorMode | None":

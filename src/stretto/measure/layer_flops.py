@@ -27,12 +27,12 @@ from stretto.errors import UsageError
 from stretto.measure.image_windows import image_windows
 from stretto.measure.kernels import Kernel
 from stretto.measure.layer_counting import LayerCounting
-from stretto.measure.traced_layers import ForwardContext, Inputs, LayerRun, Runnable, run
+from stretto.measure.traced_layers import ForwardContext, Inputs, LayerRun, Loss, Runnable, run
 from stretto.nn import tied_weights
 from stretto.nn.batch import num_examples
 from stretto.nn.layer_recompute import Recomputing, marked
 from stretto.nn.memory_limit import bytes_of
-from stretto.nn.nested import HeldTensors, map_tensors, tensors_of
+from stretto.nn.nested import map_tensors, tensors_of
 from stretto.nn.preserve import device_of, undisturbed
 from stretto.optim.parameter_labels import MATRIX, stage_labels
 from stretto.optimizers import NO_MATRICES, MatrixWork
@@ -171,21 +171,6 @@ def tied(shared: tied_weights.Tied) -> TiedLayers:
     return TiedLayers((shared.owner, *shared.users), shared.parameter.numel() * shared.parameter.element_size())
 
 
-class Loss(nn.Module):
-    """A loss as the last layer."""
-
-    def __init__(self, loss: Callable[[Any, Any], Any], target: Any) -> None:
-        super().__init__()
-        self.loss = loss
-        self.target = HeldTensors(target)
-
-    def forward(self, output: Tensor) -> Tensor:
-        """The mean loss of an output, or the sum of one that gives (sum, count)."""
-        value = self.loss(output, self.target.value())
-        number: Tensor = value[0] if isinstance(value, tuple) else value  # a sum costs what a mean costs
-        return number
-
-
 @dataclass(frozen=True)
 class Pair:
     """A layer on `examples` examples and on twice as many."""
@@ -303,7 +288,13 @@ def real(
         for module in modules:
             module.train()
         layers = [
-            Runnable(name, module, [*module.parameters(), *module.buffers()], contexts[id(module)])
+            Runnable(
+                name,
+                module,
+                [*module.parameters(), *module.buffers()],
+                contexts[id(module)],
+                takes_whole=isinstance(module, Loss),
+            )
             for name, module in named
         ]
         return run(layers, tuple(each.to(device) for each in inputs), {})

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from stretto.cost.layer_table import Affine, Measured, ModelCosts
 from stretto.errors import UsageError
-from stretto.measure.layer_flops import Loss
 from stretto.measure.nonnegative_fit import fit
+from stretto.measure.traced_layers import Loss
 from stretto.nn import deferred
-from stretto.nn.nested import map_tensors
+from stretto.nn.nested import map_tensors, with_tensors
 from stretto.nn.preserve import device_of, output_tensors, undisturbed
 from stretto.nn.stopwatch import as_leaves, timed
 from stretto.optim.parameter_labels import labelled_by
@@ -214,10 +214,12 @@ def drop_gradients(layers: Sequence[Timed]) -> None:
 
 def forwards(layers: Sequence[Timed], inputs: Inputs, into: Callable[[int, str], list[float]]) -> list[Run]:
     """Time a forward of every layer."""
-    runs, tensors = [], inputs
+    runs, tensors, output = [], inputs, None
     for index, layer in enumerate(layers):
         leaves = as_leaves(tensors, first=index == 0)
-        outputs = output_tensors(sample(partial(layer.module, *leaves), leaves[0].device, into(index, "F")))
+        given = (with_tensors(output, leaves),) if isinstance(layer.module, Loss) else leaves
+        output = sample(partial(layer.module, *given), leaves[0].device, into(index, "F"))
+        outputs = output_tensors(output)
         runs.append(Run(index, layer, leaves, outputs))
         tensors = tuple(tensor.detach() for tensor in outputs)
     return runs

@@ -6,7 +6,7 @@ How many bytes live while torch's operators run, on tensors that may be fake.
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -20,11 +20,13 @@ from stretto.measure.gpu_autocast import GpuAutocast, autocasting
 from stretto.measure.image_windows import ImageWindows, SeenWindow
 from stretto.nn.layer_recompute import Recomputing
 from stretto.nn.memory_limit import bytes_of
+from stretto.nn.nested import HeldTensors, map_tensors, with_tensors
 from stretto.nn.preserve import output_tensors
 from stretto.nn.stopwatch import as_leaves, attempt
 
 Inputs = tuple[Tensor, ...]
-REMEDY = "Mend the layer or the example; give fake=False if its shapes depend on its numbers"
+REMEDY = "Mend the layer or the example; if its shapes depend on its numbers, only layer_costs(fake=False) counts it"
+NO_TENSOR = torch.empty(0)
 Held = tuple[Sequence[int], ...]  # bytes moment by moment: of a forward, a backward, one that finds gradients
 
 
@@ -58,6 +60,21 @@ class ForwardContext(NamedTuple):
             yield
 
 
+class Loss(nn.Module):
+    """A loss as the last layer: it takes the output before it as it is, a tensor, a tuple or a dict."""
+
+    def __init__(self, loss: Callable[[Any, Any], Any], target: Any) -> None:
+        super().__init__()
+        self.loss = loss
+        self.target = HeldTensors(target)
+
+    def forward(self, output: Any) -> Tensor:
+        """The mean loss of an output, or the sum of one that gives (sum, count)."""
+        value = self.loss(output, self.target.value())
+        number: Tensor = value[0] if isinstance(value, tuple) else value  # a sum costs what a mean costs
+        return number
+
+
 @dataclass(frozen=True)
 class Runnable:
     """A layer, its parameters and buffers as they are used, how it runs, and what it is alike with, if known."""
@@ -67,6 +84,17 @@ class Runnable:
     own: Sequence[Tensor]
     context: ForwardContext
     alike: Hashable = None
+    takes_whole: bool = False
+
+    def taking(self, form: Any) -> "Runnable":
+        """The layer as it is called with tensors: with these, or, if it takes the output before it whole, in `form`."""
+        if not self.takes_whole:
+            return self
+
+        def call(*tensors: Tensor) -> Any:
+            return self.call(with_tensors(form, tensors))
+
+        return replace(self, call=call, alike=None if self.alike is None else (self.alike, plain(form)))
 
     def run(self, *inputs: Tensor) -> Any:
         """A forward, which does not keep what is recomputed."""
@@ -91,11 +119,11 @@ def run(
     weights = {storage(tensor) for layer in layers for tensor in layer.own}
     before: dict[int, Tensor] = {}  # storages that graphs keep; held, so that no other one gets their place
     seen: list[LayerRun] = []
-    tensors = inputs
+    tensors, form = inputs, map_tensors(empty, inputs)
     eager = torch.compiler.set_stance("force_eager") if compiles else nullcontext()  # it stays so: nn/flop_counter.py
     with torch.enable_grad(), eager:
         for index, layer in enumerate(layers):
-            leaves = as_leaves(tensors, first=index == 0)
+            leaves, layer = as_leaves(tensors, first=index == 0), layer.taking(form)
             key = (layer.alike, tuple((t.shape, t.stride(), t.dtype, t.requires_grad) for t in leaves))
             found = known.get(key) if layer.alike is not None else None
             if found is None:
@@ -104,6 +132,7 @@ def run(
                 tensors = found.outputs
             else:
                 tensors = found.again(leaves)
+            form = found.form
             wanted = any(leaf.requires_grad for leaf in leaves)
             layer_bytes = found.bytes(leaves, tensors, before)
             seen.append(LayerRun(found.passes, layer_bytes, found.held, wanted, found.windows))
@@ -120,6 +149,7 @@ class TracedLayer:
     keeps_input: tuple[bool, ...]
     keeps_output: tuple[bool, ...]
     outputs: Inputs
+    form: Any  # of the output, with empty tensors in their places
     aliases: tuple[int | None, ...]  # the input in whose memory an output lies
     held: Held
     windows: Sequence[SeenWindow]
@@ -152,6 +182,11 @@ class TracedLayer:
         }
 
 
+def empty(tensor: Tensor) -> Tensor:
+    """What stands for a tensor in a form."""
+    return NO_TENSOR
+
+
 def size(tensors: Mapping[int, Tensor]) -> int:
     """Bytes of the storages of tensors."""
     return sum(tensor.untyped_storage().nbytes() for tensor in tensors.values())
@@ -176,7 +211,8 @@ def observe(layer: Runnable, leaves: Inputs, weights: set[int]) -> TracedLayer:
         Operators() as operators,
         torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor),
     ):
-        outputs = output_tensors(attempt(layer.run, f"layer {layer.name}", leaves, REMEDY))
+        output = attempt(layer.run, f"layer {layer.name}", leaves, REMEDY)
+    outputs = output_tensors(output)
     saved |= layer.kept(weights)
     passes = {"F": operators.all} | backwards(layer, leaves, outputs)
     places, made = [storage(leaf) for leaf in leaves], [storage(output) for output in outputs]
@@ -186,6 +222,7 @@ def observe(layer: Runnable, leaves: Inputs, weights: set[int]) -> TracedLayer:
         tuple(place in saved for place in places),
         tuple(place in saved for place in made),
         tuple(output.detach() for output in outputs),
+        map_tensors(empty, output),
         tuple(places.index(place) if place in places else None for place in made),
         held(layer, leaves, weights),
         windows.seen,

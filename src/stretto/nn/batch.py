@@ -2,7 +2,7 @@
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from multiprocessing import current_process
 from typing import Any
@@ -349,23 +349,28 @@ def refuse_workers(loader: Any, where: str) -> None:
 class Batches:
     """Iterates over `batches` once and remembers the current one, for messages; `who` is the function the user called.
 
-    Raises UsageError for anything that is not a pair (x, y) with the same number of examples.
+    `read` gives other forms of a batch as (x, y); it is called with the batch and its place in words. Raises UsageError
+    for anything that is not a pair (x, y) with the same number of examples.
     """
 
     wanted = BATCHES
     unfit: tuple[type, ...] = (str, bytes, Mapping, type)
     takers, remedy = "the model or the loss", "Give batches as in training"
 
-    def __init__(self, who: str, batches: Iterable[Any]) -> None:
+    def __init__(
+        self, who: str, batches: Iterable[Any], read: Callable[[Any, str], Any] = lambda batch, _: batch
+    ) -> None:
         if isinstance(batches, self.unfit) or not hasattr(batches, "__iter__"):
             refuse(f"{who}: batches", batches, self.wanted)
         refuse_workers(batches, f"{who}: batches")
         self._who = who
         self._batches = batches
+        self._read = read
         self._current = "its first batch"
 
     def __iter__(self) -> Iterator[Any]:
         for index, batch in enumerate(self._batches):
+            batch = self._read(batch, f"{self._who}: batch {index}")
             if not isinstance(batch, tuple | list) or len(batch) != 2:
                 raise UsageError(f"{self._who}: batch {index} is {shown(batch)}: give {BATCHES}")
             x, y = batch

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 
 import torch
 import torch.distributed as dist
@@ -10,6 +11,7 @@ from stretto.errors import StrettoError, UsageError
 from stretto.options.user_errors import error_place
 
 KINDS = (RuntimeError, TypeError, ValueError, LookupError, AttributeError, AssertionError, ArithmeticError)
+_ROWS: ContextVar[Callable[[], str] | None] = ContextVar("_ROWS", default=None)
 LONGEST = 600  # characters of the original error that a message quotes
 
 
@@ -27,14 +29,34 @@ def error_text(error: BaseException) -> str:
     return f"{type(error).__name__}: {text[:LONGEST]}{' ...' * (len(text) > LONGEST)}{error_place(error)}"
 
 
+@contextmanager
+def naming_rows(where: Callable[[], str]) -> Iterator[None]:
+    """In this block, `advice_on` an index out of range says where the examples are that it may come from."""
+    token = _ROWS.set(where)
+    try:
+        yield
+    finally:
+        _ROWS.reset(token)
+
+
+def _told_rows() -> str:
+    where = _ROWS.get()
+    return "" if where is None else f" (in {where()})"
+
+
 def advice_on(error: BaseException) -> str:
     """A sentence for a message where the cause is known: an index, a class, a batch of one, a change in place."""
     if isinstance(error, IndexError) and str(error).startswith("index"):  # list indices and targets begin otherwise
-        return "A value may lie outside an embedding's range, 0 to num_embeddings - 1. "
+        return f"A value may lie outside an embedding's range, 0 to num_embeddings - 1{_told_rows()}. "
     if isinstance(error, IndexError) and str(error).startswith("Target"):
         return (
             "Cross entropy takes classes from 0 to the number of the model's outputs less one, and -100 for none: give "
-            "padding this target, or a loss that leaves yours out. "
+            f"padding this target, or a loss that leaves yours out{_told_rows()}. "
+        )
+    if isinstance(error, RuntimeError) and str(error).startswith("Expected target size"):
+        return (
+            "Cross entropy takes output [N, K, ...] and classes [N, ...]. For tokens, output [N, T, V] and target "
+            "[N, T], take stretto.losses.token_cross_entropy (--loss token_cross_entropy), or leave --loss out. "
         )
     if isinstance(error, RuntimeError) and "modified by an inplace operation" in str(error):
         return (

@@ -2,7 +2,7 @@
 
 import copy
 import dataclasses
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Iterable, MutableMapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -43,8 +43,8 @@ class HeldTensors(nn.Module):
             self.register_buffer(f"tensor_{index}", tensor)
 
     def value(self) -> Any:
-        tensors = iter(list(self._buffers.values()))
-        return next(tensors) if self._container is None else map_tensors(lambda _: next(tensors), self._container)
+        tensors = list(self._buffers.values())
+        return tensors[0] if self._container is None else with_tensors(self._container, tensors)
 
 
 def attributes(value: Any) -> list[str]:
@@ -53,6 +53,12 @@ def attributes(value: Any) -> list[str]:
         return []
     fields = [field.name for field in dataclasses.fields(value)] if dataclasses.is_dataclass(value) else []
     return [*dict.fromkeys([*fields, *getattr(value, "__dict__", {})])]
+
+
+def with_tensors(value: Any, tensors: Iterable[Any]) -> Any:
+    """The value with other tensors, in the order of `tensors_of`."""
+    others = iter(tensors)
+    return map_tensors(lambda _: next(others), value)
 
 
 def tensors_of(value: Any) -> list[Tensor]:

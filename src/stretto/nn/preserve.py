@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from stretto.errors import UsageError
 from stretto.nn.carried_attributes import PLAIN, is_container, own_attributes
 from stretto.nn.devices import forked_generators
+from stretto.nn.nested import tensors_of
 
 
 class UnrestoredError(UsageError):
@@ -244,4 +245,4 @@ def device_of(modules: Sequence[nn.Module]) -> torch.device:
 
 
 def output_tensors(output: object) -> tuple[Tensor, ...]:
-    return tuple(t for t in (output if isinstance(output, tuple) else (output,)) if isinstance(t, Tensor))
+    return tuple(tensors_of(output))

@@ -21,6 +21,11 @@ from torch import Tensor, nn
 
 from stretto.nn.hooks import hooked
 
+TRAINED = (
+    "pipelines train it on the first of them, local methods (greedy, overlapping, chunked) on the last; the gradients "
+    "of all go there. synthetic-gradients train it on the first, by the losses that reach it"
+)
+
 
 def entries(gradient: Tensor) -> Tensor:
     """A dense gradient as it is, a sparse one as its rows, each once: they have the same norm."""

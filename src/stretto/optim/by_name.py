@@ -45,6 +45,11 @@ def takes_rate(name: str) -> bool:
     return "lr" in parameters_of(import_object(optimizer_row(name).place, "optimizer"))
 
 
+def needs_rate(name: str) -> bool:
+    """Whether an optimizer's function has an argument `lr` without a default, so that somebody has to give a rate."""
+    return parameters_of(import_object(optimizer_row(name).place, "optimizer")).get("lr") is inspect.Parameter.empty
+
+
 def usual_rate(name: str) -> float | None:
     """A rate for an optimizer of which only the kind or the state is asked; None if its function takes no `lr`."""
     return next(iter(optimizer_row(name).rates), ANY_RATE if takes_rate(name) else None)

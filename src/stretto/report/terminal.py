@@ -1,7 +1,7 @@
 """The table that the command line prints when a comparison ends; it fits 80 columns."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rich import box
 from rich.table import Table
@@ -23,10 +23,12 @@ MOST_OWN = 2  # of a user's metrics, so that the table fits
 def table(records: Sequence[Record]) -> Table:
     """One row for each method, with the few figures that matter most, and the answer; the report has the rest."""
     summaries, panel = summarize(records), first_panel(records)
-    caption = _caption(summaries, panel, sentences(records)[0])
-    built = Table(box=box.SIMPLE_HEAD, caption=caption, caption_justify="left", padding=0)
+    built = Table(box=box.SIMPLE_HEAD, caption_justify="left", padding=0)
     built.add_column("method", overflow="fold")
-    columns = _fitting(summaries, _costs(summaries, panel))
+    own = _own(summaries)
+    columns = _fitting(summaries, own, _costs(summaries, panel))
+    left = [name for name, column in own.items() if column not in columns]
+    built.caption = _caption(summaries, panel, sentences(records)[0], left)
     for head, _ in columns:
         built.add_column(head, justify="right", no_wrap=True)
     for index, summary in enumerate(summaries):
@@ -67,9 +69,9 @@ def _costs(summaries: Sequence[MethodSummary], panel: Panel | None) -> list[Colu
     ]
 
 
-def _fitting(summaries: Sequence[MethodSummary], costs: Sequence[Column]) -> list[Column]:
+def _fitting(summaries: Sequence[MethodSummary], known: Mapping[str, Column], costs: Sequence[Column]) -> list[Column]:
     """The columns beside the names, with as many of the user's metrics as leave the names room."""
-    own = _own(summaries) if summaries else []
+    own = [*known.values()][:MOST_OWN]
     longest = max((len(piece.rstrip()) for summary in summaries for piece in _pieces(summary.method)), default=0)
     judged = _judged(summaries)
     while own and _room([*judged, *own, *costs]) < longest:
@@ -102,24 +104,26 @@ def _judged(summaries: Sequence[MethodSummary]) -> list[Column]:
     ]
 
 
-def _own(summaries: Sequence[MethodSummary]) -> list[Column]:
-    """The user's first metrics on test data, or on validation data where there is no other; the report has them all."""
+def _own(summaries: Sequence[MethodSummary]) -> dict[str, Column]:
+    """The user's metrics by name, on test data, or on validation data where there is no other."""
     chosen = [summary.chosen for summary in summaries]
-    columns = []
-    for metric in own_metrics([run for run in chosen if run is not None])[:MOST_OWN]:
+    columns = {}
+    for metric in own_metrics([run for run in chosen if run is not None]):
         tested = any(run is not None and metric.name in run.test_metrics for run in chosen)
         values = [
             None if run is None else (run.test_metrics if tested else run.metrics).get(metric.name) for run in chosen
         ]
-        columns.append((f"{'test' if tested else 'val.'}\n{metric.name}", [units.number(value) for value in values]))
+        head = f"{'test' if tested else 'val.'}\n{metric.name}"
+        columns[metric.name] = (head, [units.number(value) for value in values])
     return columns
 
 
-def _caption(summaries: Sequence[MethodSummary], panel: Panel | None, answer: str) -> str:
+def _caption(summaries: Sequence[MethodSummary], panel: Panel | None, answer: str, left: Sequence[str]) -> str:
     if not summaries:
         return "No runs."
     diverged, stuck = (sum(count) for count in zip(*((s.diverged, s.learned_nothing) for s in summaries), strict=True))
     failed = f"\nFailed: {diverged} diverged, {stuck} learned nothing." if stuck else ""
     chosen = f"the run with the best {summaries[0].metric.label}"
+    others = f"\nNot in this table: {', '.join(left)}. The report and --json have all metrics." if left else ""
     told = f"Test and compute: {chosen}." if panel is None else f"Test: {chosen}.\nCompute: until {panel.goal}."
-    return f"{answer}\n\n{told}\n± seeds: standard deviation over seeds at the best configuration.{failed}"
+    return f"{answer}\n\n{told}\n± seeds: standard deviation over seeds at the best configuration.{failed}{others}"

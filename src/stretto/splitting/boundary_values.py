@@ -59,9 +59,9 @@ class FormRecorder(fx.Interpreter):
             with torch.enable_grad():
                 value = super().run_node(n)
         except Exception as error:
+            remedy = advice_on(error).strip(" .") or "Give an example of the shapes and types that the model takes"
             raise UsageError(
-                f"the model fails on the example{self._hint} {self._place(n)}: {error}. {advice_on(error)}Give an "
-                "example of the shapes and types that the model takes"
+                f"the model fails on the example{self._hint} {self._place(n)}: {error}. {remedy}"
             ) from error
         form = form_of(value)
         self.forms[n] = ValueKind.OPTIONAL if is_optional(n, value) else form

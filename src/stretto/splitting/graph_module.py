@@ -31,7 +31,13 @@ class Operator:
 
 
 class GraphModule(fx.GraphModule):
-    """torch.fx's module of a graph, saved with the graph's nodes instead of its code."""
+    """torch.fx's module of a graph, saved with the graph's nodes instead of its code; called as any module is."""
+
+    def recompile(self) -> Any:
+        """As torch.fx's, whose own call prints a traceback on stderr where an input does not fit, beside the error."""
+        code = super().recompile()
+        del type(self).__call__  # each instance has a class of its own
+        return code
 
     def __reduce__(self) -> Any:
         """The nodes, and what any module has."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from stretto.nn.tied_weights import TRAINED
 from stretto.nn.tied_weights import find as find_ties
 from stretto.splitting.balance import partition
 from stretto.splitting.cost import Inputs
@@ -77,8 +78,7 @@ class SplitParts(ABC):
 def tied_notes(stages: Sequence[nn.Module]) -> list[str]:
     """A line for each parameter that several stages share."""
     return [
-        f"tied: stages {' and '.join(map(str, (tie.owner, *tie.users)))} share the parameter {tie.name!r}; "
-        "pipelines train it on the first of them, local methods on the last; the gradients of all go there"
+        f"tied: stages {' and '.join(map(str, (tie.owner, *tie.users)))} share the parameter {tie.name!r}; {TRAINED}"
         for tie in find_ties(stages)
     ]
 

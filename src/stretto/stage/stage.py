@@ -17,7 +17,7 @@ from stretto.heads.head import LocalLoss, ReadingHead, TrainedLoss
 from stretto.losses.cross_entropy import Sum
 from stretto.losses.minibatch_counts import Gradient, MinibatchCounts, Target, divide, message, shared_divisor
 from stretto.losses.value import Loss, call, mean_and_weight, of_stage, trial_of_stage, value_function
-from stretto.nn.batch import as_tuple, tensors_in, to_device, with_names_of
+from stretto.nn.batch import tensors_in, to_device, with_names_of
 from stretto.nn.carried_attributes import (
     Buffers,
     Carried,
@@ -177,6 +177,7 @@ class Stage:
         self._limited: Sequence[Tensor] = self._parameters if parts.share is None else parts.share.pieces
         self._gradient_norms: Norms = parts.norms or own_norms
         self.gradient_norms: Tensor | None = None  # of the last update, before its limit; None unless measured
+        self.joint_norms: Tensor | None = None  # as these, of all stages, where they are clipped together
         self.measures_norms = False  # also where nothing limits them
         self._begun = False  # whether a gradient has been computed since the last update
         self._counting = MinibatchCounts(rules.per_update, self.agreement)
@@ -635,11 +636,12 @@ class Stage:
                 stacklevel=1,
             )
         self._divisors, self._divisor = [], None
+        self.joint_norms = joined_norms(operands["norm"]) if "norm" in operands else None
         if self.optimizer is not None:
             if not counts:
                 self._drop_gradients()
             elif self._clip is not None:
-                clip(self._limited, self._clip, operands.get("norm") or [self._norms()])
+                clip(self._limited, self._clip, self._norms() if self.joint_norms is None else self.joint_norms)
             elif self.measures_norms:
                 self._norms()
             steps = counts or (self.agreement is not None and self.agreement.steps)
@@ -758,23 +760,30 @@ def own_norms(parameters: Sequence[Tensor]) -> Tensor:
     return torch.stack(torch._foreach_norm(gradients)) if gradients else torch.zeros(0)
 
 
-def clip(parameters: Sequence[Tensor], limit: float, stage_norms: Sequence[Tensor]) -> None:
-    """Scale the gradients of `parameters` so that the norm of all stages' gradients together is at most `limit`.
+def joined_norms(stage_norms: Sequence[Tensor]) -> Tensor:
+    """The norms of all stages' gradients, [number of gradients], of those of each stage.
 
-    `stage_norms` has the norms of each stage's gradients, [number of gradients]. The same operations as
-    torch.nn.utils.clip_grad_norm_ on the parameters of all these stages. Norms of different dtypes are promoted; the
-    empty tensor of a stage without gradients is left out, and so is its dtype.
+    Norms of different dtypes are promoted; the empty tensor of a stage without gradients is left out, and so is its
+    dtype.
     """
     nonempty = [norms.to(stage_norms[-1].device) for norms in stage_norms if norms.numel()]
-    if nonempty:
-        torch.nn.utils.clip_grads_with_norm_(parameters, limit, torch.linalg.vector_norm(torch.cat(nonempty)))
+    return torch.cat(nonempty) if nonempty else torch.zeros(0)
+
+
+def clip(parameters: Sequence[Tensor], limit: float, norms: Tensor) -> None:
+    """Scale the gradients of `parameters` so that the norm of all gradients together is at most `limit`.
+
+    `norms` are those of each gradient. The same operations as torch.nn.utils.clip_grad_norm_ on all their parameters.
+    """
+    if norms.numel():
+        torch.nn.utils.clip_grads_with_norm_(parameters, limit, torch.linalg.vector_norm(norms))
 
 
 def refuse_detached(value: Tensor | Sum, output: Any, stage: int) -> None:
     """Raise UsageError for a loss through which no gradient gets to the output, though the output could have one."""
     total = value.total if isinstance(value, Sum) else value
-    outputs = (tensor for tensor in as_tuple(output) if isinstance(tensor, Tensor))
-    if total.requires_grad or not torch.is_grad_enabled() or not any(tensor.requires_grad for tensor in outputs):
+    outputs = any(tensor.requires_grad for tensor in tensors_of(output))
+    if total.requires_grad or not torch.is_grad_enabled() or not outputs:
         return  # the first of two forwards has no gradients, and may pass on an input that has one
     raise UsageError(
         f"stage {stage}: the loss returned {shown(total)} without a gradient, so nothing would be trained: compute it "

@@ -21,7 +21,7 @@ from stretto.heads.table import HEADS, build_head_at
 from stretto.losses.minibatch_counts import Target
 from stretto.measure.layer_flops import layer_costs
 from stretto.methods.cure import read_in_plans
-from stretto.nn.batch import as_tuple
+from stretto.nn.batch import as_tuple, first_size
 from stretto.nn.memory_limit import bytes_of
 from stretto.nn.nested import HeldTensors, map_tensors
 from stretto.options.named import parse, resolve
@@ -129,7 +129,7 @@ class UncutModel:
     """
 
     layers: Sequence[nn.Module]
-    features: Sequence[Tensors]
+    features: Sequence[tuple[Any, ...]]
     inputs: Tensors
     target: Any
     loss: Any
@@ -187,6 +187,9 @@ def costs_of_head(name: str, model: UncutModel) -> tuple[HeadCosts | None, str]:
 
     One whose first tensor is a table without examples, as of rotary positions, can have none.
     """
+    for value in model.features[-1]:
+        if not isinstance(value, Tensor):  # as a Trainer that makes heads refuses it
+            return None, f"the model returns {type(value).__name__}: give a tensor or a tuple of tensors"
     name, predicts, labelled = read_in_plans(name)
     if predicts:
         return costs_of_predictor(name, model, labelled=labelled)
@@ -234,7 +237,7 @@ def costs_of_head(name: str, model: UncutModel) -> tuple[HeadCosts | None, str]:
 def head_behind(name: str, index: int, kind: HeadKind | None, model: UncutModel) -> nn.Module:
     """The head behind a layer. Raises UsageError where there can be none."""
     feature, output = model.features[index], model.features[-1][0]
-    if len(feature[0]) != len(model.target):
+    if len(feature[0]) != first_size(model.target):
         raise UsageError(f"the first tensor behind layer {index} has no rows of examples")
     place, network = model.network(index, kind) if kind is not None and kind.of_network else (index, None)
     with torch.device(feature[0].device):

@@ -26,6 +26,7 @@ from stretto.data.user_data import TensorSplit, UserData
 from stretto.measure import Costs
 from stretto.models.encoder_decoder import find_bleu, score
 from stretto.nn.batch import to_device
+from stretto.nn.input_errors import naming_rows
 from stretto.report.record import Measurement, Observation, Point
 from stretto.settings.runs import known
 from stretto.study.checkpoints import Progress
@@ -243,7 +244,8 @@ def final_scores(prepared: Prepared, last: Point, bleu: Bleu, metrics: Sequence[
     split = prepared.dataset.test
     test: dict[str, float] = {}
     if split is not None:
-        test = prepared.trainer.evaluate(split.batches(EVALUATION_BATCH), by_name(metrics))
+        with naming_rows(lambda: f"data {prepared.dataset.name}, test, in batches of {EVALUATION_BATCH} rows"):
+            test = prepared.trainer.evaluate(split.batches(EVALUATION_BATCH), by_name(metrics))
     test_metrics = {metric.name: test[metric.name] for metric in metrics if test}
     refuse_undefined(test_metrics, "on the test split")
     test_loss = test.get("loss")
@@ -269,8 +271,10 @@ def evaluate(
     Raises UsageError for a metric that is not finite where the loss is.
     """
     dataset, trainer = prepared.dataset, prepared.trainer
-    train = trainer.evaluate(train_sample(dataset))
-    validation = trainer.evaluate(dataset.validation.batches(EVALUATION_BATCH), by_name(metrics))
+    with naming_rows(lambda: f"data {dataset.name}, {TRAIN_SAMPLE} examples of train"):
+        train = trainer.evaluate(train_sample(dataset))
+    with naming_rows(lambda: f"data {dataset.name}, validation, in batches of {EVALUATION_BATCH} rows"):
+        validation = trainer.evaluate(dataset.validation.batches(EVALUATION_BATCH), by_name(metrics))
     if not (math.isfinite(train["loss"]) and math.isfinite(validation["loss"])):
         return None
     measured = {metric.name: validation[metric.name] for metric in metrics}

@@ -16,7 +16,8 @@ from stretto import data
 from stretto.data.dataset import RowReader
 from stretto.data.user_data import UserData, form, is_classes
 from stretto.errors import UsageError
-from stretto.nn.batch import inputs_of, with_names_of
+from stretto.losses import BatchMeans, mean
+from stretto.nn.batch import first_size, inputs_of, with_names_of
 from stretto.settings.runs import known
 from stretto.splitting.export.exported import fixed_sizes, refuse_misfit
 from stretto.study.evaluation import EVALUATION_BATCH
@@ -87,22 +88,23 @@ def refuse_evaluation(prepared: Prepared) -> None:
 def try_evaluation(prepared: Prepared, where: str, split: RowReader, metrics: list[Metric]) -> None:
     """Evaluate a first batch. Raises UsageError, with `where`, if that fails."""
     batch = split.first(EVALUATION_BATCH)
+    means = prepared.trainer.backend.means
     try:
-        prepared.trainer.evaluate([batch], trying(metrics))
+        prepared.trainer.evaluate([batch], trying(metrics, means))
     except UsageError as error:
         costs_of(prepared)  # a step of training: if that fails, too, the mistake is not this split's
         raise UsageError(f"{where}: {error}") from error
 
 
-def trying(metrics: list[Metric]) -> Mapping[str, Callable[[Any, Any], float]]:
+def trying(metrics: list[Metric], means: BatchMeans) -> Mapping[str, Callable[[Any, Any], float]]:
     """Functions that call the metrics, check what they return, and have no value of their own."""
 
     def checked(metric: Metric) -> Callable[[Any, Any], float]:
         def function(output: Any, target: Any) -> float:
-            MetricTally(metric).add(output, target, 1)
+            MetricTally(metric, means).add(output, target, first_size(target))
             return 0.0
 
-        return function
+        return mean(function)
 
     return {metric.name: checked(metric) for metric in metrics}
 

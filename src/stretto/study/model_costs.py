@@ -21,7 +21,7 @@ from stretto.models.user_model import user_model
 from stretto.nn import deferred
 from stretto.nn.batch import as_tuple, inputs_of
 from stretto.nn.layer_recompute import marked
-from stretto.nn.preserve import device_of, undisturbed
+from stretto.nn.preserve import device_of, output_tensors, undisturbed
 from stretto.optim.by_name import make_optimizer, usual_rate
 from stretto.optim.parameter_labels import labelled_by
 from stretto.optimizers import OPTIMIZERS
@@ -32,7 +32,7 @@ from stretto.settings.runs import TrainSettings, as_lists, known
 from stretto.splitting import Stages, pieces
 from stretto.splitting.structure import refuse_names
 from stretto.study.counted_heads import UncutModel, costs_of_head
-from stretto.study.prepare import build_model, dataset, resolve
+from stretto.study.prepare import build_model, dataset, naming_first, resolve, with_any_rate
 
 EXAMPLES = 2  # of the batch on which costs are counted
 NO_DATA = "there are no data, which say what it learns: add --data path/to/file.py:function"
@@ -201,19 +201,20 @@ def trainable(requested: TrainSettings, asked: CostRequest) -> Costed:
         known(settings.batch_size), planned_optimizer(settings.optimizer),
         {key: value for key, value in wanted.items() if value not in ({}, [], "auto", None)},
         tuple(map(str, range(len(layers)) if cut is None else cut.bounds[:-1])),
-        None if cut is None else tuple(cut.bounds), tuple(map(len, features)),
+        None if cut is None else tuple(cut.bounds), num_tensors(features),
         parts, unshared, settings, form_costs=formed, unformed={"sequence": NOT_TRAINED, **unformed},
     )  # fmt: skip
 
 
 def build(requested: TrainSettings) -> tuple[TrainSettings, Any, Model, Stages | None]:
     """The settings resolved, the data, the model, and its pieces where it is no list of layers."""
-    settings = resolve(replace(requested, stages=1))  # more would be looked for in a cut of their own
+    settings = with_any_rate(resolve(replace(requested, stages=1)))  # more would be looked for in a cut of their own
     loaded, model = dataset(settings), build_model(settings)
     example = loaded.train.first(EXAMPLES)[0]
     if model.module is None and isinstance(example, Mapping):
         refuse_names(example)
-    cut = None if model.module is None else pieces(model.module, example=example)
+    with naming_first(loaded, EXAMPLES):
+        cut = None if model.module is None else pieces(model.module, example=example)
     return settings, loaded, model, cut
 
 
@@ -321,7 +322,7 @@ def of_paper(requested: TrainSettings, asked: CostRequest) -> Costed:
         name, costs.spread(places), *heads_of(heads, uncut) if heads else ({}, {}),
         sides([(x,), *features[:-1]] if features else []), network.batch_size,
         optimizer, None, tuple(map(str, range(len(places)))),
-        tensors=tuple(map(len, features)), tensor_costs={key: each.spread(places) for key, each in parts.items()},
+        tensors=num_tensors(features), tensor_costs={key: each.spread(places) for key, each in parts.items()},
         unshared=unshared, options=network.options,
         form_costs={key: each.spread(places) for key, each in formed.items()}, unformed=unformed,
     )  # fmt: skip
@@ -343,17 +344,22 @@ def of_user(requested: TrainSettings, heads: Sequence[str]) -> Costed:
         name, layer_costs(layers, inputs), {}, dict.fromkeys(heads, NO_DATA), sides([inputs, *features[:-1]]),
         len(inputs[0]),
         "sgd" if optimizer == "auto" else planned_optimizer(optimizer), None, tuple(map(str, layers.bounds[:-1])),
-        tuple(layers.bounds), tuple(map(len, features)),
+        tuple(layers.bounds), num_tensors(features),
     )  # fmt: skip
 
 
-def outputs(layers: Sequence[nn.Module], *inputs: Tensor) -> list[tuple[Tensor, ...]]:
-    """The output of each layer, one after the other; the layers stay as they are."""
-    values: list[tuple[Tensor, ...]] = [inputs]
+def outputs(layers: Sequence[nn.Module], *inputs: Tensor) -> list[tuple[Any, ...]]:
+    """The output of each layer, one after the other, a dict of the last one as it is; the layers stay as they are."""
+    values: list[tuple[Any, ...]] = [inputs]
     with torch.no_grad(), undisturbed(layers, device_of(layers)), deferred.faked(layers):
         for layer in layers:
             values.append(as_tuple(layer(*values[-1])))
     return values[1:]
+
+
+def num_tensors(features: Sequence[Any]) -> tuple[int, ...]:
+    """How many tensors each of these outputs has."""
+    return tuple(len(output_tensors(each)) for each in features)
 
 
 def heads_of(names: Sequence[str], model: UncutModel) -> tuple[Mapping[str, HeadCosts], Mapping[str, str]]:

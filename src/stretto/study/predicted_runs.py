@@ -16,7 +16,7 @@ from stretto.report.prediction import MEAN_TIMES, OWN_TIMES, RunPrediction
 from stretto.report.recorded_run import RecordedRun, mean_durations, own_durations
 from stretto.settings.runs import TrainSettings, known
 from stretto.study.counted_heads import counted_head, counted_predictor
-from stretto.study.model_costs import outputs
+from stretto.study.model_costs import outputs, planned_optimizer
 from stretto.study.prepare import Prepared, stages_of
 from stretto.tracing import Recording, read_recordings
 from stretto.tracing.run_phases import RunPhase, tracks
@@ -123,8 +123,9 @@ def pricer_on(prepared: Prepared, costs: ModelCosts, heads: Sequence[LayerCost |
     share = known(settings.batch_size) / schedule.per_turn
     places = [placement.replicas_of(schedule.worker_of[stage]) for stage in range(schedule.num_stages)]
     times = stage_times(
-        costs, bounds_of(costs), cluster, share, workers=places, heads=heads, optimizer=settings.optimizer,
-        silent=silent(trainer.rules, schedule.num_stages), cures=trainer.method.step_cures(schedule),
+        costs, bounds_of(costs), cluster, share, workers=places, heads=heads,
+        optimizer=planned_optimizer(settings.optimizer), silent=silent(trainer.rules, schedule.num_stages),
+        cures=trainer.method.step_cures(schedule),
         predictions=predictions(trainer.method, trainer.rules),
     )  # fmt: skip
     workers = Workers(cluster, tuple(tuple(placement.replicas_of(worker)) for worker in range(schedule.num_workers)))

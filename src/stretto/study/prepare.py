@@ -32,8 +32,9 @@ from stretto.nn.deferred import RemoteStage
 from stretto.nn.devices import EXAMPLES as DEVICES
 from stretto.nn.devices import computing_with, pick_device
 from stretto.nn.group_norm import has_batch_norm
+from stretto.nn.input_errors import naming_rows
 from stretto.optim import cosine, scale_for_batch, warmup
-from stretto.optim.by_name import make_optimizer, name_of_setting, optimizer_row
+from stretto.optim.by_name import make_optimizer, name_of_setting, optimizer_row, usual_rate
 from stretto.options.import_object import (
     call,
     import_object,
@@ -114,6 +115,11 @@ def dataset(settings: runs.Settings) -> data.Dataset | UserData:
     return load(name, tuple(sorted(settings.data_options.items())), source)
 
 
+def naming_first(loaded: data.Dataset | UserData, number: int) -> AbstractContextManager[None]:
+    """A block in which the first training examples are tried."""
+    return naming_rows(lambda: f"data {loaded.name}, train, rows 0 to {number - 1}")
+
+
 def build_model(settings: runs.Settings, seed: int = 0) -> models.Model:
     """The network that the settings name, with their options; its weights are drawn with the seed."""
     options: dict[str, Any] = dict(settings.model_options)
@@ -185,6 +191,7 @@ def resolve(settings: S) -> S:
     runs.check(settings)
     check_device(settings.device)
     metrics = metrics_of(settings)
+    check_named(settings)
     settings = replace(settings, metric=tuple(map(runs.with_direction, settings.metric, (m.higher for m in metrics))))
     model, loaded = build_model(settings), dataset(settings)
     stages = number_of_stages(settings, model, loaded)
@@ -206,6 +213,35 @@ def resolve(settings: S) -> S:
     resolved = runs.with_defaults(replace(settings, stages=stages, sources=sources_of(settings)), row, batch_size)
     runs.check(resolved)  # what was chosen here fits what was given
     return resolved
+
+
+def check_named(settings: runs.Settings) -> None:
+    """Raise UsageError for a function, a loss or an optimizer that there is not: before models and data are made."""
+    for name, text in settings.functions.items():
+        if not is_model_folder(text):
+            import_object(text, name)
+    if settings.loss != AUTO and not is_function(settings.loss):
+        named_loss(settings.loss)
+    if settings.optimizer != AUTO:
+        optimizer_row(settings.optimizer)
+
+
+def check_rate(settings: runs.TrainSettings | runs.CompareSettings) -> None:
+    """Raise UsageError for a rate, momentum or weight decay that an optimizer lacks, or does not take.
+
+    Before models and data are made, of settings that have not been resolved.
+    """
+    if settings.optimizer == AUTO:
+        return
+    rates = settings.lr if isinstance(settings.lr, tuple) else (settings.lr,)
+    usual = next(iter(optimizer_row(settings.optimizer).rates), None)
+    rate = usual if rates[0] is None else rates[0]
+    make_optimizer(settings.optimizer, rate, settings.momentum, settings.weight_decay)
+
+
+def with_any_rate(settings: runs.TrainSettings) -> runs.TrainSettings:
+    """Resolved settings with a rate, also of an optimizer that has no usual one: for what only times and prices."""
+    return settings if settings.lr is not None else replace(settings, lr=usual_rate(settings.optimizer))
 
 
 def is_token_model(settings: runs.Settings, model: models.Model, loaded: data.Dataset | UserData) -> bool:
@@ -243,8 +279,9 @@ def number_of_stages(settings: runs.Settings, model: models.Model, loaded: data.
         return blocks if settings.stages is None else settings.stages
     if settings.stages is not None:
         return settings.stages
-    example = loaded.train.first(EXAMPLES)[0]
-    return min(max(OWN_STAGES, settings.stage_workers or 1), len(pieces(model.module, example=example)))
+    with naming_first(loaded, EXAMPLES):
+        layers = pieces(model.module, example=loaded.train.first(EXAMPLES)[0])
+    return min(max(OWN_STAGES, settings.stage_workers or 1), len(layers))
 
 
 def sources_of(settings: runs.Settings) -> dict[str, str]:
@@ -341,10 +378,11 @@ def prepare(settings: runs.TrainSettings, timeout: float = 600, *, trial: bool =
         find_bleu()
     model = build_model(settings, settings.seed)
     example, _ = loaded.train.first(batch_size)
-    stages = stages_of(settings, model, example)
+    with naming_first(loaded, batch_size):
+        stages = stages_of(settings, model, example)
     enable_training([stage for stage in stages if isinstance(stage, nn.Module)])
     computing = deferred.without_values(stages) if trial and deferred.placeholders(stages) else nullcontext()
-    with computing, warnings.catch_warnings():
+    with computing, warnings.catch_warnings(), naming_first(loaded, batch_size):
         warnings.filterwarnings("ignore", "batch norms normalise each")  # a study says so once
         trainer = Trainer(
             stages,
@@ -419,8 +457,9 @@ def costs_of(prepared: Prepared) -> Costs:
     """The costs of a step of a prepared run, counted on its first batch."""
     if is_model_folder(prepared.settings.model) and isinstance(prepared.computing, nullcontext):
         prepared = prepare_trial(prepared.settings)  # counting copies the stages: without values that takes no room
-    x, y = prepared.dataset.train.first(runs.known(prepared.settings.batch_size))
-    with prepared.computing:
+    size = runs.known(prepared.settings.batch_size)
+    x, y = prepared.dataset.train.first(size)
+    with prepared.computing, naming_first(prepared.dataset, size):
         return measure(prepared.trainer, x, y, prepared.settings.accounting)
 
 

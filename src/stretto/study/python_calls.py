@@ -27,12 +27,13 @@ from stretto.report.record import several_devices
 from stretto.report.terminal import table
 from stretto.runtime.launch import LaunchSettings
 from stretto.runtime.process_memory import forget_most_held
+from stretto.runtime.world import place_in_job
 from stretto.settings.runs import CompareSettings, Settings, TrainSettings, check_jobs, known
 from stretto.study.comparison import Outcome, run_json
 from stretto.study.comparison import compare as make_runs
 from stretto.study.first_batches import refuse_evaluation, refuse_other_sizes
 from stretto.study.outlook import outlook
-from stretto.study.prepare import advice_in, costs_of, prepare, prepare_trial, resolve
+from stretto.study.prepare import advice_in, check_rate, costs_of, prepare, prepare_trial, resolve
 from stretto.study.report_page import track_run
 from stretto.study.run_processes import run_on_processes
 from stretto.study.single_run import Resume, as_begun, claim, default_folder, in_words, refuse_full_disk, summary
@@ -252,6 +253,7 @@ def train(
     check_shown(out, quiet)
     chosen |= {"method": str(method), "stages": stages, "workers": workers}
     asked = TrainSettings(lr=lr, batch_size=batch_size, seed=seed, steps=steps, **chosen)
+    check_rate(asked)
     resolved = resolve(asked)
     resolved = as_begun(str(method), resolved, None if out is None else Path(out)) if resume else resolved
     folder = default_folder(resolved) if out is None else Path(out)
@@ -269,7 +271,8 @@ def train(
                 say(note)
         title = f"{resolved.model} on {resolved.data}, {resolved.method}"
         with progress(title, known(resolved.steps), silent=quiet, lines=False) as bar, scratch() as temporary:
-            on_step, task = counting(bar.advance), Task(resolved, folder, resume=claimed.step > 0, keeps=True)
+            on_step, warned = counting(bar.advance), prepared.trainer.backend.means.warned
+            task = Task(resolved, folder, resume=claimed.step > 0, keeps=True, warned=warned)
             if workers is None:
                 with computing_with(resolved.threads):  # as on several processes
                     make_run(task, on_step, prepared)
@@ -294,6 +297,12 @@ def common(
     kind: type[Settings],
 ) -> dict[str, Any]:
     """The settings that both calls take, with names for the objects that were given."""
+    _, launched = place_in_job()
+    if launched > 1:
+        raise UsageError(
+            f"a launcher such as torchrun has started {launched} processes of this script, but stretto.train and "
+            f"stretto.compare start their own: run it without torchrun, with workers={launched}"
+        )
     if metrics is not None:
         of_kind("metrics", metrics, Mapping, "a dict of functions by name, metrics={'mae': mae}")
     known_settings = [field.name for field in fields(kind) if field.name != "sources"]

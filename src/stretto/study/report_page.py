@@ -163,7 +163,7 @@ def inspected(study: Study, record: Record) -> "InspectedRun":
     kind = trainer.method.head
     heads = ["" if head is None else description(head) if kind == "auto" else kind for head in trainer.heads]
     heads[-1] = "its output"
-    for tie in trainer.rules.ties:
+    for tie in (tie for tie in trainer.rules.ties if tie.owner > tie.user):  # versions that travel down
         heads[tie.user] += f", {tie.behind[0]} minibatches behind"
     return InspectedRun(
         record=record, stages=tuple(map(description, trainer.stages)), heads=tuple(heads), delays=delays(prepared)

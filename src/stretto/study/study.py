@@ -32,6 +32,7 @@ from stretto.study.first_batches import refuse_evaluation, refuse_other_sizes
 from stretto.study.prepare import (
     Prepared,
     advice_in,
+    check_rate,
     costs_of,
     prepare_trial,
     resolve,
@@ -85,6 +86,7 @@ def choose(settings: CompareSettings) -> ChosenMethods:
 
     Of `all`, methods that cannot run are left out, and so are methods that do the same as one before them.
     """
+    check_rate(settings)
     named = tuple(name for name in settings.methods if name != ALL)
     if named == settings.methods:
         resolved = resolve(with_optimizer(settings, [method(name) for name in named if not is_advised(name)]))
@@ -94,7 +96,7 @@ def choose(settings: CompareSettings) -> ChosenMethods:
     advised = by_name(advice)
     for name in resolved.methods if named else ():
         with explained(advised.get(name, method(name))):
-            prepared[name] = attempt(resolved, name)
+            prepared[name] = attempt(resolved, name, prepared)
     added, left_out = others(resolved, prepared)
     if not prepared and not added:
         raise UsageError(f"no method can run on these settings: {next(iter(left_out.values()))}")
@@ -117,7 +119,7 @@ def attempts(settings: CompareSettings, advice: Mapping[str, Method]) -> dict[st
     prepared, misfits = dict[str, Prepared](), dict[str, list[str]]()  # reason: methods
     for index, name in enumerate(settings.methods):
         try:
-            prepared[name] = attempt(settings, name)
+            prepared[name] = attempt(settings, name, prepared)
         except (UsageError, ScheduleError) as error:
             misfits.setdefault(str(error), []).append(name)
             alone = len(settings.methods) == 1 and not advice
@@ -143,7 +145,7 @@ def others(settings: CompareSettings, named: Mapping[str, Prepared]) -> tuple[di
         if name in behaviors:
             continue
         try:
-            prepared = attempt(settings, name)
+            prepared = attempt(settings, name, {**named, **added})
         except (UsageError, ScheduleError) as error:
             left_out[name] = str(error)
             continue
@@ -172,12 +174,18 @@ def in_order(asked: tuple[str, ...], advice: Mapping[str, Method], added: list[s
             yield chosen
 
 
-def attempt(settings: CompareSettings, name: str) -> Prepared:
-    """Prepare a method's run at every batch size; return its `sample`. Raises UsageError if one cannot train."""
+def attempt(settings: CompareSettings, name: str, before: Mapping[str, Prepared]) -> Prepared:
+    """Prepare a method's run at every batch size; return its `sample`. Raises UsageError if one cannot train.
+
+    What is no mean over examples is said with the first of the methods, of which some came `before`.
+    """
     only = replace(settings, methods=(name,), lr=settings.lr and settings.lr[:1], seeds=1)
     prepared = [prepare_trial(run) for run in only.runs()]
     for trial in prepared:
         refuse_other_sizes(trial)
+    means = next(iter([*before.values(), *prepared])).trainer.backend.means
+    for trial in prepared:
+        trial.trainer.backend.means = means
     refuse_evaluation(prepared[0])
     return max(prepared, key=lambda trial: known(trial.settings.batch_size))
 
@@ -272,7 +280,9 @@ def open_study(asked: CompareSettings, out: Path | None = None, heading: Heading
     destinations.check_folder(out)
     if check_folder(out, resolved):
         notes += (f"{out} holds a study with other settings and without a finished run: it is begun anew",)
-    study = Study(settings, out, tasks_in(out, settings), choice.left_out, heading, notes)
+    warned = frozenset[str]().union(*(run.trainer.backend.means.warned for run in choice.prepared.values()))
+    tasks = tuple(replace(task, warned=warned) for task in tasks_in(out, settings))
+    study = Study(settings, out, tasks, choice.left_out, heading, notes)
     return replace(study, page=describe(study, choice.prepared))
 
 

@@ -21,6 +21,7 @@ from stretto.measure.energy import EnergyMeter, energy_meter
 from stretto.models.hugging_face import write_surroundings
 from stretto.nn.deferred import RemoteStage
 from stretto.nn.devices import name_of, pick_device_of
+from stretto.nn.input_errors import naming_rows
 from stretto.options.import_object import is_model_folder
 from stretto.report.record import Record, Stored
 from stretto.runtime.process_memory import forget_most_held
@@ -49,6 +50,7 @@ from stretto.trainer.fit import Loop, Position, derive_seed
 from stretto.trainer.tracking import Tracking, bubble_of, drawing_of
 from stretto.trainer.trainer import Trainer
 
+SHOWN_ROWS = 64  # of a minibatch with an example that cannot be trained
 TIMEOUT = 600.0  # seconds that workers wait for each other unless said otherwise
 OnStep = Callable[[int, float | None], None]  # (steps done, latest known training loss)
 
@@ -75,7 +77,7 @@ class Task:
     newest checkpoint that is whole, if there is one. No process waits for another one longer than `timeout` seconds. A
     run that is asked to stop before its last step saves a checkpoint first if it `keeps` its state or its settings save
     checkpoints anyway. Energy is measured, where it can be, if the run is `alone` on its machine. `objects` is a file
-    with the objects that a script has given instead of names.
+    with the objects that a script has given instead of names. `warned` names what a trial of it has warned of already.
     """
 
     settings: TrainSettings
@@ -88,6 +90,7 @@ class Task:
     keeps: bool = False
     alone: bool = True
     objects: Path | None = None
+    warned: frozenset[str] = frozenset()
 
 
 def run(settings: TrainSettings, folder: Path, on_step: OnStep = lambda *_: None, **options: Any) -> Record:
@@ -105,6 +108,7 @@ def make_run(task: Task, on_step: OnStep = lambda *_: None, prepared: Prepared |
     if prepared is None:
         forget_most_held()
         prepared = prepare(task.settings, task.timeout)
+        prepared.trainer.backend.means.warned = task.warned
     return TrainingRun(task, prepared).make(on_step)
 
 
@@ -226,7 +230,7 @@ class TrainingRun(Loop[Trainer]):
 
     def _step(self, batch: Batch) -> None:
         step, progress = self._place.step + 1, self._progress
-        with self._profile.around(step):
+        with self._profile.around(step), naming_rows(self._rows):
             loss = self._timed_step(step, batch)
         self._on_step(step, loss)
         finite = loss is None or math.isfinite(loss)
@@ -234,6 +238,16 @@ class TrainingRun(Loop[Trainer]):
             self._observe(step)
         if not finite or (step in self._evaluated and not self._evaluate(step)):
             progress.diverged_at = step
+
+    def _rows(self) -> str:
+        # Which rows are trained; with a lag they may be those of an earlier step.
+        if self._trainer.lag:
+            return f"data {self._prepared.dataset.name}, train"
+        rows = sorted(self._feed.rows(self._place.epoch, self._place.batch))
+        more = " ..." if len(rows) > SHOWN_ROWS else ""
+        return (
+            f"data {self._prepared.dataset.name}, train, one of the rows {', '.join(map(str, rows[:SHOWN_ROWS]))}{more}"
+        )
 
     def _timed_step(self, step: int, batch: Batch) -> float | None:
         # Returns the loss that is known now, which may be that of an earlier step.

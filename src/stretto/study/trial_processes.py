@@ -25,7 +25,7 @@ from stretto.runtime.rendezvous.signed_store import VARIABLE, Secret
 from stretto.runtime.world import take_place
 from stretto.settings.runs import TrainSettings, known
 from stretto.study.first_batches import refuse_other_sizes
-from stretto.study.prepare import dataset, prepare, resolve
+from stretto.study.prepare import dataset, prepare, resolve, with_any_rate
 from stretto.study.training_run import training_batches
 from stretto.system.children import Child, end, exit_reason
 
@@ -178,7 +178,7 @@ def take_place_and_resolve(training: Mapping[str, Any]) -> TrainSettings:
     requested = settings_of(training)
     take_place(requested.placement)
     torch.set_num_threads(requested.threads)  # as train does in its processes
-    return resolve(requested)
+    return with_any_rate(resolve(requested))
 
 
 def train_when_asked(pipe: Connection, training: Mapping[str, Any]) -> None:

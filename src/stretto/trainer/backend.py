@@ -15,6 +15,7 @@ from stretto.checkpoint import Manifest
 from stretto.emulate import Emulator
 from stretto.emulate.emulator import EmulatedReducer, EmulatedReplicas, LocalServers, OrderedReplicas, record
 from stretto.errors import UsageError
+from stretto.losses import BatchMeans
 from stretto.mesh import Mesh
 from stretto.nn.batch import call, common_length, first_size, inputs_on, target_on, to_device
 from stretto.nn.devices import pick_device
@@ -56,6 +57,7 @@ class Backend:
 
     def __init__(self, mesh: Mesh) -> None:
         self._mesh = mesh
+        self.means = BatchMeans()  # what evaluations have seen of the loss and of metrics
         self._servers: Servers | None = None
         self._interpreters: list[Interpreter] = []
         self._reports: deque[Tensor] = deque()  # of this process, unread
@@ -85,6 +87,17 @@ class Backend:
     def every_stage(self) -> Sequence[Stage]:
         """The stages of this process, in all emulated replicas."""
         return self._interpreters[0].every_stage
+
+    def grad_norms(self) -> dict[int, float]:
+        """The norm of each stage's last gradients in this process, by stage, where it is measured.
+
+        Of replicas in one process, that of the first.
+        """
+        norms: dict[int, float] = {}
+        for stage in self.every_stage:
+            if stage.gradient_norms is not None and stage.index not in norms:
+                norms[stage.index] = float(torch.linalg.vector_norm(stage.gradient_norms.double()))
+        return norms
 
     def device(self, requested: str | torch.device) -> torch.device:
         """The device of this process; "auto" takes an accelerator if there is one."""
@@ -185,7 +198,7 @@ class Backend:
         metrics: Sequence[Metric],
     ) -> dict[str, float]:
         """The mean "loss", the "accuracy" and the metrics, as `Trainer.evaluate` says, the same on every process."""
-        precision, tally = specification.precision, Tally(metrics)
+        precision, tally = specification.precision, Tally(metrics, self.means)
         with self._evaluating(stages):
             for x, y in self._read_here(batches):
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy, binary_cross_entropy_with_logits
 
 from stretto.errors import UsageError
-from stretto.losses import CrossEntropy, Loss, Sum, mean_and_weight, understand
+from stretto.losses import BatchMeans, CrossEntropy, Loss, Sum, mean_and_weight, understand
 from stretto.nn.batch import counted
 from stretto.options.checks import mapping, shown
 from stretto.options.user_errors import explained
@@ -66,8 +66,8 @@ def named_metric(name: str, function: Any, *, higher: bool = False) -> Metric:
 class MetricTally:
     """The value of one metric over the batches of an evaluation. Errors name the metric."""
 
-    def __init__(self, metric: Metric) -> None:
-        self._metric = metric
+    def __init__(self, metric: Metric, means: BatchMeans) -> None:
+        self._metric, self._means = metric, means
         self._sum, self._weight = 0.0, 0.0
         if metric.collects:
             self._call(metric.function.reset)
@@ -81,7 +81,9 @@ class MetricTally:
             value = (value.total, value.count)
         total, weight = value if isinstance(value, tuple) and len(value) == 2 else (value, None)
         if weight is None:
-            self._sum, self._weight = self._sum + self._number(total, value) * examples, self._weight + examples
+            mean = self._number(total, value)
+            self._sum, self._weight = self._sum + mean * examples, self._weight + examples
+            self._means.metric(self._metric.name, self._metric.function, mean, output, target, examples)
         else:
             self._sum, self._weight = self._sum + self._number(total, value), self._weight + self._number(weight, value)
 
@@ -117,15 +119,20 @@ def refuse_undefined(values: Mapping[str, float], where: str) -> None:
 
 
 class Tally:
-    """Sums over evaluated batches. A batch's mean loss is weighted by its count, or its number of examples."""
+    """Sums over evaluated batches. A batch's mean loss is weighted by its count, or its number of examples.
 
-    def __init__(self, metrics: Sequence[Metric] = ()) -> None:
+    `means` looks at whether a mean that is weighted so is one over examples.
+    """
+
+    def __init__(self, metrics: Sequence[Metric], means: BatchMeans) -> None:
+        self._means = means
         self.loss = self.weight = self.examples = self.hits = self.targets = 0.0
-        self.metrics = {metric.name: MetricTally(metric) for metric in metrics}
+        self.metrics = {metric.name: MetricTally(metric, means) for metric in metrics}
         self._are_classes = True  # whether all targets so far can be hit
 
     def add(self, output: Any, target: Any, loss: Loss, examples: int) -> None:
         mean, weight = mean_and_weight(loss, output, target, examples)
+        self._means.loss(loss, mean, output, target, examples)
         self.loss += float(mean) * weight
         self.weight += weight
         self.examples += examples

@@ -139,6 +139,10 @@ class Rows(Feed):
         batches = self.split.epoch(number, size, self.seed, shuffled=shuffled, drop_last=drop_last, start=start)
         return (Batch(examples, *self._needs.of(x, y)) for examples, (x, y) in zip(sizes, batches, strict=False))
 
+    def rows(self, epoch: int, batch: int) -> list[int]:
+        """The rows of a batch of an epoch of shuffled data, both counted from 0."""
+        return self.split.rows(epoch, self.batch_size, self.seed, batch)
+
     def in_order(self) -> Iterator[tuple[Any, Any]]:
         if not (self._needs.x or self._needs.y):
             return itertools.repeat((None, None), math.ceil(len(self.split) / self.batch_size))
@@ -172,7 +176,6 @@ class Stream(Feed):
         self._batches, self.where, self._needs, self._compare = batches, where, needs, compare
         self._is_list = isinstance(batches, list | tuple)
         self._has_state = all(callable(getattr(batches, name, None)) for name in ("state_dict", "load_state_dict"))
-        self._of_tensors = type(getattr(batches, "dataset", None)) is TensorDataset
         self._follows_generators = not self._has_state and follows_generators(batches)
         self._epoch_states: dict[str, Any] | None = None  # of the generators before the epoch
         self._restored: dict[str, Any] | None = None
@@ -228,13 +231,8 @@ class Stream(Feed):
 
     def _pair(self, index: int, batch: Any) -> tuple[Any, Any]:
         where = f"{self.where}: batch {index}"
-        if self._of_tensors and isinstance(batch, tuple | list) and len(batch) > 2:
-            batch = (tuple(batch[:-1]), batch[-1])
-        if isinstance(batch, Tensor) and isinstance(self._batches, DataLoader):
-            batch = (batch,)
-        if isinstance(batch, tuple | list) and len(batch) == 1 and isinstance(batch[0], Tensor | np.ndarray):
-            return batch[0], None  # data without targets
-        if not isinstance(batch, Mapping) and not (isinstance(batch, tuple | list) and len(batch) == 2):
+        batch = paired(self._batches, batch, where)
+        if not isinstance(batch, tuple | list) or len(batch) != 2:
             raise UsageError(f"{where} is {shown(batch)}: give pairs (x, y) of batches, or dicts with a target")
         x, y = pair_of(batch, where)
         if not first_size(x):
@@ -271,6 +269,28 @@ class Stream(Feed):
                 "its beginning, so that this run differs from one that was not interrupted"
             )
         return None
+
+
+def paired(batches: Any, batch: Any, where: str) -> Any:
+    """One of the `batches` as (x, y) if it is a dict, or without targets, which are None; any other as it is."""
+    of_tensors = type(getattr(batches, "dataset", None)) is TensorDataset
+    if of_tensors and isinstance(batch, tuple | list) and len(batch) > 2:
+        batch = (tuple(batch[:-1]), batch[-1])
+    if isinstance(batch, Tensor) and isinstance(batches, DataLoader):
+        batch = (batch,)
+    if isinstance(batch, tuple | list) and len(batch) == 1 and isinstance(batch[0], Tensor | np.ndarray):
+        return batch[0], None
+    return pair_of(batch, where) if isinstance(batch, Mapping) else batch
+
+
+def cut_rows(data: Any, where: str) -> Any:
+    """Batches of data that are none yet: a pair of tensors or arrays, or a Dataset; all other data as they are."""
+    if isinstance(data, tuple | list):
+        rows = is_pair(data) and not is_stream(data) and not all(isinstance(part, tuple | list) for part in data)
+    else:
+        indexed = hasattr(data, "__getitem__") and hasattr(data, "__len__")
+        rows = isinstance(data, RowReader) or is_hugging_face(data) or (indexed and not hasattr(data, "__iter__"))
+    return split_of(data, where).batches(BATCH_SIZE) if rows else data
 
 
 def find_feed(

@@ -29,20 +29,6 @@ def cut_of(trainer: Trainer) -> MinibatchCut:
     return MinibatchCut(trainer.method, trainer.schedule, trainer.mesh.data)
 
 
-def grad_norms(trainer: Trainer) -> list[float | None]:
-    """The norm of each stage's gradients at its last update, before `clip` shrinks them, the same on every process.
-
-    It is measured as `Trainer.grad_norm` is; None for a stage that has made no update here. Of replicas, replica 0's. A
-    collective.
-    """
-    norms = [-1.0] * len(trainer.stages)
-    for stage in trainer.backend.every_stage if 0 in trainer.backend.replicas else ():
-        if stage.gradient_norms is not None and norms[stage.index] < 0:  # replica 0 is the first of each stage
-            norms[stage.index] = float(torch.linalg.vector_norm(stage.gradient_norms.double()))
-    with trainer.backend.abort_all_on_error():
-        return [None if norm < 0 else norm for norm in trainer.backend.all_reduce_max(norms)]
-
-
 class StageOptimizers:
     """Makes each stage's optimizer from the *reference*, the optimizer of the whole `model`: its class and its options.
 

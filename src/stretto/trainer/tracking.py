@@ -39,8 +39,6 @@ class TrainerLike(Protocol):
     def optimizers(self) -> list[torch.optim.Optimizer | None]: ...
     @property
     def lr(self) -> list[float | list[float] | None]: ...
-    @property
-    def grad_norm(self) -> float | None: ...
     def step(self, x: Any, y: Any) -> float | None: ...
     def flush(self) -> list[float]: ...
     def evaluate(
@@ -132,12 +130,13 @@ class Tracking:
     def _measured(self) -> dict[str, Any]:
         # Of replicas, and of processes that share stages, only the first one tells rates and norms.
         tells = self._backend.writes
+        norms = self._backend.grad_norms() if tells else {}
         rates = {f"stage_{index}": rate for index, rate in enumerate(self._trainer.lr if tells else [])}
         return {
             "lr": {
                 name: max(rate) if isinstance(rate, list) else rate for name, rate in rates.items() if rate is not None
             },
-            "norm": self._trainer.grad_norm if tells else None,
+            "norm": math.hypot(*norms.values()) if norms else None,
             "peak_memory": most_held(self._trainer.specification.device),
         }
 

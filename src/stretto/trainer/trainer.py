@@ -43,7 +43,7 @@ from stretto.trainer.backend import State
 from stretto.trainer.build import Construction, chosen_method, refuse_hidden_norms
 from stretto.trainer.changes import SetByHand, settled
 from stretto.trainer.evaluate import named_metrics
-from stretto.trainer.feed import Needs, digest_of_batch
+from stretto.trainer.feed import Needs, cut_rows, digest_of_batch, paired
 from stretto.trainer.fit import Callback, FitArguments, FitLoop, Log
 from stretto.trainer.history import EarlyStop, History
 from stretto.trainer.row_check import RowCheck
@@ -541,9 +541,11 @@ class Trainer:
         return Chain(*self.stages)
 
     def evaluate(
-        self, batches: Iterable[tuple[Batch, Any]], metrics: Mapping[str, Callable[[Any, Any], Any]] | None = None
+        self, batches: Any, metrics: Mapping[str, Callable[[Any, Any], Any]] | None = None
     ) -> dict[str, float]:
         """Mean loss over the examples of `batches`, with the current weights; drains nothing (but a parameter server).
+
+        `batches` are pairs (x, y), or any other data that `fit` takes, dicts with a target among them.
 
         If targets are classes, whole numbers below the output's number of columns, with one dimension less than it,
         "accuracy" is the share of targets that the output's largest entry hits; targets below 0 are padding and do not
@@ -552,9 +554,10 @@ class Trainer:
 
         Each of `metrics`, by name, takes (output, target) of a batch and returns a mean over its examples, or (sum,
         count); or it is an object with reset(), update(output, target) and compute(), as those of torchmetrics are. Its
-        value is under its name; the function is called where the last stage is.
+        value is under its name; the function is called where the last stage is. A warning names a loss or function that
+        returns one number which is no mean over examples.
         """
-        given = Batches("evaluate", batches)
+        given = Batches("evaluate", cut_rows(batches, "evaluate: batches"), partial(paired, batches))
         measured = named_metrics("evaluate: metrics", metrics)
         self._pause()
         with self.backend.abort_all_on_error(), given.explaining_misfits(), self.pausing("evaluation"):
@@ -605,15 +608,35 @@ class Trainer:
 
     @property
     def grad_norm(self) -> float | None:
-        """The norm of the gradients of this process's stages at their last updates, before `clip` shrinks them.
+        """The norm of the gradients of all stages at their last updates, before `clip` shrinks them.
 
         It is measured where `clip` needs it, clip=math.inf only measures, and while `fit` logs to a tracker. None where
-        it is not measured, and before the first update. Reading it waits for the device.
+        it is not measured, and before the first update. Reading it waits for the device. Where stages are clipped
+        together, as synchronous methods do, every process knows it; on several processes it raises UsageError
+        elsewhere: `grad_norms` asks them.
         """
-        norms = [stage.gradient_norms for stage in self._stages.values() if stage.gradient_norms is not None]
-        if not norms:
-            return None
-        return math.hypot(*[float(torch.linalg.vector_norm(each.double())) for each in norms])
+        for stage in self._stages.values():
+            if stage.joint_norms is not None:
+                return float(torch.linalg.vector_norm(stage.joint_norms.double()))
+        norms = self.backend.grad_norms()
+        if norms and len(self._stages) < len(self.stages):
+            raise UsageError(
+                f"grad_norm: this process knows only the gradients of its own stages, {sorted(self._stages)}, since "
+                f"{self.method} does not clip all stages together here: call trainer.grad_norms() on every process, "
+                "which gives the norm of each stage; math.hypot(*norms) is that of all"
+            )
+        return math.hypot(*norms.values()) if norms else None
+
+    def grad_norms(self) -> list[float | None]:
+        """The norm of each stage's gradients at its last update, before `clip` shrinks them, the same on every process.
+
+        It is measured as `grad_norm` is; None for a stage that has nothing to train or has made no update here. Of
+        replicas, replica 0's. A collective.
+        """
+        norms = self.backend.grad_norms() if 0 in self.backend.replicas else {}
+        with self.backend.abort_all_on_error():
+            told = self.backend.all_reduce_max([norms.get(index, -1.0) for index in range(len(self.stages))])
+        return [None if norm < 0 else norm for norm in told]
 
     def __repr__(self) -> str:
         parameters = dict.fromkeys(parameter for stage in self.stages for parameter in stage.parameters())

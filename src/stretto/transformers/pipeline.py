@@ -19,7 +19,7 @@ from stretto.methods import Method
 from stretto.nn.preserve import device_of
 from stretto.optim.from_function import NamedOptimizer
 from stretto.splitting import Stages, split
-from stretto.trainer.host import evaluator, grad_norms
+from stretto.trainer.host import evaluator
 from stretto.trainer.trainer import Trainer
 from stretto.transformers.minibatch import Inputs, Padding, joined
 from stretto.transformers.model_loss import Outputs, kind_of, one_of, outputs_of, telling_rows
@@ -189,7 +189,7 @@ class Pipeline:
 
     def grad_norms(self) -> list[float | None]:
         """The norm of each stage's last gradients; those of the checkpoint until there are newer ones. A collective."""
-        pairs = zip(grad_norms(self.ready()), self._former_norms, strict=True)
+        pairs = zip(self.ready().grad_norms(), self._former_norms, strict=True)
         return [former if norm is None else norm for norm, former in pairs]
 
     def grad_norm(self) -> float | None:
