@@ -70,6 +70,7 @@ class Search:
         self._sketch, self._whole, self._quick = sketch, whole, quick
         self._base = sketch.base
         self._plain = sketch.fit(self._base)
+        self._whole_plain = whole.fit(self._base).residuals
         self.nodes: list[Node] = []
 
     def run(self) -> list[Explanation]:
@@ -136,7 +137,7 @@ class Search:
         return []
 
     def _rounded(self, coarse: Evidence, first: Mistake | None, mistake: Mistake, fit: Fit) -> Explanation:
-        plain = self._whole.fit(self._base).residuals
+        plain = self._whole_plain
         every = tuple(range(len(plain)))
         if first is None:
             return Explanation((mistake,), (every,), fit.residuals)
@@ -170,7 +171,7 @@ class Search:
     def _of_one_kind(self, nodes: Sequence[Node]) -> list[Explanation]:
         if len(nodes) < 2 or not self._complete(torch.stack([node.residuals for node in nodes]).amin(0)):
             return []
-        plain = self._whole.fit(self._base).residuals
+        plain = self._whole_plain
         wrong = torch.nonzero(~self._whole.good(plain)).flatten().tolist()
         left = set(wrong)
         chosen: list[tuple[Node, list[int]]] = []
@@ -204,6 +205,8 @@ class Search:
     def _pairs(self) -> list[Explanation]:
         found = []
         for node in self._beam():
+            if found and self._quick:
+                break
             scenario = node.mistake.variant.scenario
             after = Fit(node.residuals, node.fit.scales, node.fit.scaled)
             beside = Fit(node.residuals, self._plain.scales, self._plain.scaled)
@@ -215,8 +218,6 @@ class Search:
                         second = self._sketch.fit(mistake.variant.scenario).residuals
                         if self._complete(limited(node.residuals, second, mistake.variant.entries)):
                             found += self._confirmed((node.mistake, mistake))
-                    if found and self._quick:
-                        break
         return unique(found)
 
     def _beam(self) -> list[Node]:
@@ -252,7 +253,7 @@ class Search:
         return [explanation] if bool(self._whole.good(explanation.residuals).all()) else []
 
     def _one(self, mistake: Mistake, fit: Fit) -> Explanation:
-        plain = self._whole.fit(self._base).residuals
+        plain = self._whole_plain
         residuals = limited(plain, fit.residuals, mistake.variant.entries)
         concerned = torch.nonzero(~self._whole.good(plain)).flatten().tolist()
         return Explanation((mistake,), (tuple(concerned),), residuals)
@@ -261,7 +262,7 @@ class Search:
         """Which entries each of two concerns: as few as explain them."""
         one, other = mistakes
         good = self._whole.good
-        plain = self._whole.fit(self._base).residuals
+        plain = self._whole_plain
         first = limited(plain, self._whole.fit(one.variant.scenario).residuals, one.variant.entries)
         both = limited(first, self._whole.fit(other.variant.scenario).residuals, other.variant.entries)
         alone = self._alone(other, plain)
@@ -279,10 +280,9 @@ class Search:
 
     def _alone(self, mistake: Mistake, plain: Tensor) -> Tensor:
         """What the second mistake leaves where it is made without the first one."""
-        fit = self._whole.fit(self._base)
         rows = [
             limited(plain, self._whole.fit(variant.scenario).residuals, variant.entries)
-            for variant in mistake.hypothesis.variants(self._whole, self._base, fit)
+            for variant in mistake.hypothesis.variants(self._sketch, self._base, self._plain)
             if dict(variant.options) == dict(mistake.variant.options)
         ]
         return plain if not rows else torch.stack(rows).amin(0)
