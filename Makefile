@@ -8,7 +8,7 @@
 # make drawings    the site's drawings and charts anew
 # make wheel   wheel and source archive, into dist
 # make gpu     every check and figure that needs a GPU; exit status 2 where there is none
-# make attack BUDGET=10   random attacks for ten minutes, counted in tests/attack/counts.json
+# make attack BUDGET=10   random attacks for ten minutes, counted in tests/attack/counts.json; mistakes that diagnose names
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -74,6 +74,7 @@ gpu: $(READY)
 
 attack: $(READY)
 	$(TEST_ENV) $(BIN)/python tests/attack/run.py --minutes $(BUDGET)
+	$(TEST_ENV) $(BIN)/python benchmarks/diagnosis/main.py
 
 # The generator has an environment of its own. Pages are read from the sources without importing them: no torch is needed.
 # Not --quiet, which also hides warnings from --strict. The variable leaves out an announcement that docs/design.md has.
