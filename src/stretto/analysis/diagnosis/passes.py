@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_map
 
 from stretto.analysis.diagnosis.step import ROUNDING, Step
 from stretto.losses.cross_entropy import Sum
-from stretto.losses.value import value_function
+from stretto.losses.value import understand, value_function
 from stretto.nn.batch import call, with_names_of
 from stretto.nn.nested import map_tensors, tensors_of
 from stretto.nn.preserve import without_fused_transformers
@@ -104,7 +104,7 @@ class Passes:
         self.changes = changes
         self.kept = {name: kept_elements(p, important.get(name)) for name, p in step.parameters.items()}
         self._known: dict[Condition, Contributions] = {}
-        self._loss = value_function(step.loss)
+        self._loss = value_function(understand(step.loss))
         self.random = False  # whether a forward draws random numbers
         self.in_float32 = False  # whether some tensor of a forward is, even where all weights are float64
         self.unused = set(step.parameters)  # parameters that no pass has given a gradient

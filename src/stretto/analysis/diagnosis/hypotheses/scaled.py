@@ -9,6 +9,7 @@ import torch
 from stretto.analysis.diagnosis.evidence import Evidence, Fit
 from stretto.analysis.diagnosis.hypotheses.hypothesis import Hypothesis, Variant
 from stretto.analysis.diagnosis.scenario import Scenario
+from stretto.nn.batch import first_size
 
 PICTURE = """\
 plain     (g0 + g1 + g2 + g3) / 4
@@ -54,16 +55,15 @@ def before_clipping(evidence: Evidence, scenario: Scenario) -> Iterator[Variant]
 def scaled_by(evidence: Evidence, scenario: Scenario, factor: float, entries: list[int]) -> Variant:
     """The gradients of entries times a factor, by its name if it has one."""
     count = evidence.passes[scenario.condition].count
-    known = evidence.step.factors() | named_count(count, "loss count")
-    name = next(
-        (key for key, value in known.items() if math.isclose(value, factor, rel_tol=max(1e-3, evidence.tolerance / 8))),
-        None,
-    )
+    examples = float(first_size(evidence.step.inputs))
+    known = evidence.step.factors() | named_count(count, "targets") | named_count(examples, "examples")
+    near = max(1e-3, evidence.tolerance / 8)
+    name = ", or ".join(key for key, value in known.items() if math.isclose(value, factor, rel_tol=near))
     parameters = {evidence.entries[index].parameter for index in entries}
     scales = dict(scenario.scales) | {key: scenario.scales.get(key, 1.0) * factor for key in parameters}
     made = replace(scenario, scales=scales)
     called = f", which is {name}" if name else ""
-    options = {"factor": known[name] if name else factor} | ({"as": name} if name else {})
+    options = {"factor": known[name.partition(", or ")[0]] if name else factor} | ({"as": name} if name else {})
     return Variant(options, made, f"is multiplied by {factor:.6g}{called}", entries, free=0 if name else 1)
 
 
