@@ -94,8 +94,9 @@ class Step:
             "tensor": self.tensor,
             "stages": self.stages,
             "loss_scale": self.loss_scale or 1.0,
-            "microbatches * replicas": self.microbatches * self.replicas,
-            "accumulation * replicas": self.accumulation * self.replicas,
         }
+        if self.replicas > 1:
+            for name in ("microbatches", "accumulation"):
+                named[f"{name} * replicas"] = getattr(self, name) * self.replicas if getattr(self, name) > 1 else 1
         several = {name: float(value) for name, value in named.items() if not math.isclose(value, 1)}
         return several | {f"1 / ({name})" if " " in name else f"1 / {name}": 1 / x for name, x in several.items()}
