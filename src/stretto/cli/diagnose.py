@@ -116,7 +116,7 @@ def answer_of(model: str, options: Mapping[str, Any], batch: str, loss: str, sav
     import torch
 
     from stretto.analysis.diagnosis.api import diagnose as ask
-    from stretto.analysis.diagnosis.batches import read_batch
+    from stretto.analysis.diagnosis.names import read_batch
     from stretto.losses.value import AUTO, named_loss, suitable_loss
     from stretto.models.user_model import user_model
     from stretto.nn.chain import Chain

@@ -9,14 +9,14 @@ import torch
 from stretto.analysis.diagnosis.evidence import Evidence
 from stretto.analysis.diagnosis.hypotheses.hypothesis import numbers
 from stretto.analysis.diagnosis.search import Explanation
-from stretto.analysis.diagnosis.stages import groups
+from stretto.analysis.diagnosis.step import groups
 
 EQUAL, EXPLAINED, UNEXPLAINED = "equal", "explained", "unexplained"
 STATUS = {EQUAL: 0, EXPLAINED: 1, UNEXPLAINED: 3}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
+class FoundMistake:
     """A mistake: its name and options, what it does, the parameters, what it leaves, and what explains as much."""
 
     name: str
@@ -37,7 +37,7 @@ class Finding:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class ParameterRow:
     """A parameter: how far its gradient is from plain training's, relative to its length, and what explains it."""
 
     name: str
@@ -57,9 +57,9 @@ class Answer:
 
     verdict: str
     sentence: str
-    hypotheses: Sequence[Finding]
-    alternatives: Sequence[Finding]
-    rows: Sequence[Row]
+    hypotheses: Sequence[FoundMistake]
+    alternatives: Sequence[FoundMistake]
+    rows: Sequence[ParameterRow]
     cannot_show: Mapping[str, str]
     names: Mapping[str, str]
     tolerance: float
@@ -86,7 +86,7 @@ class Answer:
         }
 
 
-def findings(evidence: Evidence, chosen: Explanation, others: Sequence[Explanation]) -> list[Finding]:
+def findings(evidence: Evidence, chosen: Explanation, others: Sequence[Explanation]) -> list[FoundMistake]:
     """The mistakes of an explanation, the one that concerns most first."""
     made = []
     for number, (mistake, concerned) in enumerate(zip(chosen.mistakes, chosen.concerned, strict=True)):
@@ -101,7 +101,7 @@ def findings(evidence: Evidence, chosen: Explanation, others: Sequence[Explanati
         ]
         left = chosen.residuals[list(concerned)].max().item() if concerned else 0.0
         names = [evidence.entries[index].name for index in concerned]
-        found = Finding(
+        found = FoundMistake(
             name=mistake.hypothesis.name,
             options=mistake.variant.options,
             what=mistake.variant.what,
@@ -130,7 +130,7 @@ def where(evidence: Evidence, names: Sequence[str]) -> str:
     return f"of {len(names)} of {len(every)} parameters ({', '.join(names[:3])}, ...)"
 
 
-def sentence_of(evidence: Evidence, found: Sequence[Finding]) -> str:
+def sentence_of(evidence: Evidence, found: Sequence[FoundMistake]) -> str:
     """The answer in a sentence."""
     parts = [f"the gradient {where(evidence, each.parameters)} {each.what}" for each in found]
     text = "; and ".join(parts)
@@ -139,7 +139,7 @@ def sentence_of(evidence: Evidence, found: Sequence[Finding]) -> str:
     return text[0].upper() + text[1:] + told
 
 
-def rows_of(evidence: Evidence, explanation: Explanation | None) -> list[Row]:
+def rows_of(evidence: Evidence, explanation: Explanation | None) -> list[ParameterRow]:
     """The table, in the order of the model."""
     plain = evidence.fit(evidence.base).residuals
     left = plain if explanation is None else explanation.residuals
@@ -149,7 +149,9 @@ def rows_of(evidence: Evidence, explanation: Explanation | None) -> list[Row]:
         if explanation is not None:
             pairs = zip(explanation.names, explanation.concerned, strict=True)
             names = [name for name, concerned in pairs if index in concerned]
-        made.append(Row(name=entry.name, error=float(plain[index]), explained_by=names, residual=float(left[index])))
+        made.append(
+            ParameterRow(name=entry.name, error=float(plain[index]), explained_by=names, residual=float(left[index]))
+        )
     return made
 
 

@@ -23,11 +23,10 @@ from stretto.analysis.diagnosis.evidence import Entry, Evidence
 from stretto.analysis.diagnosis.hypotheses import HYPOTHESES, batch, tensor
 from stretto.analysis.diagnosis.hypotheses.updates import CHANGES
 from stretto.analysis.diagnosis.names import by_parameter, entries_of, tensors_by_name
-from stretto.analysis.diagnosis.passes import Changed, Condition, Passes
+from stretto.analysis.diagnosis.passes import Changed, Condition, GradientPasses
 from stretto.analysis.diagnosis.scenario import Scenario
 from stretto.analysis.diagnosis.search import Search
-from stretto.analysis.diagnosis.stages import beginnings
-from stretto.analysis.diagnosis.step import ROUNDING, Step
+from stretto.analysis.diagnosis.step import ROUNDING, TrainingStep, beginnings
 from stretto.analysis.diagnosis.update import UpdateRule
 from stretto.errors import UsageError
 from stretto.losses import Loss
@@ -78,7 +77,7 @@ def diagnose(
     if not isinstance(batch, tuple | list) or len(batch) != 2:
         raise UsageError("diagnose: the batch is a pair, (inputs, targets)")
     with loaded(model, weights):
-        step = Step(
+        step = TrainingStep(
             model=model,
             inputs=inputs_of(batch[0]),
             target=target_of(batch[1]),
@@ -131,7 +130,7 @@ def state_of(given: Any) -> Mapping[str, Any] | None:
 
 
 def explained(
-    step: Step,
+    step: TrainingStep,
     given: Mapping[Entry, Tensor | None],
     names: Mapping[str, str],
     optimizer: Any = None,
@@ -140,7 +139,7 @@ def explained(
     """The answer for the gradients of a step, or for what its optimizer changed in the weights."""
     important = {entry.parameter: value for entry, value in given.items()}
     known = {name: change for hypothesis in HYPOTHESES for name, change in hypothesis.changes.items()}
-    passes = Passes(
+    passes = GradientPasses(
         step, known | {"opposite order": opposite} | tensor.changes_of(step) | batch.changes_of(step), important
     )
     base = Scenario(condition=plain_condition(step, passes), clips=[list(step.parameters)] if step.clip else None)
@@ -206,13 +205,13 @@ def rounding_of(evidence: Evidence, residuals: Tensor) -> Tensor | None:
     return TIMES * evidence.total((one - another).square()).sqrt() / lengths
 
 
-def opposite(step: Step) -> Changed:
+def opposite(step: TrainingStep) -> Changed:
     """The same examples in the opposite order."""
     turned = [x.flip(0) for x in step.inputs]
     return Changed(with_names_of(step.inputs, turned), map_tensors(lambda y: y.flip(0), step.target))
 
 
-def plain_condition(step: Step, passes: Passes) -> Condition:
+def plain_condition(step: TrainingStep, passes: GradientPasses) -> Condition:
     """How plain training computes: the whole batch in one forward where its parts depend on each other."""
     if step.num_parts == 1:
         return Condition()
@@ -226,7 +225,7 @@ def plain_condition(step: Step, passes: Passes) -> Condition:
     return adding_up(passes, Condition(by_part=alike))
 
 
-def adding_up(passes: Passes, condition: Condition) -> Condition:
+def adding_up(passes: GradientPasses, condition: Condition) -> Condition:
     """The condition, or one of the whole batch's loss where that is no mean over what its parts have."""
     passes[condition]  # shows whether it is one
     return condition if passes.decomposes else Condition(whole=True)

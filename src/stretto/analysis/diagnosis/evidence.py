@@ -10,9 +10,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from stretto.analysis.diagnosis.passes import MOST, Passes, dense, take
+from stretto.analysis.diagnosis.passes import MOST, GradientPasses, dense, take
 from stretto.analysis.diagnosis.scenario import EPSILON, PATTERNS, Gradients, Scenario
-from stretto.analysis.diagnosis.step import COARSE, ROUNDING, Step
+from stretto.analysis.diagnosis.step import COARSE, ROUNDING, TrainingStep
 from stretto.analysis.diagnosis.update import UpdateRule
 
 NOISE = 5e-2  # of the largest gradient: what rounding may leave of one that is zero, over the tolerance
@@ -26,7 +26,7 @@ class Entry(NamedTuple):
     parameter: str
 
 
-class Fit(NamedTuple):
+class ScenarioFit(NamedTuple):
     """How a scenario fits: residuals by entry, the best factor of each, and the residuals after that."""
 
     residuals: Tensor
@@ -39,8 +39,8 @@ class Evidence:
 
     def __init__(
         self,
-        step: Step,
-        passes: Passes,
+        step: TrainingStep,
+        passes: GradientPasses,
         given: Mapping[Entry, Tensor | None],
         base: Scenario,
         *,
@@ -131,7 +131,7 @@ class Evidence:
             patterns[entry.parameter] = min(left, key=left.__getitem__)
         return replace(base, condition=scenarios[0].condition, processes=tuple(scenarios), patterns=patterns)
 
-    def fit(self, scenario: Scenario) -> Fit:
+    def fit(self, scenario: Scenario) -> ScenarioFit:
         """Residuals of all entries, each relative to the length of the gradient."""
         made = self.made(scenario)
         own, cross = self.total(made.square()), self.total(made * self.given)
@@ -140,7 +140,7 @@ class Evidence:
         residuals = self.total((self.given - made).square()).sqrt()
         scaled = self.total((self.given - scales[self.owner] * made).square()).sqrt()
         longest = torch.maximum(torch.maximum(own.sqrt(), self.lengths), least)
-        return Fit(residuals / longest, scales, scaled / torch.maximum(self.lengths, least))
+        return ScenarioFit(residuals / longest, scales, scaled / torch.maximum(self.lengths, least))
 
     def coarser(self, dtype: torch.dtype) -> "Evidence":
         """The same, where sums may have been rounded to another dtype."""

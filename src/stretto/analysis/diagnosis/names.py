@@ -1,4 +1,4 @@
-"""Tensors that a trainer saved, by the names of a model's parameters: from dicts, modules and files."""
+"""What a trainer saved, by the names of a model's parameters, and batches: from dicts, modules, functions and files."""
 
 import json
 import pickle
@@ -10,13 +10,16 @@ import torch
 from torch import Tensor, nn
 
 from stretto.analysis.diagnosis.evidence import Entry
-from stretto.analysis.diagnosis.step import Step
+from stretto.analysis.diagnosis.step import TrainingStep
 from stretto.errors import UsageError, nearest
 from stretto.options.checks import shown
+from stretto.options.import_object import call, is_function
 from stretto.system.path_names import in_path
 
 WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "model", "stages", "stage")
 """What data parallelism, compilation, sharding and pipelines put before or into names."""
+TARGETS = ("target", "targets", "labels", "y")
+INPUTS = ("input", "inputs", "x")
 INDEX = "model.safetensors.index.json"
 FORMS = "safetensors, torch.save, a folder of torch.distributed.checkpoint, or one with Hugging Face's index"
 
@@ -154,7 +157,9 @@ def by_parameter(model: nn.Module, given: Any, what: str) -> dict[str, Tensor]:
     return {name: value.to(parameters[name].dtype) for name, value in found.items()}
 
 
-def entries_of(step: Step, given: Mapping[str, Tensor | None]) -> tuple[dict[Entry, Tensor | None], dict[str, str]]:
+def entries_of(
+    step: TrainingStep, given: Mapping[str, Tensor | None]
+) -> tuple[dict[Entry, Tensor | None], dict[str, str]]:
     """Given gradients by entry, in the order of the model, and the parameter of each given name that is another.
 
     A parameter without one has None. Raises UsageError for names that are no parameter's, and for other shapes.
@@ -185,3 +190,28 @@ def entries_of(step: Step, given: Mapping[str, Tensor | None]) -> tuple[dict[Ent
         for name in own or [first]:
             entries[Entry(name, first)] = by_name.get(name)
     return entries, {name: target for name, target in names.items() if name != target}
+
+
+def read_batch(text: str) -> tuple[Any, Any]:
+    """(inputs, targets). A dict's target is its entry `targets` or `labels`. Raises UsageError for anything else."""
+    if is_function(text):
+        return pair(call(text, "batch", {}), text)
+    return pair(read(Path(text)), text)
+
+
+def pair(batch: Any, where: str) -> tuple[Any, Any]:
+    """Inputs and targets of a batch, as functions and files have it."""
+    if isinstance(batch, tuple | list) and len(batch) == 2:
+        return batch[0], batch[1]
+    if not isinstance(batch, Mapping):
+        raise UsageError(
+            f"{where} gave {shown(batch)}: give (inputs, targets), or a dict with targets among its entries"
+        )
+    names = [name for name in TARGETS if name in batch]
+    if not names:
+        raise UsageError(
+            f"{where} has {', '.join(map(str, batch))}, and no target: call one of them targets, or labels"
+        )
+    inputs: dict[str, Tensor] = {name: value for name, value in batch.items() if name != names[0]}
+    alone = next(iter(inputs.values())) if len(inputs) == 1 and next(iter(inputs)) in INPUTS else None
+    return (inputs if alone is None else alone), batch[names[0]]

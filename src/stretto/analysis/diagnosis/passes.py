@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
-from stretto.analysis.diagnosis.step import ROUNDING, Step
+from stretto.analysis.diagnosis.step import ROUNDING, TrainingStep
 from stretto.losses.cross_entropy import Sum
 from stretto.losses.value import understand, value_function
 from stretto.nn.batch import call, with_names_of
@@ -92,14 +92,16 @@ class SeparateUses(TorchFunctionMode):
         return leaves[-1]
 
 
-class Passes:
+class GradientPasses:
     """Contributions by condition, each computed when it is first asked for.
 
     `changes` gives a context and a target for a `Condition.change`. `important` are gradients whose largest elements
     are kept, where not all are.
     """
 
-    def __init__(self, step: Step, changes: "Mapping[str, Change]", important: Mapping[str, Tensor | None]) -> None:
+    def __init__(
+        self, step: TrainingStep, changes: "Mapping[str, Change]", important: Mapping[str, Tensor | None]
+    ) -> None:
         self.step = step
         self.changes = changes
         self.kept = {name: kept_elements(p, important.get(name)) for name, p in step.parameters.items()}
@@ -241,7 +243,7 @@ class Changed:
     context: Callable[[], AbstractContextManager[Any]] = nullcontext
 
 
-Change = Callable[[Step], Changed]
+Change = Callable[[TrainingStep], Changed]
 
 
 @contextmanager

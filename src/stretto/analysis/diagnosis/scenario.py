@@ -9,8 +9,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from stretto.analysis.diagnosis.passes import MOST, Condition, Passes
-from stretto.analysis.diagnosis.step import Step
+from stretto.analysis.diagnosis.passes import MOST, Condition, GradientPasses
+from stretto.analysis.diagnosis.step import TrainingStep
 from stretto.analysis.diagnosis.update import UpdateRule
 
 PLAIN = Condition()
@@ -61,7 +61,9 @@ class Gradients:
     `columns[name]` is where a parameter's stand.
     """
 
-    def __init__(self, step: Step, passes: Passes, most: int = MOST, rule: UpdateRule | None = None) -> None:
+    def __init__(
+        self, step: TrainingStep, passes: GradientPasses, most: int = MOST, rule: UpdateRule | None = None
+    ) -> None:
         self.step, self.passes, self.rule = step, passes, rule
         self.most = most
         self._sums: dict[Condition, Tensor] = {}

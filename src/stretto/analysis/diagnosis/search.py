@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from stretto.analysis.diagnosis.evidence import Evidence, Fit
+from stretto.analysis.diagnosis.evidence import Evidence, ScenarioFit
 from stretto.analysis.diagnosis.hypotheses import HYPOTHESES, Hypothesis, Variant
 from stretto.analysis.diagnosis.hypotheses.batch import DROPOUT_DIFFERS, redrawn
 from stretto.analysis.diagnosis.hypotheses.precision import HYPOTHESIS as LOW_PRECISION
@@ -54,7 +54,7 @@ class Node:
     """One mistake, its fit, and what it and plain training leave unexplained."""
 
     mistake: Mistake
-    fit: Fit
+    fit: ScenarioFit
     residuals: Tensor
     score: float
 
@@ -136,7 +136,7 @@ class Search:
                 return sorted(found, key=lambda each: float(each.residuals.mean()))[:1]
         return []
 
-    def _rounded(self, coarse: Evidence, first: Mistake | None, mistake: Mistake, fit: Fit) -> Explanation:
+    def _rounded(self, coarse: Evidence, first: Mistake | None, mistake: Mistake, fit: ScenarioFit) -> Explanation:
         plain = self._whole_plain
         every = tuple(range(len(plain)))
         if first is None:
@@ -208,8 +208,8 @@ class Search:
             if found and self._quick:
                 break
             scenario = node.mistake.variant.scenario
-            after = Fit(node.residuals, node.fit.scales, node.fit.scaled)
-            beside = Fit(node.residuals, self._plain.scales, self._plain.scaled)
+            after = ScenarioFit(node.residuals, node.fit.scales, node.fit.scaled)
+            beside = ScenarioFit(node.residuals, self._plain.scales, self._plain.scaled)
             for base, fit in ((scenario, after), (self._base, beside)):
                 for costs in (False,) if self._quick else (False, True):
                     for mistake in self._mistakes(base, fit, costs):
@@ -229,7 +229,7 @@ class Search:
         chosen = sorted(first.values(), key=lambda each: each.score)
         return [*chosen, *[node for node in ordered if node not in chosen][:BEAM]]
 
-    def _mistakes(self, scenario: Scenario, fit: Fit, costs: bool) -> Iterator[Mistake]:
+    def _mistakes(self, scenario: Scenario, fit: ScenarioFit, costs: bool) -> Iterator[Mistake]:
         for hypothesis in HYPOTHESES:
             if hypothesis.costs == costs:
                 for variant in hypothesis.variants(self._sketch, scenario, fit):
@@ -238,7 +238,7 @@ class Search:
     def _complete(self, residuals: Tensor) -> bool:
         return bool(self._sketch.good(residuals).all())
 
-    def _score(self, residuals: Tensor, fit: Fit) -> float:
+    def _score(self, residuals: Tensor, fit: ScenarioFit) -> float:
         """How many decimal digits are unexplained, on average over entries."""
         tolerance = self._sketch.tolerance
         direct, scaled = (torch.log10((each / tolerance).clamp(min=1)) for each in (residuals, fit.scaled))
@@ -252,7 +252,7 @@ class Search:
             explanation = self._two(mistakes)
         return [explanation] if bool(self._whole.good(explanation.residuals).all()) else []
 
-    def _one(self, mistake: Mistake, fit: Fit) -> Explanation:
+    def _one(self, mistake: Mistake, fit: ScenarioFit) -> Explanation:
         plain = self._whole_plain
         residuals = limited(plain, fit.residuals, mistake.variant.entries)
         concerned = torch.nonzero(~self._whole.good(plain)).flatten().tolist()

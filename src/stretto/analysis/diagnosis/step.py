@@ -1,15 +1,19 @@
-"""The step that is looked at: a model, a batch, a loss, and how a trainer was told to compute it."""
+"""The step that is looked at: a model, a batch, a loss, and how a trainer was told to compute it.
+
+Stages begin where they were told to, or wherever a block of the model does.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from stretto.errors import UsageError
+from stretto.errors import UsageError, nearest
 from stretto.losses import Loss
 from stretto.nn.batch import check_examples, cut, target_of
 
@@ -19,7 +23,7 @@ COARSE = {torch.float16: 4e-3, torch.bfloat16: 3.2e-2}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Step:
+class TrainingStep:
     """One step of training as plain PyTorch does it, and the numbers by which a trainer may get it wrong.
 
     `parts` of the batch, in order: each of `replicas` has so many of its examples in a row, and cuts them into
@@ -100,3 +104,53 @@ class Step:
                 named[f"{name} * replicas"] = getattr(self, name) * self.replicas if getattr(self, name) > 1 else 1
         several = {name: float(value) for name, value in named.items() if not math.isclose(value, 1)}
         return several | {f"1 / ({name})" if " " in name else f"1 / {name}": 1 / x for name, x in several.items()}
+
+
+def beginnings(step: TrainingStep) -> list[str]:
+    """The first parameters of stages but the first: those that were told, else those of the model's blocks."""
+    names = list(step.parameters)
+    if step.cut:
+        return [first_parameter(step, place) for place in step.cut]
+    blocks = block_names(step.model)
+    found = []
+    for block in blocks:
+        inside = [name for name in names if name == block or name.startswith(block + ".")]
+        if inside and names.index(inside[0]):
+            found.append(inside[0])
+    return list(dict.fromkeys(found))
+
+
+def first_parameter(step: TrainingStep, place: str) -> str:
+    """The first parameter of the module, or the parameter, of this name. Raises UsageError if there is none."""
+    for name in step.parameters:
+        if name == place or name.startswith(place + "."):
+            return name
+    modules = {name.rpartition(".")[0] for name in step.parameters}
+    raise UsageError(f"diagnose: cut={place!r} is no module with parameters: {nearest(place, modules)}")
+
+
+def block_names(model: nn.Module) -> list[str]:
+    """The outermost lists' members and, around them, the other children that hold parameters."""
+
+    def inside(module: nn.Module, path: str) -> list[str]:
+        found = []
+        for name, child in module.named_children():
+            here = f"{path}.{name}" if path else name
+            if not any(True for _ in child.parameters()):
+                continue
+            lists = isinstance(child, nn.ModuleList | nn.Sequential) or any(
+                isinstance(each, nn.ModuleList | nn.Sequential) for each in child.modules()
+            )
+            is_block = isinstance(module, nn.ModuleList) or (isinstance(module, nn.Sequential) and path)
+            found += inside(child, here) if lists and not is_block else [here]
+        return found
+
+    return inside(model, "")
+
+
+def groups(step: TrainingStep) -> list[Sequence[str]]:
+    """The parameters of each stage, where the cut was told."""
+    names = list(step.parameters)
+    places = [names.index(first) for first in beginnings(step)] if step.cut else []
+    edges = [0, *places, len(names)]
+    return [names[start:end] for start, end in pairwise(edges)]

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stretto.analysis.diagnosis.passes import Passes
-from stretto.analysis.diagnosis.step import Step
+from stretto.analysis.diagnosis.passes import GradientPasses
+from stretto.analysis.diagnosis.step import TrainingStep
 from stretto.errors import UsageError
 from stretto.options.user_errors import called
 
@@ -21,8 +21,8 @@ Change = Callable[[torch.optim.Optimizer], torch.optim.Optimizer | None]
 class UpdateRule:
     """The optimizer of a step: `make` takes parameters; `state` is its state_dict() before the step, or None."""
 
-    step: Step
-    passes: Passes
+    step: TrainingStep
+    passes: GradientPasses
     make: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
     state: Mapping[str, Any] | None = None
     changes: Mapping[str, Change] = field(default_factory=dict)

@@ -11,12 +11,11 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 
-from stretto.analysis.diagnosis.evidence import Evidence, Fit
+from stretto.analysis.diagnosis.evidence import Evidence, ScenarioFit
 from stretto.analysis.diagnosis.hypotheses.hypothesis import Hypothesis, Variant
 from stretto.analysis.diagnosis.passes import Changed
 from stretto.analysis.diagnosis.scenario import Scenario
-from stretto.analysis.diagnosis.stages import block_names
-from stretto.analysis.diagnosis.step import Step
+from stretto.analysis.diagnosis.step import TrainingStep, block_names
 
 STATISTICS = """\
 plain        norm(x0 x1 x2 x3)
@@ -26,7 +25,7 @@ plain        model.train()
 evaluation   model.eval()"""
 
 
-def by_microbatch(evidence: Evidence, scenario: Scenario, fit: Fit) -> Iterator[Variant]:
+def by_microbatch(evidence: Evidence, scenario: Scenario, fit: ScenarioFit) -> Iterator[Variant]:
     """Each micro-batch's forward by itself, where the parts of a batch depend on each other."""
     if evidence.step.num_parts > 1 and not (scenario.condition.by_part or scenario.condition.whole):
         condition = replace(scenario.condition, by_part=True)
@@ -41,16 +40,16 @@ def evaluation(module: nn.Module) -> Iterator[None]:
     yield
 
 
-def changes_of(step: Step) -> dict[str, Callable[[Step], Changed]]:
+def changes_of(step: TrainingStep) -> dict[str, Callable[[TrainingStep], Changed]]:
     """The whole model in evaluation, and each of its blocks that has another forward there."""
     return {f"evaluation {name}": partial(in_evaluation, name=name) for name in ("", *other_in_evaluation(step))}
 
 
-def in_evaluation(step: Step, name: str) -> Changed:
+def in_evaluation(step: TrainingStep, name: str) -> Changed:
     return Changed(step.inputs, step.target, context=partial(evaluation, step.model.get_submodule(name)))
 
 
-def other_in_evaluation(step: Step) -> list[str]:
+def other_in_evaluation(step: TrainingStep) -> list[str]:
     """Blocks and single modules with dropout or statistics of batches."""
     modules = dict(step.model.named_modules())
     names = {name: module for name, module in modules.items() if isinstance(module, _DropoutNd | _NormBase)}
@@ -58,7 +57,7 @@ def other_in_evaluation(step: Step) -> list[str]:
     return list(dict.fromkeys([*blocks, *names]))[:MOST_BLOCKS]
 
 
-def evaluated(evidence: Evidence, scenario: Scenario, fit: Fit) -> Iterator[Variant]:
+def evaluated(evidence: Evidence, scenario: Scenario, fit: ScenarioFit) -> Iterator[Variant]:
     """The modules are in evaluation mode: no dropout, running statistics."""
     if not evidence.step.model.training or scenario.condition.change:
         return
@@ -85,7 +84,7 @@ def redrawn(evidence: Evidence, scenario: Scenario) -> torch.Tensor:
     return SPREAD * torch.stack(apart).amax(0) / torch.maximum(lengths, evidence.floors)
 
 
-def dropout(evidence: Evidence, scenario: Scenario, fit: Fit) -> Iterator[Variant]:
+def dropout(evidence: Evidence, scenario: Scenario, fit: ScenarioFit) -> Iterator[Variant]:
     """All that is left is within the spread of other draws, where the model draws random numbers."""
     if evidence.passes.random and bool((fit.residuals <= redrawn(evidence, scenario)).all()):
         what = f"is within the spread of {REDRAWS} other draws of random numbers (dropout)"

@@ -5,11 +5,11 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from stretto.analysis.diagnosis.evidence import Evidence, Fit
+from stretto.analysis.diagnosis.evidence import Evidence, ScenarioFit
 from stretto.analysis.diagnosis.hypotheses.hypothesis import Hypothesis, Variant
 from stretto.analysis.diagnosis.hypotheses.parts import Groups, microbatches, replicas
 from stretto.analysis.diagnosis.scenario import EPSILON, FLAT, ROWS, Scenario
-from stretto.analysis.diagnosis.stages import groups
+from stretto.analysis.diagnosis.step import groups
 
 BY_STAGE = """\
 plain     g * C / |g|
@@ -30,7 +30,7 @@ MOST_SHARDS = 64
 LEAST = 0.999  # factors nearer to 1 than this clip nothing
 
 
-def by_stage(evidence: Evidence, scenario: Scenario, fit: Fit) -> Iterator[Variant]:
+def by_stage(evidence: Evidence, scenario: Scenario, fit: ScenarioFit) -> Iterator[Variant]:
     """Clipped by the length of each stage's gradients: stages as told, else as runs of equal factors."""
     if evidence.step.clip is None or not scenario.clips:
         return
@@ -61,7 +61,7 @@ def runs(evidence: Evidence, unclipped: Scenario) -> list[Sequence[str]]:
     return list(found)
 
 
-def before_averaging(evidence: Evidence, scenario: Scenario, fit: Fit) -> Iterator[Variant]:
+def before_averaging(evidence: Evidence, scenario: Scenario, fit: ScenarioFit) -> Iterator[Variant]:
     """Each micro-batch's or replica's gradient is clipped, and then they are averaged."""
     step = evidence.step
     if step.clip is None or step.num_parts < 2:
@@ -112,14 +112,14 @@ def running(evidence: Evidence, unclipped: Scenario, scenario: Scenario, name: s
     return Variant({"each": f"{name} so far"}, made, f"is clipped after each {name}, while they are added up")
 
 
-def by_parameter(evidence: Evidence, scenario: Scenario, fit: Fit) -> Iterator[Variant]:
+def by_parameter(evidence: Evidence, scenario: Scenario, fit: ScenarioFit) -> Iterator[Variant]:
     """Each parameter's gradient is clipped by its own length."""
     if scenario.clips:
         made = replace(scenario, clips=[[name] for name in evidence.step.parameters])
         yield Variant({}, made, "is clipped by its own length")
 
 
-def apart(evidence: Evidence, scenario: Scenario, fit: Fit) -> Iterator[Variant]:
+def apart(evidence: Evidence, scenario: Scenario, fit: ScenarioFit) -> Iterator[Variant]:
     """Parameters that have a factor in common, wherever they stand, are clipped by their own length."""
     if not scenario.clips:
         return
@@ -139,7 +139,7 @@ def apart(evidence: Evidence, scenario: Scenario, fit: Fit) -> Iterator[Variant]
         yield Variant({"shards": len(shards)}, made, f"is clipped by the length of each of {len(shards)} shards alone")
 
 
-def by_shard(evidence: Evidence, scenario: Scenario, fit: Fit) -> Iterator[Variant]:
+def by_shard(evidence: Evidence, scenario: Scenario, fit: ScenarioFit) -> Iterator[Variant]:
     """All is multiplied by one factor, too large for the whole length: that of a shard was taken."""
     yield from apart(evidence, scenario, fit)
     step = evidence.step
@@ -163,7 +163,7 @@ def by_shard(evidence: Evidence, scenario: Scenario, fit: Fit) -> Iterator[Varia
     )
 
 
-def not_clipped(evidence: Evidence, scenario: Scenario, fit: Fit) -> Iterator[Variant]:
+def not_clipped(evidence: Evidence, scenario: Scenario, fit: ScenarioFit) -> Iterator[Variant]:
     """Clipping is missing."""
     if scenario.clips:
         yield Variant({}, replace(scenario, clips=None), "is not clipped")

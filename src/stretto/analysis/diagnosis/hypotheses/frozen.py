@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from stretto.analysis.diagnosis.evidence import Evidence, Fit
+from stretto.analysis.diagnosis.evidence import Evidence, ScenarioFit
 from stretto.analysis.diagnosis.hypotheses.hypothesis import Hypothesis, Variant
 from stretto.analysis.diagnosis.scenario import Scenario
 
@@ -12,7 +12,7 @@ plain     g
 frozen    0, or none"""
 
 
-def variants(evidence: Evidence, scenario: Scenario, fit: Fit) -> Iterator[Variant]:
+def variants(evidence: Evidence, scenario: Scenario, fit: ScenarioFit) -> Iterator[Variant]:
     """The entries that are zero or were not given."""
     wrong = (~evidence.good(fit.residuals)).tolist()
     zero = [index for index, length in enumerate(evidence.lengths.tolist()) if wrong[index] and not length]

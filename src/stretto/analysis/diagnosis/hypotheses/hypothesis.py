@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from stretto.analysis.diagnosis.evidence import Evidence, Fit
+from stretto.analysis.diagnosis.evidence import Evidence, ScenarioFit
 from stretto.analysis.diagnosis.scenario import Scenario
 
 
@@ -21,7 +21,7 @@ class Variant(NamedTuple):
     free: int = 0
 
 
-Variants = Callable[[Evidence, Scenario, Fit], Iterator[Variant]]
+Variants = Callable[[Evidence, Scenario, ScenarioFit], Iterator[Variant]]
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import torch
 
-from stretto.analysis.diagnosis.evidence import Evidence, Fit
+from stretto.analysis.diagnosis.evidence import Evidence, ScenarioFit
 from stretto.analysis.diagnosis.hypotheses.hypothesis import Hypothesis, Variant, numbers
 from stretto.analysis.diagnosis.scenario import Scenario
 
@@ -91,7 +91,7 @@ def weighed(shares: torch.Tensor, groups: Groups, times: Sequence[float], divide
 def left_out(what: str, groups_of: Callable[[Evidence], Groups]) -> Hypothesis:
     """The hypothesis that micro-batches, or replicas, are missing."""
 
-    def variants(evidence: Evidence, scenario: Scenario, fit: Fit) -> Iterator[Variant]:
+    def variants(evidence: Evidence, scenario: Scenario, fit: ScenarioFit) -> Iterator[Variant]:
         groups, shares = groups_of(evidence), evidence.passes[scenario.condition].shares
         if len(groups) < 2 or len(shares) < 2:
             return
@@ -127,7 +127,7 @@ def named(what: str, chosen: Sequence[int]) -> str:
 def counted_twice(what: str, groups_of: Callable[[Evidence], Groups]) -> Hypothesis:
     """The hypothesis that micro-batches, or replicas, are counted twice, or more often."""
 
-    def variants(evidence: Evidence, scenario: Scenario, fit: Fit) -> Iterator[Variant]:
+    def variants(evidence: Evidence, scenario: Scenario, fit: ScenarioFit) -> Iterator[Variant]:
         groups, shares = groups_of(evidence), evidence.passes[scenario.condition].shares
         if len(groups) < 2 or len(shares) < 2:
             return
@@ -158,7 +158,7 @@ def whole_times(evidence: Evidence, scenario: Scenario, groups: Groups) -> list[
     return [times.tolist()]
 
 
-def means(evidence: Evidence, scenario: Scenario, fit: Fit) -> Iterator[Variant]:
+def means(evidence: Evidence, scenario: Scenario, fit: ScenarioFit) -> Iterator[Variant]:
     """The mean over micro-batches, over replicas, or over both, of means over what shares in each."""
     if scenario.condition.whole:  # a loss that is no mean: its parts' means are another loss
         scenario = replace(scenario, condition=replace(scenario.condition, whole=False))

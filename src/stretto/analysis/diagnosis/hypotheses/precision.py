@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import torch
 
-from stretto.analysis.diagnosis.evidence import Evidence, Fit
+from stretto.analysis.diagnosis.evidence import Evidence, ScenarioFit
 from stretto.analysis.diagnosis.hypotheses.hypothesis import Hypothesis, Variant
 from stretto.analysis.diagnosis.scenario import Scenario
 
@@ -18,7 +18,7 @@ ALIKE = 0.5  # least cosine of what is left and of the error of a computation in
 NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
-def low_precision(evidence: Evidence, scenario: Scenario, fit: Fit) -> Iterator[Variant]:
+def low_precision(evidence: Evidence, scenario: Scenario, fit: ScenarioFit) -> Iterator[Variant]:
     """Where `evidence` is judged as coarsely as a dtype: whether what is left looks like that dtype's rounding."""
     dtype = evidence.coarse
     if dtype is None or not bool(evidence.good(fit.residuals).all()):

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from stretto.analysis.diagnosis.evidence import Evidence, Fit
+from stretto.analysis.diagnosis.evidence import Evidence, ScenarioFit
 from stretto.analysis.diagnosis.hypotheses.hypothesis import Hypothesis, Variant
 from stretto.analysis.diagnosis.scenario import Scenario
 from stretto.nn.batch import first_size
@@ -17,7 +17,7 @@ scaled    (g0 + g1 + g2 + g3) / 4 / 4"""
 MOST_FACTORS = 3  # different ones in one step
 
 
-def variants(evidence: Evidence, scenario: Scenario, fit: Fit) -> Iterator[Variant]:
+def variants(evidence: Evidence, scenario: Scenario, fit: ScenarioFit) -> Iterator[Variant]:
     """One for each factor that entries have in common and that explains them."""
     wrong = ~evidence.good(fit.residuals) & evidence.good(fit.scaled) & (fit.scales != 0)
     left = torch.nonzero(wrong).flatten().tolist()

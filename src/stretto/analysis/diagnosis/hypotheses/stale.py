@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from stretto.analysis.diagnosis.evidence import Evidence, Fit
+from stretto.analysis.diagnosis.evidence import Evidence, ScenarioFit
 from stretto.analysis.diagnosis.hypotheses.hypothesis import Hypothesis, Variant
 from stretto.analysis.diagnosis.scenario import Scenario
-from stretto.analysis.diagnosis.stages import beginnings, block_names
+from stretto.analysis.diagnosis.step import beginnings, block_names
 
 PICTURE = """\
 plain     forward and backward with W_n
@@ -15,7 +15,7 @@ stale     forward and backward with W_(n-d)"""
 MOST_CUTS = 12  # places between old and new weights that are tried
 
 
-def variants(evidence: Evidence, scenario: Scenario, fit: Fit) -> Iterator[Variant]:
+def variants(evidence: Evidence, scenario: Scenario, fit: ScenarioFit) -> Iterator[Variant]:
     """All weights earlier; then those before, or from, a beginning of a stage."""
     step = evidence.step
     earlier = [name for name in step.parameters if name in step.earlier]

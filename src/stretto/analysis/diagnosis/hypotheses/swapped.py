@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import torch
 
-from stretto.analysis.diagnosis.evidence import Evidence, Fit
+from stretto.analysis.diagnosis.evidence import Evidence, ScenarioFit
 from stretto.analysis.diagnosis.hypotheses.hypothesis import Hypothesis, Variant
 from stretto.analysis.diagnosis.scenario import Scenario
 
@@ -14,7 +14,7 @@ plain     layer 0: g0    layer 1: g1
 swapped   layer 0: g1    layer 1: g0"""
 
 
-def variants(evidence: Evidence, scenario: Scenario, fit: Fit) -> Iterator[Variant]:
+def variants(evidence: Evidence, scenario: Scenario, fit: ScenarioFit) -> Iterator[Variant]:
     """Each entry that differs has the gradient of that parameter of its shape which fits best."""
     made = evidence.gradients.of(scenario).double()
     shapes = {name: tuple(p.shape) for name, p in evidence.step.parameters.items()}

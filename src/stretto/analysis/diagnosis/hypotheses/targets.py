@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stretto.analysis.diagnosis.evidence import Evidence, Fit
+from stretto.analysis.diagnosis.evidence import Evidence, ScenarioFit
 from stretto.analysis.diagnosis.hypotheses.hypothesis import Hypothesis, Variant
 from stretto.analysis.diagnosis.passes import Changed
 from stretto.analysis.diagnosis.scenario import Scenario
-from stretto.analysis.diagnosis.step import Step
+from stretto.analysis.diagnosis.step import TrainingStep
 from stretto.losses.cross_entropy import CrossEntropy
 from stretto.losses.value import understand
 from stretto.nn.batch import IGNORED
@@ -25,20 +25,20 @@ plain     (l0 + l1          ) / 2
 counted   (l0 + l1 + l2 + l3) / 4     or (l0 + l1) / 4"""
 
 
-def cross_entropy(step: Step) -> CrossEntropy | None:
+def cross_entropy(step: TrainingStep) -> CrossEntropy | None:
     """The loss, if it is a cross entropy of class indices."""
     loss = understand(step.loss)
     whole = isinstance(step.target, Tensor) and not step.target.is_floating_point()
     return loss if isinstance(loss, CrossEntropy) and whole else None
 
 
-def ignored(step: Step) -> int:
+def ignored(step: TrainingStep) -> int:
     """The target that a loss ignores."""
     loss = cross_entropy(step)
     return IGNORED if loss is None else loss.ignore_index
 
 
-def is_tokens(step: Step) -> bool:
+def is_tokens(step: TrainingStep) -> bool:
     return isinstance(step.target, Tensor) and not step.target.is_floating_point() and step.target.dim() > 1
 
 
@@ -52,17 +52,17 @@ def rolled(target: Tensor, by: int, ignored: int) -> Tensor:
     return moved
 
 
-def shifted(step: Step, by: int) -> Changed:
+def shifted(step: TrainingStep, by: int) -> Changed:
     return Changed(step.inputs, rolled(step.target, by, ignored(step)))
 
 
-def unshifted(step: Step) -> Changed:
+def unshifted(step: TrainingStep) -> Changed:
     tokens = tokens_of(step)
     assert tokens is not None, "only asked for where there are some"
     return Changed(step.inputs, torch.where(step.target == ignored(step), step.target, tokens))
 
 
-def shift_toggled(step: Step) -> Changed:
+def shift_toggled(step: TrainingStep) -> Changed:
     loss = cross_entropy(step)
     assert loss is not None, "only asked for where there is one"
     return Changed(step.inputs, step.target, replace(loss, shift=not loss.shift, tokens=True))
@@ -77,7 +77,7 @@ MEANING = {
 }
 
 
-def shifts(evidence: Evidence, scenario: Scenario, fit: Fit) -> Iterator[Variant]:
+def shifts(evidence: Evidence, scenario: Scenario, fit: ScenarioFit) -> Iterator[Variant]:
     """Each output is compared with the target of a neighbouring position."""
     if scenario.condition.change or not is_tokens(evidence.step):
         return
@@ -93,7 +93,7 @@ def shifts(evidence: Evidence, scenario: Scenario, fit: Fit) -> Iterator[Variant
         yield Variant({"targets": change}, made, f"is that of a loss with {meaning}")
 
 
-def filled_with(step: Step, what: str) -> Changed:
+def filled_with(step: TrainingStep, what: str) -> Changed:
     """Targets that are to be ignored count, as class 0 or as the input there."""
     loss = cross_entropy(step)
     tokens = tokens_of(step) if what == "inputs" else torch.zeros_like(step.target)
@@ -102,7 +102,7 @@ def filled_with(step: Step, what: str) -> Changed:
     return Changed(step.inputs, filled, None if loss is None else replace(loss, ignore_index=IGNORED))
 
 
-def tokens_of(step: Step) -> Tensor | None:
+def tokens_of(step: TrainingStep) -> Tensor | None:
     """The inputs that are tokens of the targets' shape."""
     for value in step.inputs:
         if not value.is_floating_point() and value.shape == step.target.shape and value.dtype == step.target.dtype:
@@ -110,7 +110,7 @@ def tokens_of(step: Step) -> Tensor | None:
     return None
 
 
-def padding(evidence: Evidence, scenario: Scenario, fit: Fit) -> Iterator[Variant]:
+def padding(evidence: Evidence, scenario: Scenario, fit: ScenarioFit) -> Iterator[Variant]:
     """Ignored targets are in the number that is divided by, or their losses count, too."""
     step, loss = evidence.step, cross_entropy(evidence.step)
     if not isinstance(step.target, Tensor) or not bool((step.target == ignored(step)).any()):

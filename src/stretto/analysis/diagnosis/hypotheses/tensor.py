@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from stretto.analysis.diagnosis.evidence import Evidence, Fit
+from stretto.analysis.diagnosis.evidence import Evidence, ScenarioFit
 from stretto.analysis.diagnosis.hypotheses.hypothesis import Hypothesis, Variant
 from stretto.analysis.diagnosis.passes import Changed
 from stretto.analysis.diagnosis.scenario import Scenario
-from stretto.analysis.diagnosis.step import Step
+from stretto.analysis.diagnosis.step import TrainingStep
 
 MISSING = """\
 plain     norm's gradient: of tokens 0 to 3
@@ -102,16 +102,16 @@ def share_of(weight: Tensor, rank: int, of: int) -> Tensor:
     return torch.cat([part.tensor_split(of)[rank] for part in parts])
 
 
-def own_tokens(step: Step, rank: int, of: int) -> Changed:
+def own_tokens(step: TrainingStep, rank: int, of: int) -> Changed:
     return Changed(step.inputs, step.target, context=partial(OwnTokens, rank, of))
 
 
-def other_gradients(step: Step, names: Sequence[str], **options: Any) -> Changed:
+def other_gradients(step: TrainingStep, names: Sequence[str], **options: Any) -> Changed:
     context = partial(LinearGradients, [step.parameters[name] for name in names], step.tensor, **options)
     return Changed(step.inputs, step.target, context=context)
 
 
-def changes_of(step: Step) -> dict[str, Any]:
+def changes_of(step: TrainingStep) -> dict[str, Any]:
     """The changes that make these mistakes, by name."""
     ranks = range(min(step.tensor, MOST_TENSOR)) if step.tensor > 1 else ()
     found: dict[str, Any] = {f"tokens of {rank}": partial(own_tokens, rank=rank, of=step.tensor) for rank in ranks}
@@ -123,7 +123,7 @@ def changes_of(step: Step) -> dict[str, Any]:
     return found
 
 
-def linear_groups(step: Step) -> dict[str, list[str]]:
+def linear_groups(step: TrainingStep) -> dict[str, list[str]]:
     """Linear layers by themselves, and all those of the same place in other blocks."""
     linear = {f"{name}.weight": module for name, module in step.model.named_modules() if isinstance(module, nn.Linear)}
     alone = {name: [name] for name in linear if name in step.parameters}
@@ -149,7 +149,7 @@ def block_of(name: str) -> str:
     return ".".join(parts[: next((i + 1 for i, part in enumerate(parts) if part.isdigit()), 1)])
 
 
-def missing(evidence: Evidence, scenario: Scenario, fit: Fit) -> Iterator[Variant]:
+def missing(evidence: Evidence, scenario: Scenario, fit: ScenarioFit) -> Iterator[Variant]:
     """Vectors have one process's share; or what lies before a layer has the gradient of one process's outputs."""
     step = evidence.step
     if step.tensor < 2 or scenario.condition.change:
@@ -183,7 +183,7 @@ def missing(evidence: Evidence, scenario: Scenario, fit: Fit) -> Iterator[Varian
         yield Variant(options, evidence.assembled(each, scenario), what)
 
 
-def twice(evidence: Evidence, scenario: Scenario, fit: Fit) -> Iterator[Variant]:
+def twice(evidence: Evidence, scenario: Scenario, fit: ScenarioFit) -> Iterator[Variant]:
     """Vectors times the number of processes: a sum of gradients that each had whole already."""
     step = evidence.step
     if step.tensor < 2:
@@ -201,7 +201,7 @@ def twice(evidence: Evidence, scenario: Scenario, fit: Fit) -> Iterator[Variant]
         yield Variant({"tensor": step.tensor}, replace(scenario, scales=scales), what, entries)
 
 
-def twice_on_the_way(evidence: Evidence, scenario: Scenario, fit: Fit) -> Iterator[Variant]:
+def twice_on_the_way(evidence: Evidence, scenario: Scenario, fit: ScenarioFit) -> Iterator[Variant]:
     """A layer's output, or its input, gets its gradient summed over processes that all have it."""
     step = evidence.step
     if step.tensor < 2 or scenario.condition.change:

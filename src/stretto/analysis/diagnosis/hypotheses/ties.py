@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from stretto.analysis.diagnosis.evidence import Evidence, Fit
+from stretto.analysis.diagnosis.evidence import Evidence, ScenarioFit
 from stretto.analysis.diagnosis.hypotheses.hypothesis import Hypothesis, Variant
 from stretto.analysis.diagnosis.scenario import Scenario
 
@@ -20,7 +20,7 @@ def variants_of(factors: "tuple[float, float, float]", verb: str) -> object:
     """Variants in which one use of a weight has the first of these factors, and the others the second."""
     own, other, all_uses = factors
 
-    def variants(evidence: Evidence, scenario: Scenario, fit: Fit) -> Iterator[Variant]:
+    def variants(evidence: Evidence, scenario: Scenario, fit: ScenarioFit) -> Iterator[Variant]:
         wrong = (~evidence.good(fit.residuals)).tolist()
         values = evidence.passes[scenario.condition].values
         for index, entry in enumerate(evidence.entries):

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from stretto.analysis.diagnosis.evidence import Evidence, Fit
+from stretto.analysis.diagnosis.evidence import Evidence, ScenarioFit
 from stretto.analysis.diagnosis.hypotheses.hypothesis import Hypothesis, Variant
 from stretto.analysis.diagnosis.scenario import Scenario
 
@@ -94,7 +94,7 @@ CHANGES: dict[str, Any] = {
 def changed(*changes: str, what: str) -> Any:
     """Variants with these changes of the optimizer."""
 
-    def variants(evidence: Evidence, scenario: Scenario, fit: Fit) -> Iterator[Variant]:
+    def variants(evidence: Evidence, scenario: Scenario, fit: ScenarioFit) -> Iterator[Variant]:
         if evidence.gradients.rule is None or scenario.update:
             return
         for change in changes:
@@ -103,7 +103,7 @@ def changed(*changes: str, what: str) -> Any:
     return variants
 
 
-def learning_rate(evidence: Evidence, scenario: Scenario, fit: Fit) -> Iterator[Variant]:
+def learning_rate(evidence: Evidence, scenario: Scenario, fit: ScenarioFit) -> Iterator[Variant]:
     """All changes of weights have one factor: that of a neighbouring step's learning rate."""
     if evidence.gradients.rule is None or scenario.update:
         return

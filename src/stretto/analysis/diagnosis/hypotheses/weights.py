@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from stretto.analysis.diagnosis.evidence import Evidence, Fit
+from stretto.analysis.diagnosis.evidence import Evidence, ScenarioFit
 from stretto.analysis.diagnosis.hypotheses.hypothesis import Hypothesis, Variant
 from stretto.analysis.diagnosis.scenario import Scenario
 
@@ -15,7 +15,7 @@ plain     g
 coupled   g + decay * w"""
 
 
-def coupled(evidence: Evidence, scenario: Scenario, fit: Fit) -> Iterator[Variant]:
+def coupled(evidence: Evidence, scenario: Scenario, fit: ScenarioFit) -> Iterator[Variant]:
     """A multiple of the weights is added to the gradients of those entries that differ.
 
     Where the weights after the step are known, the optimizer's own decay is coupled instead of decoupled, or the
