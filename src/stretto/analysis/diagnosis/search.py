@@ -203,7 +203,7 @@ class Search:
         return set(torch.nonzero(self._whole.good(residuals)).flatten().tolist())
 
     def _pairs(self) -> list[Explanation]:
-        found = []
+        found: list[Explanation] = []
         for node in self._beam():
             if found and self._quick:
                 break
