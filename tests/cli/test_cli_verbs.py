@@ -15,7 +15,9 @@ import pytest
 import safetensors.torch
 import torch
 
+import stretto.cli
 from stretto.cli import main
+from stretto.cli.program import show_warning
 from stretto.trainer.progress import progress
 
 SMALL = [
@@ -225,6 +227,17 @@ def test_doctor(capsys):
     content = strict(answer(capsys, "doctor", "--json").out)
     assert content["ok"] is True
     assert {each["state"] for each in content["checks"]} <= {"good", "missing"}
+
+
+def test_warnings_of_stretto_are_said_without_a_line_of_code(capsys):
+    own, other = stretto.cli.__file__, __file__
+    show_warning(UserWarning("the loss is no mean"), UserWarning, own, 7)
+    assert capsys.readouterr().err == "stretto: mind: the loss is no mean\n"
+    show_warning(UserWarning("theirs"), UserWarning, other, 1)
+    show_warning(DeprecationWarning("old"), DeprecationWarning, own, 1)
+    said = capsys.readouterr().err
+    assert f"{other}:1: UserWarning: theirs" in said
+    assert "DeprecationWarning: old" in said
 
 
 def test_a_full_disk_is_a_failure_not_a_mistake(capsys, monkeypatch):

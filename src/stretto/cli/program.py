@@ -10,6 +10,7 @@ import os
 import shlex
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import is_dataclass
 from pathlib import Path
@@ -94,12 +95,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return status if isinstance(status, int) else OK
 
 
+def show_warning(message: Warning | str, category: type[Warning], filename: str, lineno: int, *rest: Any) -> None:
+    """Say a warning of Stretto's as a command says it, without the line of code; others as Python does."""
+    if category is UserWarning and Path(filename).is_relative_to(Path(__file__).parents[1]):
+        print(f"stretto: mind: {message}", file=sys.stderr)
+    else:
+        sys.stderr.write(warnings.formatwarning(message, category, filename, lineno))
+
+
 def run_and_exit() -> NoReturn:
     """Run the command of this process's own arguments and end the process, with its exit status.
 
     Modules are not torn down: with torch that takes up to a second, and beside triton it prints a page on stderr
     ("nanobind: leaked ...") about objects that an interrupted command still holds.
     """
+    warnings.showwarning = show_warning
     status = main()
     threading._shutdown()  # type: ignore[attr-defined]  # waits for threads that are no daemons, as Python's end does
     atexit._run_exitfuncs()
