@@ -49,10 +49,15 @@ def in_evaluation(step: TrainingStep, name: str) -> Changed:
     return Changed(step.inputs, step.target, context=partial(evaluation, step.model.get_submodule(name)))
 
 
+def has_modes(module: nn.Module) -> bool:
+    """Whether a module drops anything, or has statistics of its batches."""
+    return isinstance(module, _NormBase) or (isinstance(module, _DropoutNd) and module.p > 0)
+
+
 def other_in_evaluation(step: TrainingStep) -> list[str]:
     """Blocks and single modules with dropout or statistics of batches."""
     modules = dict(step.model.named_modules())
-    names = {name: module for name, module in modules.items() if isinstance(module, _DropoutNd | _NormBase)}
+    names = {name: module for name, module in modules.items() if has_modes(module)}
     blocks = [block for block in block_names(step.model) if any(name.startswith(block + ".") for name in names)]
     return list(dict.fromkeys([*blocks, *names]))[:MOST_BLOCKS]
 
