@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import is_dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 from cyclopts import App, CycloptsError, Parameter
 
@@ -95,12 +95,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return status if isinstance(status, int) else OK
 
 
-def show_warning(message: Warning | str, category: type[Warning], filename: str, lineno: int, *rest: Any) -> None:
+def show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
     """Say a warning of Stretto's as a command says it, without the line of code; others as Python does."""
     if category is UserWarning and Path(filename).is_relative_to(Path(__file__).parents[1]):
         print(f"stretto: mind: {message}", file=sys.stderr)
     else:
-        sys.stderr.write(warnings.formatwarning(message, category, filename, lineno))
+        (file or sys.stderr).write(warnings.formatwarning(message, category, filename, lineno, line))
 
 
 def run_and_exit() -> NoReturn:
