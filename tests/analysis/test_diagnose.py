@@ -388,6 +388,15 @@ def test_the_page_loads_nothing_and_shows_layers_and_pictures(own):
     assert "http" not in page.replace("http-equiv", "")
 
 
+def test_a_method_says_its_microbatches(own, capsys):
+    file = stored({name: g / 4 for name, g in own.items()}, "pt")
+    assert main([*WORDS_, file, "--method", "1f1b(microbatches=4)", "--stages", "2"]) == 1
+    assert "which is 1 / microbatches" in capsys.readouterr().out
+    assert main([*WORDS_, file, "--method", "1f1b(microbatches=4)", "--microbatches", "2"]) == 2
+    assert "contradict each other" in capsys.readouterr().err
+    assert main([*WORDS_, file, "--method", "2f2b"]) == 2
+
+
 @pytest.mark.parametrize(
     ("words", "answer"),
     [

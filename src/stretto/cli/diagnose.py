@@ -41,8 +41,10 @@ class Saved:
 class Told:
     """How a trainer was told to compute the step."""
 
-    microbatches: Annotated[int, WHOLE] = 1
-    """Micro-batches of a minibatch."""
+    method: str | None = None
+    """The schedule, by Stretto's name: "1f1b(microbatches=8)" says --microbatches, too."""
+    microbatches: Annotated[int | None, WHOLE] = None
+    """Micro-batches of a minibatch; 1 unless said otherwise."""
     accumulation: Annotated[int, WHOLE] = 1
     """Minibatches before an update."""
     replicas: Annotated[int, WHOLE] = 1
@@ -135,7 +137,12 @@ def answer_of(model: str, options: Mapping[str, Any], batch: str, loss: str, sav
     module = Chain(*made) if isinstance(made, list) else made
     fill(module)
     inputs, target = read_batch(batch)
-    known = {**vars(told), "precision": None if told.precision is None else getattr(torch, PRECISIONS[told.precision])}
+    known = {
+        **vars(told),
+        "microbatches": microbatches_of(told),
+        "precision": None if told.precision is None else getattr(torch, PRECISIONS[told.precision]),
+    }
+    known.pop("method")
     return ask(
         module,
         (inputs, target),
@@ -148,6 +155,20 @@ def answer_of(model: str, options: Mapping[str, Any], batch: str, loss: str, sav
         optimizer_state=given(saved.optimizer_state, "optimizer_state"),
         **known,
     )
+
+
+def microbatches_of(told: Told) -> int:
+    """The number that was told, or that of the method. Raises UsageError where they differ, or for no such method."""
+    from stretto.methods import method
+    from stretto.options.named import parse
+
+    if told.method is None:
+        return 1 if told.microbatches is None else told.microbatches
+    method(told.method)
+    of_method = parse(told.method)[1].get("microbatches")
+    if None not in (of_method, told.microbatches) and of_method != told.microbatches:
+        raise UsageError(f"microbatches={told.microbatches} and method {told.method!r} contradict each other: give one")
+    return int(next((each for each in (told.microbatches, of_method) if each is not None), 1))
 
 
 def given(text: str | None, what: str) -> Any:
@@ -179,5 +200,8 @@ def in_words(answer: "Answer") -> list[str]:
         ]
     for each in answer.alternatives[:3]:
         lines.append(f"also looked at: {each.name} leaves {each.residual:.1e} ({each.what})")
-    hidden = [f"{name} ({why})" for name, why in answer.cannot_show.items()]
-    return [*lines, *([f"not looked for: {', '.join(hidden)}"] if hidden else [])]
+    hidden: dict[str, list[str]] = {}
+    for name, why in answer.cannot_show.items():
+        hidden.setdefault(why, []).append(name)
+    groups = [f"{', '.join(names)} ({why})" for why, names in hidden.items()]
+    return [*lines, *([f"not looked for: {'; '.join(groups)}"] if groups else [])]

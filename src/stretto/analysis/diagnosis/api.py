@@ -237,6 +237,7 @@ def cannot_show(evidence: Evidence) -> dict[str, str]:
     told: dict[str, str] = {}
     for hypothesis in HYPOTHESES:
         if hypothesis.needs and next(hypothesis.variants(evidence, evidence.base, plain), None) is None:
-            here = "--microbatches" in hypothesis.needs and step.num_parts > 1 and hypothesis.name not in told
+            clips = "--clip" not in hypothesis.needs or step.clip is not None
+            here = "--microbatches" in hypothesis.needs and step.num_parts > 1 and clips
             told[hypothesis.name] = "this batch cannot show it" if here else f"needs {hypothesis.needs}"
     return {name: why for name, why in told.items() if why}
