@@ -156,6 +156,24 @@ def test_uses_of_a_tied_weight(first, last, name):
     assert answer.hypotheses[0].parameters == ["words.weight"]
 
 
+def test_a_use_that_is_added_again_after_each_part_is_read_off():
+    untied = tied()
+    untied.head.weight = nn.Parameter(untied.words.weight.detach().clone())
+    total, head = weighted([0.0] * PARTS, tied(), tokens(), token_loss), 0
+    x, y = tokens()
+    for a, b in zip(x.chunk(PARTS), y.chunk(PARTS), strict=True):
+        share = float((b != IGNORED).sum() / (y != IGNORED).sum())
+        for name, g in gradients(untied, a, b, token_loss).items():
+            if name == "head.weight":
+                head = head + share * g
+                total["words.weight"] = total["words.weight"] + head
+            else:
+                total[name] = total[name] + share * g
+    answer, names = said(total, tied(), (x, y), token_loss, microbatches=PARTS)
+    assert names == ["tie-twice"]
+    assert answer.hypotheses[0].options["times"] == [[1, 4], [1, 3], [1, 2], [1, 1]]
+
+
 def test_what_looks_the_same_is_said():
     given = gradients(tied(), *tokens(), token_loss)
     given["words.weight"] *= 2

@@ -5,6 +5,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,7 +24,8 @@ EPSILON = 1e-6  # that torch.nn.utils.clip_grad_norm_ adds to a length
 class Scenario:
     """A gradient, made of contributions in this order; the default is plain training.
 
-    `parts`: a factor for each part of the batch; `uses`: for each use of a parameter. `source`: whose gradient a
+    `parts`: a factor for each part of the batch; `uses`: for each use of a parameter, or
+    for each part and use. `source`: whose gradient a
     parameter has. `decay`: the multiple of the weights that is added. `factors`: of single parameters; `factor`: of
     all; `scales`: of single parameters, after clipping. `clips`: groups of parameters that are clipped together; None
     for none. `update` and `rate`: what is changed in the optimizer's step, and the factor of its learning rate, where
@@ -35,7 +37,7 @@ class Scenario:
 
     condition: Condition = PLAIN
     parts: tuple[float, ...] | None = None
-    uses: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    uses: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     source: Mapping[str, str] = field(default_factory=dict)
     factors: Mapping[str, float] = field(default_factory=dict)
     factor: float = 1.0
@@ -156,8 +158,8 @@ class Gradients:
         made = parts @ sums
         for name, uses in scenario.uses.items():
             value = self.taken(contributions.values[name])
-            factors = torch.tensor(uses, dtype=value.dtype)[: value.shape[1]]
-            made[self.columns[name]] = torch.einsum("p,u,pue->e", parts.to(value), factors, value).to(made)
+            factors = torch.tensor(uses, dtype=value.dtype).expand(len(value), -1)
+            made[self.columns[name]] = torch.einsum("p,pu,pue->e", parts.to(value), factors, value).to(made)
         if scenario.source:
             before = made.clone()
             for name, source in scenario.source.items():
