@@ -163,5 +163,6 @@ def where_to_look(evidence: Evidence) -> str:
     if wrong == list(range(wrong[-1] + 1)) and not bool(good.all()) and wrong[-1] + 1 < len(good):
         return f"every gradient up to {last} differs, all after it are right: look at the backward of what follows it"
     if len(wrong) == len(good):
-        return "every gradient differs: look at the loss, at the batch and at the weights before single layers"
+        drawn = "; the model draws random numbers (dropout): turn that off for the step" * evidence.passes.random
+        return f"every gradient differs: look at the loss, at the batch and at the weights before single layers{drawn}"
     return f"{len(wrong)} of {len(good)} gradients differ, the first is {first}, the last {last}"
