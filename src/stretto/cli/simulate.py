@@ -98,10 +98,8 @@ class SimulatedNetwork:
 
     def prepared(self, layout: MethodLayout) -> "Prepared":
         """Its run under a method, heads included. Raises UsageError for what `stretto train` could not train."""
-        from stretto.optim.by_name import usual_rate
-        from stretto.options.import_object import is_function
         from stretto.settings.runs import TrainSettings
-        from stretto.study.prepare import prepare_trial, resolve
+        from stretto.study.prepare import prepare_trial, resolve, with_any_rate
 
         assert self.model is not None, "only where a network is given"
         settings = TrainSettings(
@@ -112,13 +110,12 @@ class SimulatedNetwork:
             loss=self.loss,
             metric=self.metric,
             optimizer=self.optimizer,
-            lr=usual_rate(self.optimizer) if is_function(self.optimizer) else None,  # it takes no time of a step
             batch_size=self.batch_size,
             method=str(layout.method),
             stages=layout.schedule.num_stages,
             workers=layout.schedule.num_workers,
         )
-        return prepare_trial(resolve(settings))
+        return prepare_trial(with_any_rate(resolve(settings)))  # a rate takes no time of a step
 
 
 @dataclass(frozen=True)

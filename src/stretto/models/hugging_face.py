@@ -150,7 +150,7 @@ def files_of(folder: Path) -> dict[str, str]:
     Raises UsageError where the weights are in files that only pickle reads, and for an index or a file that is damaged.
     """
     if (folder / INDEX).is_file():
-        return indexed(folder)
+        return indexed(folder / INDEX)
     files = sorted(path for path in folder.glob("*.safetensors") if path.name != "heads.safetensors")
     pickled = sorted(path.name for kind in PICKLED for path in folder.glob(kind))
     if not files and pickled:
@@ -161,9 +161,9 @@ def files_of(folder: Path) -> dict[str, str]:
     return {name: path.name for path in files for name in names_in(path)}
 
 
-def indexed(folder: Path) -> dict[str, str]:
-    """The file of each tensor, as a folder's index says. Raises UsageError for one that is damaged, or leads out."""
-    index = folder / INDEX
+def indexed(index: Path) -> dict[str, str]:
+    """The file of each tensor, as an index says. Raises UsageError for one that is damaged, or leads out."""
+    folder = index.parent
     try:
         named: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
         if not isinstance(named, dict):

@@ -141,7 +141,7 @@ def sentence_of(evidence: Evidence, found: Sequence[FoundMistake]) -> str:
 
 def rows_of(evidence: Evidence, explanation: Explanation | None) -> list[ParameterRow]:
     """The table, in the order of the model."""
-    plain = evidence.fit(evidence.base).residuals
+    plain = evidence.plain.residuals
     left = plain if explanation is None else explanation.residuals
     made = []
     for index, entry in enumerate(evidence.entries):
@@ -157,7 +157,7 @@ def rows_of(evidence: Evidence, explanation: Explanation | None) -> list[Paramet
 
 def where_to_look(evidence: Evidence) -> str:
     """Where gradients begin to differ, in words."""
-    good = evidence.good(evidence.fit(evidence.base).residuals)
+    good = evidence.good(evidence.plain.residuals)
     wrong = torch.nonzero(~good).flatten().tolist()
     first, last = (evidence.entries[wrong[place]].name for place in (0, -1))
     if wrong == list(range(wrong[-1] + 1)) and not bool(good.all()) and wrong[-1] + 1 < len(good):

@@ -22,7 +22,7 @@ from stretto.analysis.diagnosis.answer import (
 from stretto.analysis.diagnosis.evidence import Entry, Evidence
 from stretto.analysis.diagnosis.hypotheses import HYPOTHESES, batch, tensor
 from stretto.analysis.diagnosis.hypotheses.updates import CHANGES
-from stretto.analysis.diagnosis.names import by_parameter, entries_of, tensors_by_name
+from stretto.analysis.diagnosis.names import by_parameter, entries_of, tensors_by_name, unpacked
 from stretto.analysis.diagnosis.passes import Changed, Condition, GradientPasses
 from stretto.analysis.diagnosis.scenario import Scenario
 from stretto.analysis.diagnosis.search import Search
@@ -121,7 +121,7 @@ def loaded(model: nn.Module, weights: Any) -> Iterator[None]:
 def state_of(given: Any) -> Mapping[str, Any] | None:
     """An optimizer's state, given as a dict or as a file of torch.save. Raises UsageError for anything else."""
     if isinstance(given, str | Path):
-        given = torch.load(given, map_location="cpu", weights_only=True)
+        given = unpacked(Path(given))
     if given is not None and not (isinstance(given, Mapping) and "state" in given and "param_groups" in given):
         raise UsageError(
             "diagnose: optimizer_state is no state_dict() of an optimizer: it has no state or param_groups"
@@ -146,9 +146,9 @@ def explained(
     passes[base.condition]
     rule = None if optimizer is None else UpdateRule(step, passes, optimizer, state, CHANGES)
     sketch, whole = (Evidence(step, passes, given, base, sketch=few, rule=rule) for few in (True, False))
-    plain = whole.fit(base)
+    plain = whole.plain
     if not bool(whole.good(plain.residuals).all()):
-        limits = rounding_of(whole, plain.residuals)
+        limits = rounding_of(whole)
         if limits is not None:
             whole.within(limits)
             sketch.within(limits)
@@ -184,7 +184,7 @@ def explained(
     )
 
 
-def rounding_of(evidence: Evidence, residuals: Tensor) -> Tensor | None:
+def rounding_of(evidence: Evidence) -> Tensor | None:
     """How far rounding takes the gradients of this model, by entry; None where that is not what makes them differ.
 
     It is measured where a coarser dtype was meant than that of the weights, and where little is left: by a pass in that
@@ -194,7 +194,7 @@ def rounding_of(evidence: Evidence, residuals: Tensor) -> Tensor | None:
     finest = min(ROUNDING[p.dtype] for p in step.parameters.values() if p.dtype in ROUNDING)
     if step.precision is not None and ROUNDING[step.precision] > finest:
         other = replace(base.condition, dtype=step.precision)
-    elif float(residuals.max()) <= SMALL * evidence.tolerance and not base.condition.whole:
+    elif float(evidence.plain.residuals.max()) <= SMALL * evidence.tolerance and not base.condition.whole:
         other = replace(base.condition, change="opposite order")
         if base.condition.by_part:
             other = replace(base.condition, by_part=False)
@@ -233,11 +233,11 @@ def adding_up(passes: GradientPasses, condition: Condition) -> Condition:
 
 def cannot_show(evidence: Evidence) -> dict[str, str]:
     """Mistakes that would leave the gradients of this batch as they are, or need something that was not given."""
-    plain, step = evidence.fit(evidence.base), evidence.step
+    plain, step = evidence.plain, evidence.step
     told: dict[str, str] = {}
     for hypothesis in HYPOTHESES:
         if hypothesis.needs and next(hypothesis.variants(evidence, evidence.base, plain), None) is None:
             clips = "--clip" not in hypothesis.needs or step.clip is not None
             here = "--microbatches" in hypothesis.needs and step.num_parts > 1 and clips
             told[hypothesis.name] = "this batch cannot show it" if here else f"needs {hypothesis.needs}"
-    return {name: why for name, why in told.items() if why}
+    return told

@@ -52,7 +52,6 @@ class Evidence:
         self.entries = list(given)
         self.columns = [self.gradients.columns[entry.parameter] for entry in self.entries]
         rows = [self._given(value, entry) for entry, value in given.items()]
-        self.absent = [value is None for value in given.values()]
         self.given = torch.cat(rows).double()
         sizes = torch.tensor([len(row) for row in rows])
         self.owner = torch.arange(len(rows)).repeat_interleave(sizes)
@@ -141,6 +140,11 @@ class Evidence:
         scaled = self.total((self.given - scales[self.owner] * made).square()).sqrt()
         longest = torch.maximum(torch.maximum(own.sqrt(), self.lengths), least)
         return ScenarioFit(residuals / longest, scales, scaled / torch.maximum(self.lengths, least))
+
+    @cached_property
+    def plain(self) -> ScenarioFit:
+        """How plain training fits."""
+        return self.fit(self.base)
 
     def coarser(self, dtype: torch.dtype) -> "Evidence":
         """The same, where sums may have been rounded to another dtype."""

@@ -1,6 +1,5 @@
 """What a trainer saved, by the names of a model's parameters, and batches: from dicts, modules, functions and files."""
 
-import json
 import pickle
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,15 +11,14 @@ from torch import Tensor, nn
 from stretto.analysis.diagnosis.evidence import Entry
 from stretto.analysis.diagnosis.step import TrainingStep
 from stretto.errors import UsageError, nearest
+from stretto.models.hugging_face import INDEX, indexed
 from stretto.options.checks import shown
 from stretto.options.import_object import call, is_function
-from stretto.system.path_names import in_path
 
 WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "model", "stages", "stage")
 """What data parallelism, compilation, sharding and pipelines put before or into names."""
 TARGETS = ("target", "targets", "labels", "y")
 INPUTS = ("input", "inputs", "x")
-INDEX = "model.safetensors.index.json"
 FORMS = "safetensors, torch.save, a folder of torch.distributed.checkpoint, or one with Hugging Face's index"
 
 
@@ -48,26 +46,29 @@ def read(path: Path) -> dict[str, Tensor]:
         raise UsageError(f"there is no {path}: give a file or a folder of tensors ({FORMS})")
     if path.is_dir():
         return read_folder(path)
+    if path.suffix == ".json":
+        return read_index(path)
+    found = unpacked(path)
+    tensors = flat(found) if isinstance(found, Mapping) else {}
+    if not tensors:
+        raise UsageError(f"{path} holds {type(found).__name__}: save a dict of tensors, by the names of parameters")
+    return tensors
+
+
+def unpacked(path: Path) -> Any:
+    """What a file of safetensors or of torch.save holds. Raises UsageError for others, and for more than tensors."""
     try:
-        if path.suffix == ".json":
-            return read_index(path)
         if path.suffix == ".safetensors":
             from safetensors.torch import load_file
 
             return load_file(path)
-        found = torch.load(path, map_location="cpu", weights_only=True)
+        return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise UsageError(
             f"{path} holds more than tensors ({str(error).splitlines()[0]}): save a dict of tensors"
         ) from error
     except Exception as error:
-        if isinstance(error, UsageError):
-            raise
         raise UsageError(f"{path} cannot be read ({type(error).__name__}: {error}): give {FORMS}") from error
-    tensors = flat(found) if isinstance(found, Mapping) else {}
-    if not tensors:
-        raise UsageError(f"{path} holds {type(found).__name__}: save a dict of tensors, by the names of parameters")
-    return tensors
 
 
 def flat(found: Mapping[Any, Any]) -> dict[str, Tensor]:
@@ -105,11 +106,8 @@ def read_folder(folder: Path) -> dict[str, Tensor]:
 
 def read_index(index: Path) -> dict[str, Tensor]:
     """The tensors of a model in several files of safetensors."""
-    names: dict[str, str] = json.loads(index.read_text())["weight_map"]
-    found: dict[str, Tensor] = {}
-    for file in sorted(set(names.values())):
-        found |= read(index.parent / in_path(file, f"{index}: the name of a file with tensors"))
-    return found
+    files = sorted(set(indexed(index).values()))
+    return {name: tensor for file in files for name, tensor in read(index.parent / file).items()}
 
 
 def stripped(name: str) -> str:

@@ -129,7 +129,7 @@ class GradientPasses:
     def outputs(self, parts: Sequence[tuple[Tensor, ...]]) -> list[Tensor]:
         """The tensors of the model's output, for parts of the batch joined, without gradients."""
         found = []
-        with self._as_before(), torch.no_grad(), without_fused_transformers():
+        with keeping_mode(self.step.model), torch.no_grad(), without_fused_transformers():
             for part in parts:
                 seed_all(0)
                 found.append(tensors_of(self._output(part)))
@@ -145,9 +145,6 @@ class GradientPasses:
         self.random |= not torch.equal(before, torch.get_rng_state())
         return output["logits"] if hasattr(output, "to_tuple") and "logits" in output else output
 
-    def _as_before(self) -> AbstractContextManager[None]:
-        return keeping_mode(self.step.model)
-
     def _compute(self, condition: Condition) -> Contributions:
         step = self.step
         change = self.changes[condition.change](step) if condition.change else Changed(step.inputs, step.target)
@@ -159,7 +156,7 @@ class GradientPasses:
         counts: list[float] = []
         seen: list[Any] = []
         for number, part in enumerate(inputs if condition.by_part else [change.inputs]):
-            with self._as_before(), change.context(), SeparateUses(step.parameters, values) as uses:
+            with keeping_mode(self.step.model), change.context(), SeparateUses(step.parameters, values) as uses:
                 seed_all(condition.seed + number)
                 with torch.enable_grad(), without_fused_transformers(), autocast(condition.dtype):
                     output = self._output(part)
@@ -297,6 +294,12 @@ def take(tensor: Tensor, kept: Tensor | None) -> Tensor:
     flat = tensor.detach().flatten()
     chosen = flat if kept is None else flat[kept]
     return chosen.double() if flat.dtype is torch.float64 else chosen.float()
+
+
+def thinned(value: Tensor, most: int) -> Tensor:
+    """At most so many elements along the last dimension, at equal distances."""
+    size = value.shape[-1]
+    return value if size <= most else value[..., torch.arange(most) * (size - 1) // (most - 1)]
 
 
 def dense(tensor: Any) -> Tensor:

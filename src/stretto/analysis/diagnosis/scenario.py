@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stretto.analysis.diagnosis.passes import MOST, Condition, GradientPasses
+from stretto.analysis.diagnosis.passes import MOST, Condition, GradientPasses, thinned
 from stretto.analysis.diagnosis.step import TrainingStep
 from stretto.analysis.diagnosis.update import UpdateRule
 
@@ -24,12 +24,11 @@ EPSILON = 1e-6  # that torch.nn.utils.clip_grad_norm_ adds to a length
 class Scenario:
     """A gradient, made of contributions in this order; the default is plain training.
 
-    `parts`: a factor for each part of the batch; `uses`: for each use of a parameter, or
-    for each part and use. `source`: whose gradient a
-    parameter has. `decay`: the multiple of the weights that is added. `factors`: of single parameters; `factor`: of
-    all; `scales`: of single parameters, after clipping. `clips`: groups of parameters that are clipped together; None
-    for none. `update` and `rate`: what is changed in the optimizer's step, and the factor of its learning rate, where
-    the gradient is looked at through one.
+    `parts`: a factor for each part of the batch; `uses`: for each use of a parameter, or for each part and use.
+    `source`: whose gradient a parameter has. `decay`: the multiple of the weights that is added. `factors`: of
+    single parameters; `factor`: of all; `scales`: of single parameters, after clipping. `clips`: groups of
+    parameters that are clipped together; None for none. `update` and `rate`: what is changed in the optimizer's
+    step, and the factor of its learning rate, where the gradient is looked at through one.
 
     `processes`: each of them has a part of every gradient, by `patterns` of parameters (PATTERNS); the parts are put
     together. `shards`: a pattern and a number of processes, each of which clips its parts by their length.
@@ -58,9 +57,7 @@ class Scenario:
 class Gradients:
     """The gradients of scenarios, one after the other in one vector. `most` elements of each are taken.
 
-    With a `rule`, what an optimizer makes of them: changes of the weights.
-
-    `columns[name]` is where a parameter's stand.
+    With a `rule`, what an optimizer makes of them: changes of the weights. `columns[name]`: where a parameter's stand.
     """
 
     def __init__(
@@ -72,7 +69,6 @@ class Gradients:
         sizes = [min(most, passes.size(name)) for name in step.parameters]
         ends = [0, *itertools.accumulate(sizes)]
         self.columns = {name: slice(*ends[n : n + 2]) for n, name in enumerate(step.parameters)}
-        self.width = ends[-1]
 
     def of(self, scenario: Scenario) -> Tensor:
         """All gradients."""
@@ -184,8 +180,7 @@ class Gradients:
 
     def thinned(self, value: Tensor) -> Tensor:
         """The same of any values along the last dimension."""
-        size = value.shape[-1]
-        return value if size <= self.most else value[..., torch.arange(self.most) * (size - 1) // (self.most - 1)]
+        return thinned(value, self.most)
 
     @cached_property
     def weights(self) -> Tensor:

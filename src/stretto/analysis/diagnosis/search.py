@@ -69,8 +69,7 @@ class Search:
     def __init__(self, sketch: Evidence, whole: Evidence, *, quick: bool) -> None:
         self._sketch, self._whole, self._quick = sketch, whole, quick
         self._base = sketch.base
-        self._plain = sketch.fit(self._base)
-        self._whole_plain = whole.fit(self._base).residuals
+        self._plain, self._whole_plain = sketch.plain, whole.plain.residuals
         self.nodes: list[Node] = []
 
     def run(self) -> list[Explanation]:
@@ -113,12 +112,11 @@ class Search:
 
     def _read_off(self, evidence: Evidence) -> list[Mistake]:
         """Mistakes that need no pass of their own, as evidence of another tolerance shows them."""
-        plain = evidence.fit(self._base)
         return [
             Mistake(each, variant)
             for each in HYPOTHESES
             if not each.costs and each is not LOW_PRECISION
-            for variant in each.variants(evidence, self._base, plain)
+            for variant in each.variants(evidence, self._base, evidence.plain)
         ]
 
     def _within_noise(self) -> list[Explanation]:
@@ -149,7 +147,7 @@ class Search:
         if not self.nodes:
             return None
         node = min(self.nodes, key=lambda each: each.score)
-        return self._one(node.mistake, self._whole.fit(node.mistake.variant.scenario))
+        return self._one(node.mistake)
 
     def _single(self, *, costs: bool) -> list[Explanation]:
         found = []
@@ -247,13 +245,11 @@ class Search:
     def _confirmed(self, mistakes: tuple[Mistake, ...]) -> list[Explanation]:
         """The explanation, judged by all elements that are kept; none if it does not hold."""
         first, *others = mistakes
-        explanation = self._one(first, self._whole.fit(first.variant.scenario))
-        if others:
-            explanation = self._two(mistakes)
+        explanation = self._two(mistakes) if others else self._one(first)
         return [explanation] if bool(self._whole.good(explanation.residuals).all()) else []
 
-    def _one(self, mistake: Mistake, fit: ScenarioFit) -> Explanation:
-        plain = self._whole_plain
+    def _one(self, mistake: Mistake) -> Explanation:
+        plain, fit = self._whole_plain, self._whole.fit(mistake.variant.scenario)
         residuals = limited(plain, fit.residuals, mistake.variant.entries)
         concerned = torch.nonzero(~self._whole.good(plain)).flatten().tolist()
         return Explanation((mistake,), (tuple(concerned),), residuals)

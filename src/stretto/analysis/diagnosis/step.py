@@ -18,7 +18,7 @@ from stretto.losses import Loss
 from stretto.nn.batch import check_examples, cut, target_of
 
 ROUNDING = {torch.float64: 1e-9, torch.float32: 5e-5, torch.float16: 4e-3, torch.bfloat16: 3.2e-2}
-COARSE = {torch.float16: 4e-3, torch.bfloat16: 3.2e-2}
+COARSE = {dtype: ROUNDING[dtype] for dtype in (torch.float16, torch.bfloat16)}
 """What is left of a gradient, relative to its length, where only the order of sums differs."""
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stretto.analysis.diagnosis.passes import GradientPasses
+from stretto.analysis.diagnosis.passes import GradientPasses, take, thinned
 from stretto.analysis.diagnosis.step import TrainingStep
 from stretto.errors import UsageError
 from stretto.options.user_errors import called
@@ -72,11 +72,7 @@ class UpdateRule:
         return dict(self.state) | {"state": copy.deepcopy(kept)}  # a step writes into it
 
     def _elements(self, value: Tensor, name: str, like: nn.Parameter) -> Tensor:
-        from stretto.analysis.diagnosis.passes import take
-
-        kept = take(value, self.passes.kept[name])
-        size, most = len(kept), like.numel()
-        chosen = kept if size == most else kept[torch.arange(most) * (size - 1) // (most - 1)]
+        chosen = thinned(take(value, self.passes.kept[name]), like.numel())
         return chosen.reshape(like.shape).to(like.dtype)
 
 

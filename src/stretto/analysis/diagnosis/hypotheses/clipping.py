@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from stretto.analysis.diagnosis.evidence import Evidence, ScenarioFit
 from stretto.analysis.diagnosis.hypotheses.hypothesis import Hypothesis, Variant
-from stretto.analysis.diagnosis.hypotheses.parts import Groups, microbatches, replicas
+from stretto.analysis.diagnosis.hypotheses.parts import Groups, microbatches, replicas, weighed
 from stretto.analysis.diagnosis.scenario import EPSILON, FLAT, ROWS, Scenario
 from stretto.analysis.diagnosis.step import groups
 
@@ -66,8 +66,8 @@ def before_averaging(evidence: Evidence, scenario: Scenario, fit: ScenarioFit) -
     step = evidence.step
     if step.clip is None or step.num_parts < 2:
         return
-    contributions = evidence.passes[scenario.condition]
-    if len(contributions.shares) < 2:
+    shares = evidence.passes[scenario.condition].shares
+    if len(shares) < 2:
         return
     unclipped = replace(scenario, clips=None)
     by: dict[str, Groups] = {}
@@ -76,24 +76,18 @@ def before_averaging(evidence: Evidence, scenario: Scenario, fit: ScenarioFit) -
     if step.num_parts > step.replicas:
         by["micro-batch"] = [[part] for part in range(step.num_parts)] if step.replicas > 1 else microbatches(evidence)
     for name, each in by.items():
-        weights, equal = [0.0] * len(contributions.shares), [0.0] * len(contributions.shares)
-        for group in each:
-            own = float(contributions.shares[list(group)].sum())
-            alone = [0.0] * len(weights)
-            for part in group:
-                alone[part] = 1 / own
+        factors = []
+        for number in range(len(each)):
+            alone = weighed(shares, each, [float(other == number) for other in range(len(each))], "by those counted")
             lengths = evidence.gradients.lengths(replace(unclipped, parts=unclipped.times(alone)))
-            factor = evidence.gradients.clip_factor(math.hypot(*lengths.values()))
-            for part in group:
-                weights[part] = factor
-                equal[part] = factor / (len(each) * own)
+            factors.append(evidence.gradients.clip_factor(math.hypot(*lengths.values())))
         yield running(evidence, unclipped, scenario, name, each)
-        for again, chosen in itertools.product((False, True), (weights, equal)):
+        for again, divided in itertools.product((False, True), ("by all", "equally")):
             clips = [list(step.parameters)] if again else None
             after = " and again after" if again else ""
             yield Variant(
-                {"each": name, "again": again, "shares": "by count" if chosen is weights else "equal"},
-                replace(scenario, parts=scenario.times(chosen), clips=clips),
+                {"each": name, "again": again, "divided": divided},
+                replace(scenario, parts=scenario.times(weighed(shares, each, factors, divided)), clips=clips),
                 f"is clipped for each {name} before the average{after}",
             )
 

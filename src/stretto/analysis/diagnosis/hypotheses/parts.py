@@ -166,11 +166,7 @@ def means(evidence: Evidence, scenario: Scenario, fit: ScenarioFit) -> Iterator[
     if len(shares) < 2:
         return
     for over, groups in groupings(evidence).items():
-        weights = [0.0] * len(shares)
-        for group in groups:
-            own = float(shares[list(group)].sum())
-            for part in group:
-                weights[part] = 1 / (len(groups) * own) if own else 0.0
+        weights = weighed(shares, groups, [1.0] * len(groups), "equally")
         if any(abs(weight - 1) > 1e-12 for weight in weights):
             yield Variant(
                 {"over": over, "shares": [round(float(shares[list(group)].sum()), 6) for group in groups]},
