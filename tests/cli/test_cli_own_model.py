@@ -699,6 +699,33 @@ def test_networks_of_tokens_take_adamw_where_nothing_else_was_asked_for(words, o
     assert resolved["lr"] == ([0.001, 0.003, 0.01] if optimizer == "adamw" else [0.003, 0.01, 0.03, 0.1])
 
 
+def test_a_loss_that_is_no_mean_is_refused_before_a_method_cuts_with_it(capsys):
+    told = "@stretto.mean\ndef told(output, target):\n    return uneven(output, target)\n"
+    Path("bad.py").write_text(f"import stretto\n{UNEVEN}\n\n{told}")
+    cut = ["--model", "own.py:build", "--data", "own.py:data", "--loss"]
+    simulate = ["simulate", *cut, "bad.py:uneven", "--stages", "2", "--method"]
+    where = ["--cluster", "8-a100", "--workers", "2", "--all-workers"]
+    plan = ["plan", *cut, "bad.py:uneven", *where, "--methods", "1f1b", "--microbatches", "2"]
+    for words in ([*simulate, "1f1b"], plan):
+        told = mistake(capsys, *words)
+        assert "the loss is not a mean over examples: " in told
+        assert "or @stretto.mean above the function" in told
+    assert "--microbatches 1 --data-parallel 1" in told
+    assert main([*simulate, "backprop"]) == 0
+    assert main([*plan[:-1], "1", "--data-parallel", "1", "--tensor", "1"]) == 0
+    declared = [word.replace("uneven", "told") for word in plan]
+    assert main(declared) == 0
+    assert "or write" in mistake(capsys, *cut[:0], "train", *cut, "stretto.losses.token_cross_entropy")
+
+
+def test_doctor_says_what_is_missing(capsys):
+    Path("dicts.py").write_text(
+        "import torch\n\n\ndef data():\n    x = torch.ones(24, 4)\n    return (x, {'y': x}), (x, {'y': x})\n"
+    )
+    assert main(["doctor", "--model", "own.py:build", "--data", "dicts.py:data"]) == 0
+    assert "mind: training (dicts.py:data) needs one thing more: loss is missing" in capsys.readouterr().out
+
+
 def test_doctor_tries_the_users_functions(capsys):
     words = ["doctor", *WORDS, "--optimizer", "own.py:sgd"]
     assert main(words) == 0

@@ -112,7 +112,8 @@ WARNED = {
 def test_a_loss_that_is_no_mean_over_examples_is_named_once(case):
     loss, remedy = WARNED[case]
     trainer = build(loss)
-    ending = r"[\s\S]*or, if the mean of batches is meant, say so: loss=stretto.mean\(loss\)$"
+    declared = r"say so: loss=stretto.mean\(loss\), or @stretto.mean above the function$"
+    ending = rf"[\s\S]*or, if the mean of batches is meant, {declared}"
     with pytest.warns(
         match=rf"^evaluation: the loss is no mean over examples: of a batch of 8 it is[\s\S]*{remedy}{ending}"
     ) as told:

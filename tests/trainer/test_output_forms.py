@@ -67,8 +67,8 @@ def test_an_example_changes_nothing(form, method):
 
 
 def test_between_stages_and_before_heads_they_are_refused():
-    for method, order in (("backprop", -1), ("greedy", 1)):
-        with pytest.raises(UsageError, match=r"stage \d \(Formed of Linear\) returned dict: give a tensor or a tuple"):
+    for method, order, remedy in (("backprop", -1, ": give a tensor"), ("greedy", 1, "; auxiliary heads are built")):
+        with pytest.raises(UsageError, match=rf"stage \d \(Formed of Linear\) returned dict{remedy}"):
             stretto.Trainer(stages("dict")[::order], loss, sgd, method, example=X[0], device="cpu")
     trainer = stretto.Trainer(stages("dict")[::-1], loss, sgd, device="cpu")
     with pytest.raises(UsageError, match="stage 0 returned dict: a stage returns a tensor or a tuple of tensors"):

@@ -148,6 +148,9 @@ def show_settings(sweeps: Mapping[str, Sweep], output: Output) -> int:
     return 0
 
 
+AGAIN = "the same command tries these runs again"
+
+
 def run(sweep: Sweep, output: Output, pool: Pool, *, operations: bool) -> "Outcome":
     """Train the runs of a sweep that are not finished, and write its page."""
     from stretto import study
@@ -202,7 +205,9 @@ def run(sweep: Sweep, output: Output, pool: Pool, *, operations: bool) -> "Outco
     for complaint in outcome.complaints:
         print(f"stretto: {complaint}", file=sys.stderr)
     if pending and outcome.failures:
-        print("stretto: the same command tries these runs again", file=sys.stderr)
+        users = all(failure.is_users for failure in outcome.failures)
+        remedy = "leave these methods out, or mend what they name and give another --out" if users else AGAIN
+        print(f"stretto: {remedy}", file=sys.stderr)
     return outcome
 
 

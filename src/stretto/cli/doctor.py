@@ -9,13 +9,13 @@ from cyclopts import Parameter
 
 from stretto.cli.output import aligned, print_json
 from stretto.errors import UsageError
-from stretto.options.import_object import unknown
+from stretto.options.import_object import is_function, unknown
 from stretto.settings.command_line import FLAG, OPTIONS, TEXTS, WHOLE, WHOLES, Option
 
 EXAMPLES = 4  # of a data set, on which a network is tried
 
 if TYPE_CHECKING:
-    from stretto.doctor.model_check import Diagnosis, ModuleFinding
+    from stretto.doctor.model_check import Diagnosis, ModuleFinding, Remark
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +73,8 @@ def doctor(
         if functions != TriedFunctions():
             in_parts = try_functions(model, model_options or {}, data or "", functions)
         diagnosis = replace(diagnosis_of(model, model_options or {}, data, example, stages, path), in_parts=in_parts)
+        if data is not None and is_function(model) and functions == TriedFunctions():
+            diagnosis = replace(diagnosis, remarks=(*diagnosis.remarks, *missing_loss(model, data)))
         if json:
             print_json({"model": model, **diagnosis.to_json()})
         else:
@@ -118,6 +120,20 @@ def try_functions(model: str, options: dict[str, Option], data: str, functions: 
     except UsageError as error:
         return str(error).partition("\nin action")[0]
     return ""
+
+
+def missing_loss(model: str, data: str) -> "list[Remark]":
+    """A remark on targets that need a loss to be named."""
+    from stretto.doctor.model_check import Remark
+    from stretto.settings.runs import Settings
+    from stretto.study.prepare import dataset, loss_of
+
+    settings = Settings(model=model, data=data)
+    try:
+        loss_of(settings, dataset(settings))
+    except UsageError as error:
+        return [Remark("training", data, f"needs one thing more: {error}")]
+    return []
 
 
 def environment(json: bool) -> int:
@@ -214,7 +230,7 @@ def doubts(doubtful: "Sequence[ModuleFinding]") -> list[str]:
 
 def in_words(name: str, diagnosis: "Diagnosis") -> list[str]:
     """Lines: the modules that some methods cannot train, and why; the other modules in one line; remarks."""
-    from stretto.doctor.model_check import cutting_methods
+    from stretto.doctor.model_check import OUTPUT, cutting_methods
 
     plural = "stage" if diagnosis.num_stages == 1 else "stages"
     examined = "; --stages N examines the stages of a run" if diagnosis.is_one_piece else ""
@@ -245,4 +261,6 @@ def in_words(name: str, diagnosis: "Diagnosis") -> list[str]:
             f"{diagnosis.in_parts}"
         )
     but = ", but not every method takes the loss" if diagnosis.in_parts else ""
+    is_odd = any(remark.module == OUTPUT for remark in diagnosis.remarks)
+    but += ", but local methods want a head of your own" if is_odd else ""
     return [*lines, "see those marked NO" if diagnosis.objections else f"every method's weights can be guaranteed{but}"]

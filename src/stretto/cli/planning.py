@@ -60,6 +60,8 @@ def make_plan(settings: PlanSettings, failures: FailureSettings, output: PlanOut
     best, *_ = found.plans
     if settings.objective != "memory":
         best = plainest(refined(found.plans, prices)[0], objective, prices)
+    if model.in_parts and best.candidate.microbatches * best.candidate.mesh.data > 1:
+        raise UsageError(f"{model.in_parts}\nor plan for whole minibatches: --microbatches 1 --data-parallel 1")
     if settings.tries is None:
         trials = find_measured(settings, objective, model, prices, best)
     else:
@@ -94,7 +96,7 @@ def costs_of(settings: PlanSettings, methods: Iterable[str], cluster: Cluster) -
     """What the model costs, heads included if some method has any, and parts of it that workers may share."""
     model, options = settings.model, settings.model_options or {}
     usual = DEFAULTS[model].data if model in DEFAULTS and not is_planned_only(model, options) else None
-    heads = {planned(name).head: None for name in names_of([*methods]) if planned(name).family == "local"}
+    heads = {planned(name).head: None for name in names_of([*methods]) if planned(name).has_heads}
     if measures_on(cluster, settings):  # steps with heads are measured whatever the methods are
         heads |= {"auto": None}
     requested = TrainSettings(

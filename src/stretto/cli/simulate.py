@@ -31,7 +31,7 @@ class SimulatedPipeline:
     """A method and how many stages, workers and micro-batches it is simulated with."""
 
     method: str | None = None
-    """Method with its options, e.g. 1f1b or "paci(every=2)"."""
+    """Method with its options, e.g. 1f1b or "paci(every=2)"; async or local, as for AdamW."""
     stages: Annotated[int, WHOLE] = 4
     """Number of stages."""
     workers: Annotated[int | None, WHOLE] = None
@@ -99,6 +99,7 @@ class SimulatedNetwork:
     def prepared(self, layout: MethodLayout) -> "Prepared":
         """Its run under a method, heads included. Raises UsageError for what `stretto train` could not train."""
         from stretto.settings.runs import TrainSettings
+        from stretto.study.model_costs import refuse_loss_in_parts
         from stretto.study.prepare import prepare_trial, resolve, with_any_rate
 
         assert self.model is not None, "only where a network is given"
@@ -115,7 +116,9 @@ class SimulatedNetwork:
             stages=layout.schedule.num_stages,
             workers=layout.schedule.num_workers,
         )
-        return prepare_trial(with_any_rate(resolve(settings)))  # a rate takes no time of a step
+        prepared = prepare_trial(with_any_rate(resolve(settings)))  # a rate takes no time of a step
+        refuse_loss_in_parts(prepared)
+        return prepared
 
 
 @dataclass(frozen=True)
@@ -274,6 +277,7 @@ def facts_of(layout: MethodLayout, timeline: "Timeline", prices: ActionPrices) -
     drawn = {"late_draws": prices.draws, "makespans": makespans} if prices.draws > 1 else {}
     return {
         "method": str(layout.method),
+        **({} if layout.method.advice is None else {"asked": layout.method.advice.asked}),
         "stages": layout.schedule.num_stages,
         "microbatches": layout.microbatches,
         "minibatches": layout.turns,
@@ -319,7 +323,7 @@ def describe(layout: MethodLayout, timeline: "Timeline", facts: dict[str, Any], 
         )
     idle, turn = f"{idle_share(facts['steady_bubble'], 1)} idle", f"a turn of {layout.schedule.per_turn}"
     return (
-        f"{layout.method}: {layout.method.summary}\n\n{drawing(timeline, prices)}\n\n"
+        f"{layout.title}\n\n{drawing(timeline, prices)}\n\n"
         f"{f'{layout.microbatches} micro-batches':<20} {makespan}, {idle_share(timeline.bubble, 1)} idle{examples}\n"
         f"{'steady state':<20} {period} {turn}, {idle}\n\n"
         f"{late}{table(facts['workers'], prices)}"

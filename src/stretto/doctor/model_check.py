@@ -250,7 +250,7 @@ def diagnose(model: nn.Module, stages: Sequence[nn.Module], example: Any) -> Dia
         modules += stage_modules
         objections += stage_objections
         inputs = output
-    remarks = (*norms(model), *in_place(stages, names), *shared(stages))
+    remarks = (*norms(model), *in_place(stages, names), *shared(stages), *own_output(model, example))
     balance = (tuple(stages.shares), stages.uneven) if isinstance(stages, Stages) else ()
     return Diagnosis(len(stages), describe(first), tuple(modules), tuple(objections), remarks, *balance)
 
@@ -387,6 +387,21 @@ def why_whole(model: nn.Module, stages: Sequence[nn.Module], example: Any) -> st
     except UsageError as error:
         return str(error)
     return ""
+
+
+OUTPUT = "the output"
+
+
+def own_output(model: nn.Module, example: Any) -> Iterator[Remark]:
+    """A remark on an output that auxiliary heads cannot be built like."""
+    output = output_of(model, example)
+    if isinstance(output, Mapping) and not hasattr(output, "to_tuple"):
+        yield Remark(
+            OUTPUT,
+            type(output).__name__,
+            "is not one tensor, so that no auxiliary heads can be built like it (greedy, overlapping, chunked, head=): "
+            "return a tensor, or give such methods a head of your own, greedy(head=path/to/file.py:function)",
+        )
 
 
 def output_of(model: nn.Module, example: Any) -> Any:

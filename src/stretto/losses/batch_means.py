@@ -17,6 +17,7 @@ from torch import Tensor
 from stretto.errors import UsageError
 from stretto.losses.comparison import (
     COUNT,
+    DECLARED,
     DEPENDS,
     NOISE,
     LossComparison,
@@ -61,8 +62,8 @@ class BatchMeans:
             return
         sizes = halves(examples)
         depends = needs_all(loss, output, target, sizes)
-        remedy = DEPENDS if depends else COUNT.format(returned=counted_line(loss, compared.whole, output, target))
-        ending = f"{remedy}\nor, if the mean of batches is meant, say so: loss=stretto.mean(loss)"
+        remedy = DEPENDS if depends else COUNT.format(returned=counted_line(loss, output, target))
+        ending = f"{remedy}\nor, if the mean of batches is meant, {DECLARED}"
         self._warn("loss", "the loss", compared, examples, ending)
 
     def metric(

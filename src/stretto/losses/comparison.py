@@ -11,9 +11,9 @@ Unevenness comes with targets, so these choose the pairs; outputs are those of t
 """
 
 import copy
-import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -22,22 +22,25 @@ import torch
 from torch import Tensor, nn
 
 from stretto.errors import UsageError
-from stretto.losses.cross_entropy import Sum, next_token_cross_entropy, token_cross_entropy
+from stretto.losses.cross_entropy import CrossEntropy, Sum, next_token_cross_entropy, recognise, token_cross_entropy
 from stretto.losses.value import CheckedLoss, Loss, call
-from stretto.nn.batch import Examples, to_device
+from stretto.nn.batch import IGNORED, Examples, to_device
 from stretto.nn.carried_attributes import Buffers, exchanged
+from stretto.nn.input_errors import KINDS
 from stretto.nn.nested import map_tensors, tensors_of
 from stretto.nn.preserve import python_generators_restored
 from stretto.nn.seeding import FixedDraws, PreservedGenerator
 
 FAILURES = (RuntimeError, ValueError, IndexError, TypeError, AssertionError)  # of a loss that takes no such tensors
+MOST_IGNORED = 3  # classes that a loss may ignore, which are tried
 NOISE = 64  # roundings by which two ways of adding up may differ
 
 COUNT = """\
 Return a sum and the count it is divided by:
     def loss(output, target):
         {returned}"""
-UNLESS = "or, if you know that it is a mean over the examples of a batch, say so: loss=stretto.mean(loss)"
+DECLARED = "say so: loss=stretto.mean(loss), or @stretto.mean above the function"
+UNLESS = f"or, if you know that it is a mean over the examples of a batch, {DECLARED}"
 OF_CROSS_ENTROPY = 'return cross_entropy({}, reduction="sum"), (target != -100).sum()'
 OF_OTHERS = "return (error * mask).sum(), mask.sum()  # error: your loss of each entry; mask: the entries that count"
 DEPENDS = """\
@@ -45,7 +48,7 @@ What it gives for one example depends on the others (as contrastive losses do, a
 that no parts of a minibatch give it."""
 TOGETHER = f"""\
 {DEPENDS} Cut nothing: microbatches=1 behind the method, or a method without it, and one
-replica; or, if each part is to have the loss of its own examples alone, say so: loss=stretto.mean(loss)"""
+replica; or, if each part is to have the loss of its own examples alone, {DECLARED}"""
 CROSS_ENTROPY = {"cross_entropy", "nll_loss", "CrossEntropyLoss", "NLLLoss"}
 
 
@@ -151,7 +154,7 @@ def refusal(
     elif needs_all(loss, output, target, sizes):
         remedy = TOGETHER
     else:
-        counted = COUNT.format(returned=counted_line(loss, comparison.whole, output, target))
+        counted = COUNT.format(returned=counted_line(loss, output, target))
         remedy = f"Averaged over parts of a minibatch, it would be another loss. {counted}\n{UNLESS}"
     return UsageError(
         f"the loss is not a mean over examples: {where}, it is {comparison.whole:.6g}, but its values for their "
@@ -159,17 +162,55 @@ def refusal(
     )
 
 
-def counted_line(loss: Loss, value: float, output: Any, target: Any) -> str:
-    """The line of code with which a loss of this value returns a sum and a count."""
+def counted_line(loss: Loss, output: Any, target: Any) -> str:
+    """The line of code with which this loss returns a sum and a count."""
     if not is_cross_entropy(loss, target) or not isinstance(output, Tensor):
         return OF_OTHERS
     if target.dim() < 2 or output.shape[:-1] != target.shape:
         return OF_CROSS_ENTROPY.format("output, target")
     for name, known in (("", token_cross_entropy), ("next_", next_token_cross_entropy)):
-        if output.dim() == 3 and math.isclose(float(known(output, target.long())), value, rel_tol=1e-3):
+        if output.dim() == 3 and are_alike(loss, known, output, target):
             own = f"stretto.losses.{name}token_cross_entropy"
-            return f"return {own}.sum_and_count(output, target)  # or give it itself, loss={own}"
+            itself = f"loss={own}, or --loss {name}token_cross_entropy"
+            return f"return {own}.sum_and_count(output, target)  # or give it itself: {itself}"
     return OF_CROSS_ENTROPY.format("output.flatten(0, -2), target.flatten()")
+
+
+def as_cross_entropy(loss: Loss, output: Tensor, target: Any) -> CrossEntropy | None:
+    """The cross entropy that has this loss's gradient by the output, whatever its code; None if there is none.
+
+    Which class it ignores is read off that gradient.
+    """
+    if not is_whole(target) or recognise(loss) is not None or not output.is_floating_point():
+        return None
+    with torch.enable_grad():
+        leaf = output.detach().clone().requires_grad_()
+        try:
+            value = call(loss, leaf, target, counted=False)
+            (gradient,) = torch.autograd.grad(value.mean if isinstance(value, Sum) else value, leaf)
+        except (*KINDS, UsageError):
+            return None
+    silent = target[~gradient.any(-1)] if gradient.shape[:-1] == target.shape else target[:0]
+    ignored = [IGNORED, *silent.unique()[:MOST_IGNORED].tolist()]
+    forms = [CrossEntropy(ignore_index=each, tokens=None) for each in ignored]
+    forms += [replace(form, shift=True, tokens=True) for form in forms if output.dim() == 3]
+    return next((form for form in forms if are_alike(loss, form, output, target)), None)
+
+
+def are_alike(loss: Loss, other: Loss, output: Tensor, target: Tensor) -> bool:
+    """Whether two losses, or their means, have the same gradient by the output; False where the first fails on it."""
+
+    def gradient(loss: Loss) -> Tensor:
+        leaf = output.detach().clone().requires_grad_()
+        value = call(loss, leaf, target.long(), counted=False)
+        return torch.autograd.grad(value.mean if isinstance(value, Sum) else value, leaf)[0].double()
+
+    try:
+        with torch.enable_grad():
+            one, two = gradient(loss), gradient(other)
+    except (*KINDS, UsageError):
+        return False
+    return bool((one - two).norm() <= max(1e-3, 4 * torch.finfo(output.dtype).eps) * two.norm())
 
 
 def needs_all(loss: Loss, output: Any, target: Any, sizes: Sequence[int]) -> bool:

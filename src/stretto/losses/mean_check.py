@@ -15,7 +15,16 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map
 
 from stretto.errors import UsageError
-from stretto.losses.comparison import FAILURES, Neighbours, compare, is_whole, preserved_buffers, refusal, repeated
+from stretto.losses.comparison import (
+    FAILURES,
+    UNLESS,
+    Neighbours,
+    compare,
+    is_whole,
+    preserved_buffers,
+    refusal,
+    repeated,
+)
 from stretto.losses.cross_entropy import Sum
 from stretto.losses.value import CheckedLoss, Loss, MeanOverExamples, call, is_elementwise
 from stretto.nn.batch import IGNORED, Examples, to_device
@@ -25,10 +34,9 @@ from stretto.nn.seeding import PreservedGenerator
 FIRST = 4  # made-up outputs are tried on the first minibatches; of later ones on those whose number is a power of two
 MOST = 1 << 22  # elements of made-up outputs; of larger ones only some examples of each part are made
 
-PASSED_ON = """\
+PASSED_ON = f"""\
 Let the model return its outputs (logits), and compute the loss of them in loss=, torch's cross_entropy or (sum, count);
-or cut nothing, microbatches=1 and one replica; or, if you know that it is a mean over the examples of a batch, say so:
-loss=stretto.mean(loss)"""
+or cut nothing, microbatches=1 and one replica; {UNLESS}"""
 
 Check = Callable[[Loss, Any, Any], None]  # (loss, output of a part, its target), before its backward
 
@@ -59,9 +67,7 @@ class MeanCheck:
             refuse_passed_on(loss, output, part, first)
             if isinstance(part, Examples):  # which cannot be marked
                 return
-            elements = sum(tensor.numel() for tensor in tensors_of(output))
-            sampled, sampled_sizes = sample(target, sizes, MOST * first // max(elements, 1))
-            refuse_uneven(loss, output, sampled, sampled_sizes, first, mark=kind not in self._kinds)
+            refuse_parts(loss, output, target, sizes, first, mark=kind not in self._kinds)
             self._kinds.add(kind)
 
         return check
@@ -137,6 +143,13 @@ def refuse_passed_on(loss: Loss, output: Any, target: Any, examples: int) -> Non
             "minibatch it would be another loss wherever parts count unevenly (tokens that are not padding, say). "
             f"{remedy}"
         )
+
+
+def refuse_parts(loss: Loss, output: Any, target: Any, sizes: Sequence[int], first: int, *, mark: bool) -> None:
+    """As `refuse_uneven`, on as many of the minibatch's examples as there is room for made-up outputs of."""
+    elements = sum(tensor.numel() for tensor in tensors_of(output))
+    sampled, sampled_sizes = sample(target, sizes, MOST * first // max(elements, 1))
+    refuse_uneven(loss, output, sampled, sampled_sizes, first, mark=mark)
 
 
 @torch.no_grad()

@@ -43,8 +43,11 @@ def trace(
                 tensors = tuple([leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)])
             if not all(isinstance(tensor, Tensor) for tensor in tensors):
                 kinds = ", ".join(type(tensor).__name__ for tensor in tensors)
+                last = index == first + len(stages) - 1
+                heads = "; auxiliary heads are built like the model's output: give a tensor, or head=file.py:function"
                 raise UsageError(
-                    f"stage {index} ({summary(stage)}) returned {kinds}: give a tensor or a tuple of tensors"
+                    f"stage {index} ({summary(stage)}) returned {kinds}"
+                    f"{heads if last else ': give a tensor or a tuple of tensors'}"
                 )
             outputs.append(tensors)
     return outputs

@@ -100,8 +100,9 @@ def unknown(what: str, name: object, known: Collection[str]) -> UsageError:
     """The error for a setting that names neither one of `known` nor a function. A file is parsed, and not executed."""
     if isinstance(name, str) and name.endswith(".py"):
         return UsageError(f"{what} {name!r} is a file: name a function in it, {name}:{function_in(Path(name))}")
+    last = str(name).rpartition(".")[2]  # stretto.losses.token_cross_entropy has a name of its own
     return UsageError(
-        f"unknown {what} {shown(name)}: {nearest(str(name), known)}; or write "
+        f"unknown {what} {shown(name)}: {nearest(last if last in known else str(name), known)}; or write "
         "package.module:function or path/to/file.py:function"
     )
 

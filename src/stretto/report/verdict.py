@@ -32,6 +32,8 @@ def sentences(records: Sequence[Record]) -> list[str]:
     quality = _quality(summarize(records))
     if len(names) == 1:
         return [f"Only {names[0]} was run: there is nothing to compare it with.", quality]
+    if not cutoffs and all(len(record.points) < 2 for record in records):
+        return ["Each run was evaluated once: with --evaluations 2 or more their speed can be compared, too.", quality]
     if not cutoffs:
         return [f"No run improved on the {metric.label} it began with.", quality]
     compared = _without_baseline if baseline(names) is None else _against_baseline

@@ -12,6 +12,9 @@ from stretto.cost.attained import AUTOCAST, dtype_of_products
 from stretto.cost.head_costs import HeadCosts
 from stretto.cost.layer_table import ModelCosts, with_recomputed
 from stretto.errors import UsageError
+from stretto.losses.batch_means import halves
+from stretto.losses.mean_check import is_trusted, refuse_parts
+from stretto.losses.value import Loss, trial_of_stage
 from stretto.measure.layer_counting import LayerCounting
 from stretto.measure.layer_flops import layer_costs
 from stretto.models.model import Model
@@ -19,8 +22,9 @@ from stretto.models.published import NETWORKS, is_planned_only, planned_network
 from stretto.models.table import MODELS
 from stretto.models.user_model import user_model
 from stretto.nn import deferred
-from stretto.nn.batch import as_tuple, inputs_of
+from stretto.nn.batch import Examples, as_tuple, first_size, inputs_of
 from stretto.nn.layer_recompute import marked
+from stretto.nn.nested import map_tensors
 from stretto.nn.preserve import device_of, output_tensors, undisturbed
 from stretto.optim.by_name import make_optimizer, usual_rate
 from stretto.optim.parameter_labels import labelled_by
@@ -32,9 +36,10 @@ from stretto.settings.runs import TrainSettings, as_lists, known
 from stretto.splitting import Stages, pieces
 from stretto.splitting.structure import refuse_names
 from stretto.study.counted_heads import UncutModel, costs_of_head
-from stretto.study.prepare import build_model, dataset, naming_first, resolve, with_any_rate
+from stretto.study.prepare import Prepared, build_model, dataset, naming_first, resolve, with_any_rate
 
 EXAMPLES = 2  # of the batch on which costs are counted
+TARGETS = 16  # on which the loss is compared with those of its halves
 NO_DATA = "there are no data, which say what it learns: add --data path/to/file.py:function"
 
 
@@ -117,7 +122,8 @@ class Costed:
     each of several processes that share weights, by their number, and `unshared` the reasons why others cannot share
     them; `resolved` are the settings, one stage, of a model that `stretto train` can train; `options` those of a
     network that is planned for without data. `form_costs` are those of layers that are recomputed, or on parts of the
-    sequence, as `Problem` has them; `unformed` says why there are none with "selective" or with "sequence".
+    sequence, as `Problem` has them; `unformed` says why there are none with "selective" or with "sequence". `in_parts`
+    says why methods that cut minibatches cannot train it with its loss; empty if they can.
     """
 
     name: str
@@ -137,6 +143,7 @@ class Costed:
     options: Mapping[str, Any] = field(default_factory=dict)
     form_costs: FormCosts = field(default_factory=dict)
     unformed: Mapping[str, str] = field(default_factory=dict)
+    in_parts: str = ""
 
     def passed(self, cut: Sequence[int]) -> list[dict[str, float]]:
         """What passes from each stage to the next, as plain data: tensors, and bytes an example, all tensors together.
@@ -203,6 +210,7 @@ def trainable(requested: TrainSettings, asked: CostRequest) -> Costed:
         tuple(map(str, range(len(layers)) if cut is None else cut.bounds[:-1])),
         None if cut is None else tuple(cut.bounds), num_tensors(features),
         parts, unshared, settings, form_costs=formed, unformed={"sequence": NOT_TRAINED, **unformed},
+        in_parts=why_not_in_parts(model.loss, loaded, features[-1]),
     )  # fmt: skip
 
 
@@ -355,6 +363,37 @@ def outputs(layers: Sequence[nn.Module], *inputs: Tensor) -> list[tuple[Any, ...
         for layer in layers:
             values.append(as_tuple(layer(*values[-1])))
     return values[1:]
+
+
+def why_not_in_parts(loss: Loss, loaded: Any, output: tuple[Any, ...]) -> str:
+    """Why methods that cut minibatches cannot train with this loss; empty if they can.
+
+    `output` is the last layer's for `EXAMPLES`. Tried with made-up outputs on the targets of the first `TARGETS`.
+    """
+    if is_trusted(loss):
+        return ""
+    target = loaded.train.first(TARGETS)[1]
+    examples = first_size(target)
+    if isinstance(target, Examples) or examples < 2:
+        return ""
+    real = map_tensors(lambda tensor: torch.zeros(tensor.shape, dtype=tensor.dtype), output)  # of placeholders, too
+    try:
+        value = real[0] if len(real) == 1 else real
+        refuse_parts(trial_of_stage(loss, 0), value, target, halves(examples), EXAMPLES, mark=True)
+    except UsageError as error:
+        return str(error)
+    return ""
+
+
+def refuse_loss_in_parts(prepared: Prepared) -> None:
+    """Raise UsageError if a run cuts minibatches, and cannot with its loss. No step is taken."""
+    loss, loaded = prepared.model.loss, prepared.dataset
+    if prepared.pieces < 2 or is_trusted(loss):
+        return
+    *_, output = outputs(prepared.stages, *inputs_of(loaded.train.first(EXAMPLES)[0]))
+    reason = why_not_in_parts(loss, loaded, output)
+    if reason:
+        raise UsageError(reason)
 
 
 def num_tensors(features: Sequence[Any]) -> tuple[int, ...]:

@@ -29,6 +29,7 @@ from stretto.settings.runs import CompareSettings, Settings, TrainSettings, know
 from stretto.simulate import simulate
 from stretto.study import store
 from stretto.study.first_batches import refuse_evaluation, refuse_other_sizes
+from stretto.study.model_costs import refuse_loss_in_parts
 from stretto.study.prepare import (
     Prepared,
     advice_in,
@@ -183,6 +184,7 @@ def attempt(settings: CompareSettings, name: str, before: Mapping[str, Prepared]
     prepared = [prepare_trial(run) for run in only.runs()]
     for trial in prepared:
         refuse_other_sizes(trial)
+        refuse_loss_in_parts(trial)
     means = next(iter([*before.values(), *prepared])).trainer.backend.means
     for trial in prepared:
         trial.trainer.backend.means = means
