@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -49,10 +50,28 @@ def test_train_and_compare_say_what_it_stands_for(capsys, tmp_path, monkeypatch)
     assert run(capsys, *words, "--out", tmp_path / "study").count(told) == 1
 
 
+NORMS = """
+import torch
+from torch import nn
+
+
+def build():
+    return nn.Sequential(*[nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)) for _ in range(6)])
+
+
+def data():
+    x = torch.randn(64, 4, generator=torch.Generator().manual_seed(0))
+    return (x, x.tanh()), (x[:32], x[:32].tanh())
+"""
+
+
 @pytest.mark.usefixtures("plain_pages")
-def test_train_and_compare_warn_of_chunks_that_idle(capsys, tmp_path):
+def test_train_and_compare_warn_of_chunks_that_idle(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     idle = "method 'local' stands for chunked(chunks=2), whose stages take turns within a chunk: workers idle 67% of"
-    short = ["--model-options.width", 8, "--batch-size", 32, "--evaluations", 1, "--steps", 2, "--stages", 6]
+    Path("norms.py").write_text(NORMS)
+    short = ["--model", "norms.py:build", "--data", "norms.py:data", "--loss", "mse_loss", "--batch-size", 32]
+    short += ["--evaluations", 1, "--steps", 2, "--stages", 6]
     assert idle in run(capsys, "train", *short, "--method", "local", "--out", tmp_path / "run")
     assert idle not in run(capsys, "train", *short, "--method", "chunked(chunks=2)", "--out", tmp_path / "named")
     words = ["compare", *short, "--methods", "local", "--lr", 0.1, "--seeds", 1, "--jobs", 1]
@@ -125,3 +144,14 @@ def test_words_may_have_stood_for_methods_of_their_family_with_their_options():
     assert advice.may_stand_for("local", "chunked(chunks=2)")
     assert not advice.may_stand_for("local", "own.py:method")  # nothing that a file says is executed
     assert stretto.advised("async", "adamw", 8).advice == ("async", "adamw", 8, False)
+
+
+def test_show_and_simulate_take_the_words(capsys):
+    for command in (["show", "local", "--stages", 8], ["simulate", "--method", "local", "--stages", 8]):
+        told = run(capsys, *command)
+        assert told.startswith(
+            "local stands for chunked(chunks=2, microbatches=8) here: of chunked(chunks=2), which was"
+        )
+        facts = json.loads(run(capsys, *command, "--json"))
+        assert (facts["method"], facts["asked"]) == ("chunked(chunks=2, microbatches=8)", "local")
+    assert "asked" not in json.loads(run(capsys, "show", "greedy", "--json"))

@@ -30,9 +30,9 @@ def as_tuple(values):
 class Definition:
     """`segments`: for each loss the first and the last stage it trains; its head stands on the last."""
 
-    def __init__(self, stages, heads, segments, loss, optimizer, *, mean=False, delay=0):
+    def __init__(self, stages, heads, segments, loss, optimizer, *, mean=False, delay=0, weight=1.0):
         self.stages, self.heads = copy.deepcopy(list(stages)), copy.deepcopy(list(heads))
-        self.segments, self.loss, self.mean, self.delay = segments, loss, mean, delay
+        self.segments, self.loss, self.mean, self.delay, self.weight = segments, loss, mean, delay, weight
         self.parameters = [
             [p for part in (stage, head) if part is not None for p in part.parameters() if p.requires_grad]
             for stage, head in zip(self.stages, self.heads, strict=True)
@@ -70,6 +70,8 @@ class Definition:
             value = self.loss(values[0], y)
             if high == len(self.stages) - 1:
                 self.output_loss = value.item()
+            else:
+                value = self.weight * value
             if duplicates:
                 found = torch.autograd.grad(value, [leaf for _, leaf, _ in duplicates], allow_unused=True)
                 for (parameter, _, share), gradient in zip(duplicates, found, strict=True):
@@ -109,6 +111,24 @@ METHODS = {
     "chunked(chunks=4)": {"segments": [(0, 0), (1, 1), (2, 2), (3, 3)]},
 }
 
+IN_PARTS = {  # cut into micro-batches, or with pipelines inside
+    "greedy(microbatches=3)": METHODS["greedy"],
+    "overlapping(microbatches=2)": METHODS["overlapping"],
+    "overlapping(combine=mean, microbatches=3)": METHODS["overlapping(combine=mean)"],
+    "chunked(microbatches=2)": METHODS["chunked"],
+    "chunked(chunks=3, inside=zb-h1(microbatches=3))": METHODS["chunked(chunks=3)"],
+    "chunked(inside=gpipe(microbatches=2, recompute=True))": METHODS["chunked"],
+    "chunked(inside=interleaved(microbatches=2))": METHODS["chunked"],
+    "chunked(inside=zb-v(microbatches=3))": METHODS["chunked"],
+}
+SUPERVISED = {  # heads from which nothing is detached
+    "backprop(head=auto, head_weight=0.3)": {"segments": [(0, 0), (0, 1), (0, 2), (0, 3)], "weight": 0.3},
+    "1f1b(microbatches=3, head_weight=0.5, head_at=1)": {"segments": [(0, 1), (0, 3)], "weight": 0.5},
+    "gpipe(microbatches=2, head=auto)": {"segments": [(0, 0), (0, 1), (0, 2), (0, 3)]},
+    "zb-h1(microbatches=2, head_weight=2, head_at='0+2')": {"segments": [(0, 0), (0, 2), (0, 3)], "weight": 2.0},
+    "interleaved(microbatches=2, head_at=1, recompute=True)": {"segments": [(0, 1), (0, 3)]},
+}
+
 
 def compare(stages, loss, batches, method, definition, *, optimizer=SGD, flush_after=None, **options):
     options = {"example": batches[0][0], **options}
@@ -129,6 +149,14 @@ def test_a_method_is_its_definition(method, name):
     network = NETWORKS[name]
     batches = network.batches(STEPS + 3)
     compare(network.stages(STAGES), network.loss, batches, method, METHODS[method])
+
+
+@pytest.mark.parametrize(
+    ("method", "name"), in_turn([*IN_PARTS, *SUPERVISED], ["mlp", "transformer", "tuples"], rounds=3, slow=2)
+)
+def test_so_it_is_in_micro_batches_and_with_heads_that_detach_nothing(method, name):
+    network = NETWORKS[name]
+    compare(network.stages(STAGES), network.loss, network.batches(STEPS), method, {**IN_PARTS, **SUPERVISED}[method])
 
 
 HEADS = [("auglocal", "transformer"), ("auglocal", "tuples"), ("two-layer", "cnn")]

@@ -74,7 +74,13 @@ def trained(method, recompute, layers=1, number=6, **options):
 SYNCHRONOUS = ["backprop", "gpipe(microbatches=2)", "1f1b(microbatches=4)", "zb-h1(microbatches=4)",
                "1f1b(microbatches=4,recompute=True)", "interleaved(microbatches=4)"]  # fmt: skip
 STASHED = ["pipedream", "pipedream-2bw", "pb(stash=True)"]
-LOCAL = ["greedy(head=pooled)", "overlapping(head=pooled)", "chunked(chunks=2,head=pooled)"]
+LOCAL = [
+    "greedy(head=pooled)",
+    "overlapping(head=pooled)",
+    "chunked(chunks=2,head=pooled)",
+    "chunked(microbatches=2, head=pooled)",
+    "1f1b(microbatches=2, head=pooled)",
+]
 OTHERS = ["pb", "pb-lwp-sc", "spectrain", "pipemare"]
 CASES = [*in_turn([*SYNCHRONOUS, *STASHED, *LOCAL], ["full", "selective"]), *((m, "selective") for m in OTHERS)]
 

@@ -253,6 +253,7 @@ def heads_at(hops):
 
 
 LOCAL = {"greedy": (0, 0, 0, 0), "overlapping": (None, 1, 1, 1), "chunked(chunks=2)": (None, 1, None, 1)}
+LOCAL["chunked(microbatches=2)"] = (None, 1, None, 1)
 
 
 @pytest.mark.parametrize(("method", "workers"), in_turn(LOCAL, [None, 2], rounds=2, slow=1))
@@ -280,6 +281,31 @@ def test_a_loss_that_trains_both_stages_trains_them_by_both_uses():
         trainer.step(x, y)
     trainer.flush()
     assert_equal(stages, expected, 1e-11)
+
+
+@pytest.mark.parametrize("method", ["backprop", "1f1b(microbatches=2)", "zb-h1(microbatches=2)"])
+def test_heads_that_detach_nothing_train_them_as_plain_training_does(method):
+    stages, data = language_model(), batches(5)
+    heads = heads_at((None, 1, None, 1))
+    modules, own_heads = copy.deepcopy((nn.ModuleList(stages), heads))
+    written = (
+        method.replace(")", ", head_at=1, head_weight=0.5)")
+        if "(" in method
+        else f"{method}(head_at=1, head_weight=0.5)"
+    )
+    trainer = stretto.Trainer(stages, token_loss, sgd, written, heads=list(heads))
+    optimizer = sgd(list(dict.fromkeys([*modules.parameters(), *own_heads.parameters()])))
+    for x, y in data:
+        losses = [trainer.step(x, y)]
+        outputs = [x]
+        for stage in modules:
+            outputs.append(stage(outputs[-1]))
+        optimizer.zero_grad()
+        output = token_loss(outputs[-1], y)
+        (output + 0.5 * token_loss(own_heads[1](outputs[2]), y)).backward()
+        optimizer.step()
+        assert losses == pytest.approx([output.item()], rel=1e-10)
+    assert_equal([*stages, heads[1]], [*modules, own_heads[1]], 1e-11)
 
 
 def test_who_trains_them_under_local_methods():

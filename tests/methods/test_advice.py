@@ -259,7 +259,9 @@ def test_names_of_optimizers_are_those_of_their_classes_too():
 
 def test_what_was_not_tried_is_not_quoted_as_if_it_were():
     plain, other = (stretto.advised(name, "adamw", 8) for name in ("local", "local(head=blocks)"))
-    assert "here: 0.55 [0.51, 0.60] times the steps" in meaning(plain)
+    assert "(chunks=2, microbatches=8) here: of chunked(chunks=2), which was tried, 0.55 [0.51, 0.60]" in meaning(plain)
+    whole = stretto.advised("local", "adamw", 8, whole=True)
+    assert "minibatches: 0.55 [0.51, 0.60] times the steps" in meaning(whole)
     assert "here: of chunked(chunks=2), which was tried, 0.55 [0.51, 0.60] times" in meaning(other)
     assert meaning(stretto.advised("async", "adamw", 1)).endswith("here: plain training, as there is one stage")
 

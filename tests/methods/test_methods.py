@@ -52,7 +52,7 @@ def test_keywords_win_over_what_is_written():
     ("greedy", {"delay": 1}, "method 'greedy' has no option 'delay'"),
     ("chunked(chunk=3)", {}, "method 'chunked' has no option 'chunk': did you mean 'chunks'"),
     ("overlapping", {"dealy": 1}, "did you mean 'delay'"),
-    ("backprop(head=linear)", {}, "method 'backprop' has no option 'head'.*[Cc]hoose from recompute"),
+    ("backprop(haed=linear)", {}, "method 'backprop' has no option 'haed': did you mean 'head'.*Choose from head, "),
     ("overlapping(combine=max)", {}, r"overlapping\(combine='max'\): choose 'sum' or 'mean'"),
     ("overlapping(delay=2)", {}, r"overlapping\(delay=2\): choose 0 .* or 1"),
     ("overlapping(delay=-1)", {}, r"overlapping\(delay=-1\)"),

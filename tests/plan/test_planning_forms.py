@@ -22,7 +22,7 @@ def candidate(name, pipeline, microbatches):
     planning = planned(name).planning
     while not planning.allows(microbatches, pipeline):
         microbatches += 1
-    losses = pipeline - 1 if planning.losses else 1
+    losses = max(2, pipeline - 1) if planning.losses else 1
     return Candidate(pipeline, Mesh(), 64, name, microbatches if planning.cut else 1, losses=losses)
 
 
@@ -217,3 +217,14 @@ def test_predicted_gradients_take_what_the_schedule_takes_whatever_stages_cost(d
     told = wait_form(c).longest([wait_terms(c, s, x) for s, x in enumerate(stages)])
     schedule, rules = method(str(c)).plan(pipeline, pipeline)
     assert told == pytest.approx(period(schedule, rules, durations(stages), latency=float(latency)), rel=1e-12)
+
+
+def test_heads_that_detach_nothing_are_planned_where_they_stand():
+    known = planned("1f1b(head_at=1, head=linear)")
+    assert known.has_heads
+    assert not known.suits(2)
+    c = Candidate(4, Mesh(), 64, "1f1b(head_at=1, head=linear)", 8)
+    assert c.gradients.heads == {1}
+    assert all(c.receives_gradient(stage) for stage in range(3))
+    assert str(method(str(c))) == str(c)
+    assert not planned("1f1b").has_heads

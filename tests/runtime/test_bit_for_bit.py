@@ -11,12 +11,15 @@ from runtime.scripts import same
 SYNCHRONOUS = ["interleaved", "backprop", "zb-v", "gpipe", "looped-bfs", "1f1b(microbatches=6)", "zb-h1", "zb-h2",
                "dualpipe-v"]  # fmt: skip
 LOCAL = ["greedy", "overlapping", "overlapping(delay=1)", "chunked", "chunked(chunks=4)", "synthetic-gradients",
-         "synthetic-gradients(labels=True, delay=2)"]  # fmt: skip
+         "synthetic-gradients(labels=True, delay=2)", "chunked(microbatches=3)", "greedy(microbatches=2)",
+         "overlapping(microbatches=2)", "chunked(inside=pb(spike=True))"]  # fmt: skip
 ASYNCHRONOUS = [
     "pipedream", "pipedream-2bw", "paci(every=2)", "pb", "pb-sc", "pb-lwp-sc", "pb(stash=True)", "pb(predict=step)",
     "spectrain", "pipemare", "pipemare(warmup=3)", "pipeoptim", "nesterov",
 ]  # fmt: skip
 OPTIONS = [
+    ("1f1b(head_weight=0.3, head_at=0+2)", {"clip": 0.1}), ("zb-h1(head=linear)", {}),
+    ("chunked(microbatches=2, inside=zb-h1, recompute=True)", {}),
     ("1f1b", {"clip": 0.1}), ("pb", {"clip": 0.1}), ("gpipe(recompute=True)", {}), ("pipemare(recompute=True)", {}),
     ("pb", {"precision": "bf16"}), ("pb(finish=9)", {}), ("greedy(head=infopro)", {}),
     ("overlapping(head=infopro)", {}), ("chunked(head=auglocal)", {}), ("greedy(head=auglocal)", {}),

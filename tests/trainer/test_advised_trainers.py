@@ -202,17 +202,35 @@ def test_norms_of_stages_that_are_functions_are_seen_late_and_told():
 
 @pytest.mark.parametrize("count", [5, 6, 8, 10, 20])
 def test_local_warns_of_chunks_that_idle(count):
-    """The stages of a chunk of k take turns, so that each works 1/k of the time; in steady state the larger sets it."""
+    """Of whole minibatches the stages of a chunk of k take turns: each works 1/k of the time; the larger sets it."""
     larger = -(-count // 2)
     idle = f"{1 - count * 3 / (count * larger * 3):.0%}"
+    norms = [nn.Sequential(each, nn.BatchNorm1d(3)) for each in stages(count)]
     with pytest.warns(UserWarning, match=f"workers idle {idle} of the time on {count} stages") as told:
-        trainer("local", count)
+        made = stretto.Trainer(
+            norms, nn.functional.mse_loss, torch.optim.AdamW, "local", device="cpu", example=torch.ones(2, 3)
+        )
     assert len(told) == 1
+    assert made.schedule.per_turn == 1
+
+
+@pytest.mark.parametrize("count", [2, 3, 8])
+def test_chunks_of_local_are_pipelines_of_as_many_micro_batches_as_there_are_stages(count):
+    made = trainer("local", count)
+    assert made.schedule.per_turn == {2: 1, 3: 4, 8: 8}[count]
+    assert trainer("local(microbatches=2)", count).schedule.per_turn == 2  # which idles, and was asked for
+    plain = trainer("chunked(chunks=2)", count)
+    x, y = torch.randn(16, 3), torch.randn(16, 3)
+    for each in (made, plain):
+        each.step(x, y)
+        each.flush()
+    for name, value in plain.gather().items():
+        torch.testing.assert_close(made.gather()[name], value)
 
 
 @pytest.mark.parametrize(
     ("method", "options"),
-    [("local", {"count": 4}), ("chunked(chunks=2)", {}), ("local", {"workers": 2}), ("async", {})],
+    [("local", {}), ("local", {"count": 4}), ("chunked(chunks=2)", {}), ("local", {"workers": 2}), ("async", {})],
 )
 def test_other_trainers_warn_of_nothing(method, options):
     with warnings.catch_warnings():

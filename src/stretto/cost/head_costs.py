@@ -150,7 +150,8 @@ def laid_out(
     """The heads behind the stages of a cut, and the weights that stages share, where gradients reach so far."""
     if isinstance(heads, HeadCosts):
         behind = sorted({*reach.heads[:-1], *reach.predicted})
-        return heads.laid_out(behind, costs, bounds, last_owns=len(reach.heads) > 1)
+        local = len(reach.heads) > 1 and reach.stop(reach.num_stages - 1) != 0  # else the output's loss trains all
+        return heads.laid_out(behind, costs, bounds, last_owns=local)
     tied = tied_bytes(costs, bounds)
     return StageHeads([None] * (len(bounds) - 1) if heads is None else list(heads), tied, tuple(tied))
 

@@ -23,6 +23,7 @@ KIN = {"adam": "adamw", "lamb": "adamw", "lars": "sgd", PLAIN_SGD: "sgd"}
 """An optimizer of no study, and the studied one nearest to it."""
 UNKNOWN = "adamw"  # stands for any other
 ENOUGH = 8  # stages: a studied method that can be had there, or cuts minibatches there, does so on more, too
+LEAST = 4  # micro-batches within chunks
 HALF = 0.5  # of the time two stages of a chunk idle
 ABOUT = 1.25  # depths within this factor count as the same
 FAMILY_OF: Mapping[str, Family] = {"async": "asynchronous", "local": "local"}
@@ -192,6 +193,13 @@ def advised(chosen: str | Method, optimizer: str, stages: int, *, whole: bool = 
     word, options = parse(chosen)
     advice = Advice(chosen, optimizer.lower(), stages, whole)
     name, own = parse(finding_for(word, advice.optimizer, stages, whole=whole).method)
+    if (
+        name == "chunked"
+        and not whole
+        and stages > own.get("chunks", 2)
+        and not {"inside", "microbatches"} & {*options}
+    ):
+        own["microbatches"] = max(LEAST, stages)  # as 1f1b cuts; the same gradients, and its stages wait less
     try:
         return replace(method(name, **{**own, **options}), advice=advice)
     except UsageError as error:
@@ -235,10 +243,13 @@ def one_loss(chosen: Method, num_stages: int) -> str | None:
 def idle_chunks(chosen: Method, share: float) -> str | None:
     """A warning that workers idle for this share of the time, if the method was asked for as "local".
 
-    The stages of a chunk take turns, as under `backprop`: with more than two of them that is more than half the time.
+    The stages of a chunk take turns, as under `backprop`, where minibatches stay whole: with more than two of them that
+    is more than half the time.
     """
-    if chosen.advice is None or parse(chosen.advice.asked)[0] != "local" or share <= HALF + RESOLUTION:
+    is_local = chosen.advice is not None and parse(chosen.advice.asked)[0] == "local"
+    if not is_local or "microbatches" in chosen.options or share <= HALF + RESOLUTION:
         return None
+    assert chosen.advice is not None, "local"
     return (
         f"method {chosen.advice.asked!r} stands for {chosen}, whose stages take turns within a chunk: workers idle "
         f"{idle_share(share)} of the time on {chosen.advice.stages} stages. Under 'greedy' nobody waits, under '1f1b' "

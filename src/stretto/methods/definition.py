@@ -11,6 +11,7 @@ from stretto.options.checks import MOST_STAGES, flag, is_whole, of_fields, of_ki
 from stretto.schedule import Delays, Reach, Rules, Schedule, check
 from stretto.schedule.added_actions import Agreement, with_agreement, with_recompute, with_reduce
 from stretto.schedule.library.one_f_one_b import one_f_one_b
+from stretto.schedule.schedule import side_by_side
 
 
 @dataclass(frozen=True)
@@ -83,9 +84,10 @@ class Method:
     stage are summed or averaged. `head` names how auxiliary heads are built (`stretto.heads`), or, where the reach says
     that gradients are predicted, what predicts them; `prediction` says how that learns. `recompute` says that
     forwards are run again for their backward, in segments of so many stages, or (True) of as many as suit the schedule
-    (`schedule/added_actions.py`). `workers(num_stages)` is the number of workers by default. `planning` is what
-    `stretto plan` needs beside all this (`methods/planning.py`). `advice` is there where it was asked for as "async" or
-    "local" (`methods/advice.py`).
+    (`schedule/added_actions.py`). `workers(num_stages)` is the number of workers by default. `pipelines(num_stages)`:
+    the stages of each pipeline, where no gradient passes from one to the next; empty for one of all stages.
+    `head_weight` is a factor of the auxiliary heads' losses. `planning` is what `stretto plan` needs beside all this
+    (`methods/planning.py`). `advice` is there where it was asked for as "async" or "local" (`methods/advice.py`).
     """
 
     name: str
@@ -97,9 +99,11 @@ class Method:
     cure: Cure = field(default_factory=Cure)
     combine: Literal["sum", "mean"] = "sum"
     head: str = "auto"
+    head_weight: float = 1.0
     prediction: GradientPrediction | None = None
     recompute: int | bool = False
     workers: Callable[[int], int] = one_each
+    pipelines: Callable[[int], Sequence[range]] = lambda _: ()
     phases: Phases = field(default_factory=Phases)
     planning: Planning | None = None
     options: Mapping[str, object] = field(default_factory=dict)
@@ -188,10 +192,10 @@ class Method:
         """The schedule of its synchronous phases: 1F1B on minibatches that are cut as the method cuts them."""
         flag("reduce", reduce)
         schedule, rules = self.plan(num_stages, num_workers)
-        flushed = one_f_one_b(num_stages, schedule.num_workers, schedule.per_turn)
+        flushed = self._drained(schedule)
         if self.recompute:
-            flushed = with_recompute(flushed)
-        return planned(Delays(flushed), rules.reach, reduce, ties, reads, agreement)
+            flushed = with_recompute(flushed, pipelines=self.pipelines(num_stages))
+        return planned(Delays(flushed), rules.reach, reduce, ties, reads, agreement, self.synchronous)
 
     def plan(
         self,
@@ -217,9 +221,17 @@ class Method:
         schedule = self._laid_out(num_stages, num_workers)
         if self.recompute:
             schedule = self._recomputing(schedule)
-        return planned(
-            self.delays(schedule), self.reach(num_stages), reduce and self.synchronous, ties, reads, agreement
-        )
+        reduce &= self.synchronous
+        return planned(self.delays(schedule), self.reach(num_stages), reduce, ties, reads, agreement, self.synchronous)
+
+    def _drained(self, schedule: Schedule) -> Schedule:
+        """1F1B on the same workers, in each of its pipelines."""
+        parts, per_turn = self.pipelines(schedule.num_stages), schedule.per_turn
+        if not parts:
+            return one_f_one_b(schedule.num_stages, schedule.num_workers, per_turn)
+        homes = [sorted({schedule.worker_of[stage] for stage in part}) for part in parts]
+        pieces = [one_f_one_b(len(part), len(home), per_turn) for part, home in zip(parts, homes, strict=True)]
+        return side_by_side(pieces, [home[0] for home in homes])
 
     def homes(self, num_stages: int, num_workers: int | None = None) -> Mapping[int, int]:
         """The worker that each stage lives on."""
@@ -232,7 +244,8 @@ class Method:
         return self.schedule(num_stages, self.workers(num_stages) if num_workers is None else num_workers)
 
     def _recomputing(self, plain: Schedule) -> Schedule:
-        schedule = with_recompute(plain, None if self.recompute is True else self.recompute)
+        size = None if self.recompute is True else self.recompute
+        schedule = with_recompute(plain, size, self.pipelines(plain.num_stages))
         if schedule == plain and plain.num_stages > 1:
             raise UsageError(
                 f"{self} on {plain.num_stages} stages and {plain.num_workers} workers: nothing to recompute, as every "
@@ -243,9 +256,18 @@ class Method:
 
 
 def planned(
-    delays: Delays, reach: Reach, reduce: bool, ties: Pairs, reads: Readings, agreement: Agreement | None
+    delays: Delays,
+    reach: Reach,
+    reduce: bool,
+    ties: Pairs,
+    reads: Readings,
+    agreement: Agreement | None,
+    synchronous: bool,
 ) -> tuple[Schedule, Rules]:
-    """The schedule of `delays`, with R for `reduce` and A or M for `agreement`, and its rules; checked."""
+    """The schedule of `delays`, with R for `reduce` and A or M for `agreement`, and its rules; checked.
+
+    Where the method is `synchronous` all stages that share a weight work on the same version of it.
+    """
     check_ties("ties", ties, 2, delays.schedule.num_stages)
     check_ties("reads", reads, 3, delays.schedule.num_stages)
     if agreement is not None:
@@ -254,12 +276,17 @@ def planned(
     if agreement is not None:
         schedule = with_agreement(schedule, agreement)
     shared = (
-        delays.tie(owner, user, reach.trains_all_of(owner, user))
-        if owner < user
+        delays.tie(owner, user, owner > user or reach.trains_all_of(owner, user))
+        if owner < user or synchronous
         else delays.reading(owner, user, trains=True)
         for owner, user in ties
     )
-    all_ties = (*shared, *(delays.reading(*reading) for reading in reads if reading[:2] not in ties))
+    read = (
+        delays.tie(owner, user, trains=False) if synchronous and every == 1 else delays.reading(owner, user, every)
+        for owner, user, every in reads
+        if (owner, user) not in ties
+    )
+    all_ties = (*shared, *read)
     rules = Rules.of(schedule, reach, ties=all_ties)
     check(schedule, rules)
     return schedule, rules

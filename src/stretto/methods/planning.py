@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from stretto.options.checks import of_fields
+from stretto.schedule.even_split import bounds
 
 Messages = Literal["exposed", "streamed", "hidden"]
 Order = Literal["line", "loop", "breadth first", "v"]
@@ -21,7 +22,7 @@ class StageAt(NamedTuple):
     """Stage `stage` of `stages`, with the number of micro-batches of a turn.
 
     `ahead` are forwards before the first backward beyond the method's own, for each worker above. `per_worker` is the
-    number of stages of each worker.
+    number of stages of each worker, `losses` that of the chunks of stages with a loss each.
     """
 
     stage: int
@@ -29,6 +30,15 @@ class StageAt(NamedTuple):
     microbatches: int = 1
     ahead: int = 0
     per_worker: int = 1
+    losses: int = 1
+
+    @property
+    def above_in_chunk(self) -> int:
+        """How many stages of its chunk come after it; chunks are cut as torch.tensor_split cuts."""
+        end = next(
+            end for each in range(self.losses) if self.stage < (end := bounds(self.stages, each, self.losses)[1])
+        )
+        return end - 1 - self.stage
 
     @property
     def above(self) -> int:

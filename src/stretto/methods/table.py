@@ -1,14 +1,16 @@
 """The table of names: from what a user writes to a method."""
 
 import inspect
+import math
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeGuard, TypeVar
 
 from stretto.errors import ScheduleError, UsageError, nearest
 from stretto.methods.cure import STEP_CURES, Correction, Place, Prediction
-from stretto.methods.definition import Method, Phases
+from stretto.methods.definition import Method, Phases, whole_network
 from stretto.methods.local_updates import chunked, greedy, overlapping, synthetic_gradients
 from stretto.methods.pipedream import nesterov, pipedream, pipedream_2bw, pipeoptim, spectrain
 from stretto.methods.pipelined_backprop import paci, pb, pb_lwp, pb_lwp_sc, pb_lwpw, pb_sc, pipemare
@@ -25,10 +27,10 @@ from stretto.methods.synchronous_pipelines import (
     zb_v,
 )
 from stretto.methods.user_method import checked, csv, own_method
-from stretto.options.checks import function, of_kind, shown, whole
+from stretto.options.checks import function, is_number, is_whole, of_kind, shown, whole
 from stretto.options.import_object import unknown
 from stretto.options.named import parse
-from stretto.schedule import Schedule
+from stretto.schedule import Reach, Schedule
 
 
 def recomputing(method: Method, recompute: Any) -> Method:
@@ -67,6 +69,43 @@ def recompute_cure(method: Method) -> Prediction | Correction | None:
     return replace(forward, horizon=lambda place: horizon(place._replace(delay=place.recompute or 0)))
 
 
+def supervised(method: Method, *, head: str | None = None, head_weight: float = 1.0, head_at: Any = None) -> Method:
+    """The synchronous method with auxiliary heads from which nothing is detached (deep supervision, Lee et al. 2015).
+
+    The gradient is that of the output's loss + `head_weight` times the sum of the heads' losses. They stand behind the
+    stages `head_at`, 2 or "1+3"; behind all but the last unless said. Raises UsageError for anything else.
+    """
+    if head is None and head_at is None and head_weight == 1:
+        return method
+    if not is_number(head_weight) or not 0 <= head_weight < math.inf:
+        raise UsageError(f"{method.name}(head_weight={shown(head_weight)}): a number of 0 or more")
+    chosen = None if head_at is None else stages_of(method.name, head_at)
+
+    def reach(num_stages: int) -> Reach:
+        last = num_stages - 1
+        if chosen and last and chosen[-1] >= last:
+            raise UsageError(
+                f"{method.name}(head_at={head_at}) on {num_stages} stages: auxiliary heads stand behind stages 0 to "
+                f"{last - 1}, the last one has the output"
+            )
+        own = range(last) if chosen is None else chosen if last else ()
+        return Reach(tuple(stage if stage in own or stage == last else None for stage in range(num_stages)))
+
+    planning = method.planning
+    if chosen and planning is not None:
+        planning = replace(planning, workers=(max(planning.workers[0], chosen[-1] + 2), planning.workers[1]))
+    head = "auto" if head is None else head
+    return replace(method, reach=reach, head=head, head_weight=float(head_weight), planning=planning)
+
+
+def stages_of(name: str, at: Any) -> list[int]:
+    """The stages of "1+3", or of 2, in their order."""
+    texts = [str(at)] if is_whole(at) else at.split("+") if isinstance(at, str) else []
+    if not texts or not all(text.strip().isdecimal() for text in texts):
+        raise UsageError(f"{name}(head_at={shown(at)}): give a stage, 2, or several, '1+3'")
+    return sorted({int(text) for text in texts})
+
+
 Build = TypeVar("Build", bound=Callable[..., Method])
 METHODS: dict[str, Callable[..., Method]] = {
     BASELINE: backprop,
@@ -101,6 +140,7 @@ ADVISED = ("async", "local")  # what they stand for is in methods/advice.py
 FROM_FILES: dict[str, Callable[..., Method]] = {"csv": csv}  # they need a file: not part of `--methods all`
 NAME = re.compile(r"[A-Za-z0-9][\w-]*")
 PHASES = ("warmup", "finish")  # options of every asynchronous pipeline
+SUPERVISION = ("head", "head_weight", "head_at")  # options of every synchronous method
 
 
 def method(name: str | Method, **options: Any) -> Method:
@@ -110,7 +150,8 @@ def method(name: str | Method, **options: Any) -> Method:
     name that it was registered under.
 
     Every method takes `recompute` (`methods/table.py`). Every asynchronous pipeline also takes `warmup` and
-    `finish`: minibatches before `warmup` and from `finish` on are trained synchronously.
+    `finish`: minibatches before `warmup` and from `finish` on are trained synchronously. Every synchronous method takes
+    `head`, `head_weight` and `head_at`: auxiliary heads whose gradients pass through all stages below.
 
     Raises UsageError for an unknown name or option (naming the nearest) and for a value out of range.
     """
@@ -124,9 +165,13 @@ def method(name: str | Method, **options: Any) -> Method:
     build = builder(bare)
     chosen = {**written, **options}
     accepted = inspect.signature(build).parameters
-    built = build(**{key: value for key, value in chosen.items() if key in accepted})
+    given = {key: value for key, value in chosen.items() if key in accepted}
+    if given.get("inside") is not None:
+        given["inside"] = partial(nested, bare, given["inside"])
+    built = build(**given)
     delayed = built.family == "asynchronous"
-    known = [*accepted, "recompute", *PHASES] if delayed else [*accepted, "recompute"]
+    more = PHASES if delayed else SUPERVISION if built.synchronous and built.reach is whole_network else ()
+    known = [*accepted, "recompute", *more]
     for key in chosen:
         if key in PHASES and not delayed:
             what = "is synchronous" if built.synchronous else "has losses of its own on its stages"
@@ -138,16 +183,39 @@ def method(name: str | Method, **options: Any) -> Method:
             raise UsageError(
                 f"method {bare!r} {why}; {key} is for pipedream, pipedream-2bw, pb and paci, whose gradients are stale"
             )
+        if key in SUPERVISION and key not in known and not built.synchronous and "head" not in accepted:
+            raise UsageError(
+                f"method {bare!r} has stale gradients: {key} is for synchronous methods, such as 1f1b, and local ones"
+            )
         if key not in known:
             raise UsageError(f"method {bare!r} has no option {key!r}: {nearest(key, known)}")
+    if more is SUPERVISION:
+        built = supervised(built, **{key: value for key, value in chosen.items() if key in SUPERVISION})
     phases = Phases(**{key: value for key, value in chosen.items() if key in PHASES})
     named = replace(
         built,
         name=bare,
-        phases=phases,
+        phases=phases or built.phases,
         options={key: chosen[key] for key in known if key in chosen} | dict(built.options),
     )
     return recomputing(named, chosen.get("recompute", False))
+
+
+def nested(name: str, inside: object, microbatches: int | None) -> Method:
+    """The method inside another one, "pb(spike=True)", with so many micro-batches, if that is given.
+
+    Raises UsageError where both give the number, or it has none.
+    """
+    if not isinstance(inside, str):
+        raise UsageError(f"{name}(inside={shown(inside)}): give a method's name, with options, inside='pb(spike=True)'")
+    if microbatches is None:
+        return method(inside)
+    bare, written = parse(inside)
+    if "microbatches" in written:
+        raise UsageError(f"{name}(microbatches={microbatches}, inside={inside}): give microbatches in one place")
+    if "microbatches" not in inspect.signature(builder(bare)).parameters:
+        raise UsageError(f"{name}(microbatches={microbatches}, inside={inside}): {bare} has no option microbatches")
+    return method(inside, microbatches=microbatches)
 
 
 def register(name: str) -> Callable[[Build], Build]:

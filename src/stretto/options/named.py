@@ -37,7 +37,7 @@ def name_and_options(text: str) -> tuple[str, tuple[tuple[str, Any], ...]]:
     name, parenthesis, rest = text.strip().partition("(")
     if not parenthesis:
         return name, ()
-    call = ast.parse(f"f({FUNCTION.sub(quoted, PATH.sub(quoted, rest))}", mode="eval").body
+    call = ast.parse(f"f({DIGITS.sub(quoted, FUNCTION.sub(quoted, PATH.sub(quoted, rest)))}", mode="eval").body
     if not isinstance(call, ast.Call) or call.args:
         raise ValueError("options are written name=value")
     names = [keyword.arg or "**" for keyword in call.keywords]
@@ -48,6 +48,10 @@ def name_and_options(text: str) -> tuple[str, tuple[tuple[str, Any], ...]]:
 
 PATH = re.compile(r"(\bpath\s*=\s*)([^\s'\",()]+)")
 FUNCTION = re.compile(r"(=\s*)([^\s'\",(){}\[\]=:]+:\w+(?:\([^()]*\))?)")
+
+DIGITS = re.compile(  # names that begin with a digit, or have one behind a hyphen: 1f1b(microbatches=4), pipedream-2bw
+    r"(=\s*)((?:[A-Za-z]\w*-)*[1-9]\d*(?![eEjJ_])[A-Za-z]\w*(?:\((?:[^()]|\([^()]*\))*\))?)"
+)
 
 
 def quoted(option: re.Match[str]) -> str:
@@ -61,6 +65,8 @@ def literal(node: ast.expr) -> Any:
         return WORDS.get(node.id.lower(), node.id)
     if isinstance(node, ast.Call | ast.BinOp) and isinstance(leftmost(node), ast.Name) and not positional(node):
         return ast.unparse(node).replace(" - ", "-")
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        return ast.unparse(node).replace(" ", "")  # several stages, 1+3
     return ast.literal_eval(node)
 
 

@@ -92,7 +92,7 @@ class Prices(LayerPrices):
     @cached_property
     def least(self) -> "Prices":
         """The costs where all layers that share weights only read them: no more than those of any stage's layers."""
-        if self.as_large_models and not any(planned(name).family == "local" for name in self.problem.names):
+        if self.as_large_models and not any(planned(name).has_heads for name in self.problem.names):
             return self
         return self.borrowing(tuple(SharedUse(shared, shared, trains=False) for shared in self.shared))
 

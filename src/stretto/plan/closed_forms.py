@@ -25,7 +25,7 @@ In the code, `c` is a candidate, `s` one of its stages, and a table has at [i, j
                  max mean(2 M turn + (W - 1)(gap + 5x) + 2 end)                         zb-v, dualpipe-v
                      max mean: the largest of all workers' means over their own stages
                  max(M turn + end)                                                      without a drain
-                 max over stages, sum of the turns from it up to its chunk's end + end  chunked
+                 max over stages, (M - 1) turn + sum of the turns from it up to its chunk's end + end  chunked
                      turn = forward + backward + 2x within a chunk, hidden at its end
                  max(forward + 2x + W + end + forward and I of the stage above)         overlapping(delay=0)
                  max over stages and k, (turn + end + sum of the next k stages'         synthetic-gradients
@@ -220,7 +220,7 @@ def wait_terms(c: Candidate, s: int, stage: StageTable) -> tuple[Table, Table, T
     if c.planning.waits == "prediction":
         return work + stage.end, work + stage.learn, in_flight
     turn = np.maximum(work, stage.transit) if not c.receives_gradient(s) else work + in_flight
-    return turn + stage.end, turn, 0.0 * work
+    return c.microbatches * turn + stage.end, turn, 0.0 * work
 
 
 def wait_form(c: Candidate) -> WaitForm:

@@ -153,7 +153,7 @@ class MemoryBounds:
             return self.workers_reach(c, limit)
         last, memory = len(self.prices.problem.layers), self.allowed(c, limit)
         kept = self.kept(c.form, c.examples)
-        stages = self.held_and_versions(c.method, c.stages, c.microbatches, c.ahead, c.per_worker)
+        stages = self.held_and_versions(c.method, c.stages, c.microbatches, c.ahead, c.per_worker, c.losses)
         held = [1.0 if c.recompute == "stage" and each > 1 else each for each, _ in stages]
         static = [self.static(c.mesh.tensor, c.shard, c.mesh.data, versions) for _, versions in stages]
         most = self.static(c.mesh.tensor, c.shard, c.mesh.data, max(versions for _, versions in stages))
@@ -174,7 +174,7 @@ class MemoryBounds:
     def workers_reach(self, c: Candidate, limit: float) -> bool:
         """Whether workers of several stages can hold all layers, by the bytes that stages of n layers need at least."""
         memory, last = self.allowed(c, limit), c.stages - 1
-        stages = self.held_and_versions(c.method, c.stages, c.microbatches, c.ahead, c.per_worker)
+        stages = self.held_and_versions(c.method, c.stages, c.microbatches, c.ahead, c.per_worker, c.losses)
         own: dict[int, list[tuple[float, float, bool, bool]]] = {}
         for s, (held, versions) in enumerate(stages):
             fewest = 0.0 if c.recompute == "stage" and held > 1 else held
@@ -208,11 +208,12 @@ class MemoryBounds:
         return least_by_count(self.prices.sizes(form, examples).held, most, first, last)
 
     def _held_and_versions(
-        self, method: str, stages: int, microbatches: int, ahead: int, per_worker: int
+        self, method: str, stages: int, microbatches: int, ahead: int, per_worker: int, losses: int
     ) -> tuple[tuple[float, float], ...]:
         tried = planned(method)
         planning = tried.planning_of(per_worker)
-        each = (StageAt(s, stages, microbatches, ahead, planning.stages_per_worker) for s in range(stages))
+        own = planning.stages_per_worker
+        each = (StageAt(s, stages, microbatches, ahead, own, losses) for s in range(stages))
         return tuple((planning.held(at), tried.versions(at)) for at in each)
 
     def _static(self, tensor: int, shard: str, data: int, versions: float) -> Numbers:

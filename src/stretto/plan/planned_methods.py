@@ -11,7 +11,7 @@ from stretto.errors import UsageError, nearest
 from stretto.methods import METHODS, Method, Planning, StageAt, method
 from stretto.methods.advice import FAMILY_OF
 from stretto.methods.cure import ANY_MOMENTUM, Place, StepCure, WeightCopies, name_in_plans
-from stretto.methods.definition import Family
+from stretto.methods.definition import Family, whole_network
 from stretto.methods.table import FROM_FILES, PHASES, is_advised
 from stretto.options.named import parse
 from stretto.schedule import Reach
@@ -72,6 +72,11 @@ class PlannedMethod:
         if self.method.prediction is None:
             return self.method.head
         return name_in_plans(self.method.head, labelled=self.method.reach(2).labelled)
+
+    @property
+    def has_heads(self) -> bool:
+        """Whether there are heads behind stages, or what predicts gradients: all local methods have some."""
+        return self.method.reach is not whole_network
 
     @property
     def predicts_gradients(self) -> bool:

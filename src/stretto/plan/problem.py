@@ -47,11 +47,6 @@ def merged(layers: tuple[LayerCost, ...]) -> tuple[LayerCost, ...]:
     return (*rows[:-1], rows[-1].then(last)) if last.type == "Loss" and rows else layers
 
 
-def family_of(word: str) -> str:
-    """The family that a method belongs to, or that the word itself is."""
-    return word if word in FAMILIES else planned(word).family
-
-
 @dataclass(frozen=True, kw_only=True)
 class Problem:
     """A model to train on at most `workers` of a cluster, and the choices that a plan may make.
@@ -69,13 +64,14 @@ class Problem:
     optimizer keeps float32 copies of 2-byte weights, and float32 state. `tensor_costs[P]` are the costs to each of P
     processes that share weights, where they have been counted; others follow from `costs`. `form_costs` are those by
     (processes, whether they divide the sequence, "selective" or "none"), without which there are no plans with them.
-    `ratios` are measured over predicted seconds of whole steps, by the ways to divide the work of `stretto.plan.ways`,
-    `byte_ratios` measured over predicted bytes of the fullest worker, and `spreads` half the distance between the
-    slowest and the fastest of the measured steps, as a share of their median. With `all_workers`, every plan uses all
-    workers. With `trained`, there are only plans that `stretto train` can run. With `weight_products`, a W takes the
-    products that give weights' gradients, which a backward has beside an I, as systems for large models run it; else it
-    goes backward through the operators again, as autograd does. What else such systems do is the `program`'s. Where
-    workers differ, plans choose among them and place processes, unless `places_workers` is false; else they take the
+    `ratios` are measured over predicted seconds of whole steps, by the ways to divide the work of
+    `stretto.plan.ways`, `byte_ratios` measured over predicted bytes of the fullest worker, and `spreads` half the
+    distance between the second slowest and the second fastest of the measured steps, as a share of their median.
+    With `all_workers`, every plan uses all workers. With `trained`, there are only plans that `stretto train` can
+    run. With `weight_products`, a W takes the products that give weights' gradients, which a backward has beside an
+    I, as systems for large models run it; else it goes backward through the operators again, as autograd does. What
+    else such systems do is the `program`'s. Where workers differ, plans choose among them and place processes,
+    unless `places_workers` is false; else they take the
     first ones in their order. Raises UsageError for values that no plan can have.
     """
 
@@ -122,8 +118,8 @@ class Problem:
                     f"method {name!r} is built on {' or '.join(optimizers)}, and the optimizer is "
                     f"{self.optimizer!r}: choose another method, or optimizer {optimizers[0]!r}"
                 )
-        for word in (word for word in self.methods if word != "all" and family_of(word) == "local"):
-            reason = self.why_no_local(names_of((word,))[0])
+        for word in (word for word in self.methods if word != "all" and planned(names_of((word,))[0]).has_heads):
+            reason = self.why_no_heads(names_of((word,))[0])
             if reason:
                 raise UsageError(f"no plan can have the methods {word}: {reason}. Leave them out")
         if not 1 <= self.workers <= self.cluster.num_workers:
@@ -190,8 +186,8 @@ class Problem:
         costs = self.heads_of(method)
         return None if costs is None else (costs.variant(stage, stages),)
 
-    def why_no_local(self, method: str) -> str:
-        """Why there are no plans with a local method; empty if there are."""
+    def why_no_heads(self, method: str) -> str:
+        """Why there are no plans with a method that has auxiliary heads; empty if there are."""
         tried, costs = planned(method), self.heads_of(method)
         head, what = tried.method.head, "a predicted gradient" if tried.predicts_gradients else "an auxiliary head"
         if costs is None:
@@ -222,7 +218,7 @@ class Problem:
         Local methods only if the costs of heads are known, and training takes such heads where layers share weights.
         """
         fitting = (name for name in names_of(self.methods) if planned(name).drives(self.optimizer))
-        return tuple(name for name in fitting if planned(name).family != "local" or not self.why_no_local(name))
+        return tuple(name for name in fitting if not planned(name).has_heads or not self.why_no_heads(name))
 
     @cached_property
     def plain(self) -> tuple[str, ...]:

@@ -96,7 +96,8 @@ class Candidate(NamedTuple):
 
     def stage_at(self, stage: int) -> StageAt:
         """The stage, as an argument of the method's closed forms."""
-        return StageAt(stage, self.stages, self.microbatches, self.ahead, self.planning.stages_per_worker)
+        per_worker = self.planning.stages_per_worker
+        return StageAt(stage, self.stages, self.microbatches, self.ahead, per_worker, self.losses)
 
     def worker_of(self, stage: int) -> int:
         """The worker of the pipeline that holds a stage."""
@@ -302,7 +303,8 @@ def choices_on(problem: Problem, axes: Candidate) -> Iterator[tuple[int, MethodC
         # A single loss is backprop, one for each stage is greedy.
         chunks = range(2, stages) if tried.planning.losses else (1,)
         for count, losses in product(counts_of(problem, axes, method), chunks):
-            several = holds_several(method, per_worker, StageAt(0, stages, count, axes.ahead, stages // axes.pipeline))
+            first = StageAt(0, stages, count, axes.ahead, stages // axes.pipeline, losses)
+            several = holds_several(method, per_worker, first)
             kinds = recomputable(problem, tried, layerwise, several=several)
             if kinds:
                 yield count, MethodChoice(method, per_worker, losses, shards, kinds, sequences)

@@ -54,28 +54,31 @@ from stretto.schedule.schedule import Schedule
 BESIDE = "L"  # needs no graph of the stage: what its micro-batch keeps for it does not matter here
 
 
-def with_recompute(schedule: Schedule, size: int | None = None) -> Schedule:
+def with_recompute(schedule: Schedule, size: int | None = None, pipelines: Sequence[range] = ()) -> Schedule:
     """The schedule with a C before each backward of the stages that need fewer graphs with it.
 
-    `size` is the number of stages of a segment, from stage 0 on; the last may be shorter. By default it is 1 where
-    every minibatch drains, else sqrt(S), rounded. Stages that would not gain are left as they are: the schedule
-    may come back unchanged. Raises UsageError for longer segments where every minibatch drains.
+    `size` is the number of stages of a segment, from the first stage of each of `pipelines` on (of all stages unless
+    they are given); the last may be shorter. By default it is 1 where every minibatch drains, else the root of the
+    pipeline's stages, rounded. Stages that would not gain are left as they are: the schedule may come back unchanged.
+    Raises UsageError for longer segments where every minibatch drains.
     """
     num_stages = schedule.num_stages
+    pipelines = pipelines or [range(num_stages)]
     drains = all(action.microbatch >= 0 for body in schedule.body for action in body if action.kind != BESIDE)
     if drains and size is not None and size > 1 and num_stages > 1:
         raise UsageError(
             f"recompute={size}: in a pipeline that drains with every minibatch the stages of a segment "
             "would wait for each other; use recompute=True, each stage on its own"
         )
-    size = size or (1 if drains else max(1, round(math.sqrt(num_stages))))
     orders = schedule.body if drains else map(schedule.of_stage, range(num_stages))
     waiting = {stage for order in orders for stage in waits(order)}
     last_of: dict[int, int] = {}  # recomputing stage -> last of its segment
-    for first in range(0, num_stages, size):
-        last = min(first + size, num_stages) - 1
-        if last in waiting:
-            last_of |= dict.fromkeys(range(first, last + 1), last)
+    for pipeline in pipelines:
+        length = size or (1 if drains else max(1, round(math.sqrt(len(pipeline)))))
+        for first in range(pipeline.start, pipeline.stop, length):
+            last = min(first + length, pipeline.stop) - 1
+            if last in waiting:
+                last_of |= dict.fromkeys(range(first, last + 1), last)
     microbatches = {last: backwards(schedule, last) for last in set(last_of.values())}
     recomputed = {stage: microbatches[last] for stage, last in last_of.items()}
     return replace(schedule, body=tuple(tuple(inserted(body, recomputed)) for body in schedule.body))

@@ -63,8 +63,8 @@ class Tie(NamedTuple):
 
     For micro-batch m it gets the version that the owner's forward of m saw; the last gradient in it is that of the
     micro-batch `behind[m % len(behind)]` before m. If the user `trains` the weights, its gradients go to the owner.
-    Else it only reads them, and only the version after each `every` updates is sent. An owner above its user is the
-    last stage that has the weights: its versions travel down, against the activations (`Delays.reading`).
+    Else it only reads them, and only the version after each `every` micro-batches is sent. An owner above its user is
+    the last stage that has the weights: its versions travel down, against the activations (`Delays.reading`).
     """
 
     owner: int

@@ -102,10 +102,11 @@ class Delays:
         These weights are one update older for each stage between the two. A micro-batch takes that many updates to get
         there, so neither stage waits; a gradient that goes up is there before the owner's own.
         """
-        assert self.schedule.per_turn == 1, "local methods do not cut minibatches"
-        behind = owner - user + 1 + self.steady[owner]
-        newest = [(m - behind + 1) // every * every - 1 for m in range(every)]
-        return Tie(owner, user, tuple(m - microbatch for m, microbatch in enumerate(newest)), trains, every)
+        behind, per_turn = owner - user + 1 + self.steady[owner], self.schedule.per_turn
+        newest = [(turn - behind + 1) // every * every for turn in range(every)]  # the turn after the newest update
+        microbatches = range(every * per_turn)
+        distances = tuple(m - (newest[m // per_turn] * per_turn - 1) for m in microbatches)
+        return Tie(owner, user, distances, trains, len(microbatches))
 
     def _of_stage(self, stage: int, since: str = "F") -> tuple[int, ...]:
         start = self._steady_from[stage]

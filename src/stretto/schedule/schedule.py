@@ -1,6 +1,6 @@
 """`Schedule`: each worker's actions in order, as one repeating turn."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -129,3 +129,22 @@ def check_action(action: Action, worker: int) -> None:
             f"worker {worker}: Action({shown(kind)}, {shown(stage)}, {shown(microbatch)}): give a kind, a stage from 0 "
             "on and the offset of a micro-batch, Action('F', 0, 0)"
         )
+
+
+def side_by_side(parts: Sequence[Schedule], workers: Sequence[int]) -> Schedule:
+    """Schedules of consecutive stages as one: those of each part on workers of its own, from `workers[part]` on.
+
+    Parts that begin at the same worker share it, one after the other in each turn. All parts have turns of the same
+    length.
+    """
+    lengths = {part.per_turn for part in parts}
+    if len(lengths) > 1:
+        raise ScheduleError(f"parts of a pipeline have turns of {sorted(lengths)} micro-batches: make them alike")
+    rows: dict[int, tuple[Action, ...]] = {}
+    first = 0
+    for part, worker in zip(parts, workers, strict=True):
+        for number, actions in enumerate(part.body, start=worker):
+            moved = tuple(Action(kind, first + stage, offset) for kind, stage, offset in actions)
+            rows[number] = rows.get(number, ()) + moved
+        first += part.num_stages
+    return Schedule(tuple(rows[number] for number in sorted(rows)), parts[0].per_turn)

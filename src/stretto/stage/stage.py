@@ -162,6 +162,7 @@ class Stage:
         self._recomputing = Recomputing(recomputed(module, specification.recompute))
         self._is_last = index == reach.num_stages - 1
         self._has_loss = reach.hops[index] is not None
+        self._head_weight = 1.0 if self._is_last else specification.method.head_weight
         self._sends = bool(reach.carried(index))
         self._lends, self._borrows = parts.lends, parts.borrows
         trained = [] if head is None else [parameter for parameter in head.parameters() if parameter.requires_grad]
@@ -392,8 +393,9 @@ class Stage:
             loss, reported = value, None
         total = loss if local_loss is None else local_loss.total(loss, features, target.inputs)
         sums = isinstance(value, Sum) and self._counting.per_update > 1
-        graph.loss = total if sums or target.share == 1 else total * target.share
-        return graph.loss.detach() if reported is None else reported
+        total = total if sums or target.share == 1 else total * target.share
+        graph.loss = total if self._head_weight == 1 else total * self._head_weight
+        return total.detach() if reported is None else reported
 
     def _refuse_foreign(self, value: Tensor | Sum, compared: Any, graph: Graph) -> None:
         # Once: a gradient of a parameter of another stage, or of none, would be lost.

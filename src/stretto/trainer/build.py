@@ -28,6 +28,7 @@ from stretto.nn.shapes import example_for_linear
 from stretto.optim.by_name import name_made_by
 from stretto.optim.muon_with_adamw import check_used
 from stretto.optim.parameter_labels import head_labels, stage_labels, takes_labels
+from stretto.options.import_object import is_function
 from stretto.schedule import Delays, Rules, Schedule
 from stretto.stage.build import BuiltStage, StageBuilder
 from stretto.stage.interpreter import Interpreter
@@ -152,7 +153,7 @@ class Construction:
     def _tied(self, known: Sequence[nn.Module]) -> Sequence[tied_weights.Tied]:
         method = self._of.method
         local = method.reach(len(known)).heads[:-1]
-        ties = tied_weights.find(known, last_owns=bool(local), heads=self._shared)
+        ties = tied_weights.find(known, last_owns=bool(local) and not method.synchronous, heads=self._shared)
         if ties and (self.merges or self._of.sync.sharding):
             first = ties[0]
             if self._shared:
@@ -236,7 +237,8 @@ class Construction:
                     "give the Trainer one input batch, example=x, or the heads themselves, heads=[...]"
                 )
         if example is not None:
-            outputs = self._backend.trace(self.stages, example, self._of.device, any_output=not missing)
+            own = is_function(self._of.method.head)  # of the user's, who knows what the loss takes
+            outputs = self._backend.trace(self.stages, example, self._of.device, any_output=own or not missing)
             network = Network(known, outputs, inputs_on(example, self._of.device), shared=self._of.mesh.inside > 1)
             for stage in missing:
                 cpu = torch.device("cpu")  # the same weights on every device

@@ -44,23 +44,27 @@ def one_sweep(num_stages: int, num_workers: int, chunks: int = 1) -> Schedule:
     return Schedule(tuple(tuple(body(stages)) for stages in assign(num_stages, num_workers)))
 
 
-def split_backward(num_stages: int, num_workers: int, delay: int = 0) -> Schedule:
+def split_backward(num_stages: int, num_workers: int, delay: int = 0, microbatches: int = 1) -> Schedule:
     """Overlapping, a reach of one: first the input gradient, then, with that of the stage above, the weight gradient.
 
     delay=0: F(n) I(n) W(n) U(n), a stage waits one hop for the gradient from above. delay=1: F(n) I(n) W(n-1) U(n-1),
-    which fills the wait, and every gradient is one update old. A single stage has nothing to wait for: delay 0.
+    which fills the wait, and every gradient is one update old. A single stage has nothing to wait for: delay 0. With
+    several micro-batches each W but the last comes after the next F and I: a turn waits once, and nothing is old.
     """
     delay = delay if num_stages > 1 else 0
 
     def body(stages: range) -> Iterator[Action]:
+        for number in range(microbatches):
+            for stage in stages:
+                yield Action("F", stage, number)
+                yield Action("I", stage, number)
+            for stage in stages if number else ():
+                yield Action("W", stage, number - 1)
         for stage in stages:
-            yield Action("F", stage, 0)
-            yield Action("I", stage, 0)
-        for stage in stages:
-            yield Action("W", stage, -delay)
-            yield Action("U", stage, -delay)
+            yield Action("W", stage, microbatches - 1 - delay)
+            yield Action("U", stage, microbatches - 1 - delay)
 
-    return Schedule(tuple(tuple(body(stages)) for stages in assign(num_stages, num_workers)))
+    return Schedule(tuple(tuple(body(stages)) for stages in assign(num_stages, num_workers)), microbatches)
 
 
 def predicted_gradients(num_stages: int, num_workers: int, delay: int = 1) -> Schedule:
