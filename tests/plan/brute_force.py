@@ -12,12 +12,14 @@ SYNC = ("backprop", "gpipe", "1f1b", "zb-h1", "zb-h2", "zb-v", "dualpipe-v", "in
 CLOCKED = ("pb", "pb-sc", "pb-lwp", "pb-lwpw", "pb-lwp-sc", "pipemare")
 STEADY = ("pipedream", "spectrain", "pipeoptim")
 ASYNC = (*STEADY, "pipedream-2bw", "paci", *CLOCKED)
-LOCAL = ("greedy", "chunked", "overlapping", "overlapping(delay=0)")
+PIPED = "chunked(inside=1f1b)"
+CHUNKED = ("chunked", PIPED)
+LOCAL = ("greedy", "chunked", PIPED, "overlapping", "overlapping(delay=0)")
 HOPS = ("overlapping", "overlapping(delay=0)")
 VEES = ("zb-v", "dualpipe-v")  # stages go up the workers and come back
 TWICE = ("interleaved", "looped-bfs", *VEES)  # two stages a worker
 LIVE = ("paci", "spectrain", "pipeoptim", *CLOCKED)  # backwards see other weights than forwards
-CUT = ("gpipe", "1f1b", "zb-h1", "zb-h2", *VEES, "interleaved", "looped-bfs", "pipedream-2bw", "paci")
+CUT = ("gpipe", "1f1b", "zb-h1", "zb-h2", *VEES, "interleaved", "looped-bfs", "pipedream-2bw", "paci", PIPED)
 
 
 SPACES = ((1, 1), (2, 1), (4, 1), (2, 2))
@@ -56,7 +58,7 @@ def ways(n, methods=SYNC + ASYNC + LOCAL):
                                 continue
                             if shard in ("keep", "reshard") and "tied" in n and stages > 1:
                                 continue
-                            for chunks in range(2, stages) if method == "chunked" else (1,):
+                            for chunks in range(2, stages) if method in CHUNKED else (1,):
                                 yield pipeline, data, tensor, method, m, again, shard, chunks, space, sequence
 
 
@@ -158,7 +160,9 @@ def halos(n, x, space, groups, b):
     return up, down
 
 
-def held(method, s, S, M):
+def held(method, s, S, M, K=1):
+    if method == PIPED:
+        return min(M, min(e for e in ends(S, K) if e > s) - s)
     if method in ("backprop", "greedy", "chunked", "overlapping(delay=0)"):
         return 1
     if method in ("gpipe", "looped-bfs"):
@@ -265,7 +269,7 @@ def has_head(method, s, S, K):
     """Whether a stage but the last has a head of its own."""
     if s == S - 1:
         return False
-    if method == "chunked":
+    if method in CHUNKED:
         return s + 1 in ends(S, K)
     return method == "greedy" or (method in ("overlapping", "overlapping(delay=0)") and s > 0)
 
@@ -354,7 +358,7 @@ def stage_price(n, way, s, S, i, j):
             up += max(ring(n, group, Q(x["out"]) / slab(x) * b) for group in of_slabs)
             down += max(ring(n, group, Q(x["in"]) / slab(x) * b) for group in of_slabs)
         f, back = f + up, back + down + (up if again == "full" else 0)
-    count = held(method, s, S, M)
+    count = held(method, s, S, M, chunks)
     recomputed = f if again == "stage" and count > 1 else Q(0)
     layerwise = max(0, *(x["again"] * b / cut(x) for x in layers))
     if again == "full":  # every layer's input, the output of the last one, and what one layer makes again
@@ -428,7 +432,7 @@ def losses(n, w, last, W):
 
 def returns(method, s, S, K):
     """Whether a gradient comes from the stage above."""
-    return method != "greedy" and not (method == "chunked" and s + 1 in ends(S, K))
+    return method != "greedy" and not (method in CHUNKED and s + 1 in ends(S, K))
 
 
 def step(n, way, bounds):
@@ -439,8 +443,8 @@ def step(n, way, bounds):
     prices = [stage_price(n, way, s, S, bounds[s], bounds[s + 1]) for s in range(S)]
     if fullest(prices, method, W) > n["memory"]:
         return None
-    if method == "chunked":
-        return max(chunked(prices, s, min(e for e in ends(S, chunks) if e > s)) for s in range(S))
+    if method in CHUNKED:
+        return max(chunked(prices, s, min(e for e in ends(S, chunks) if e > s), M) for s in range(S))
     if method == "overlapping(delay=0)":
         return max(hop(prices, s) for s in range(S))
     turns = []
@@ -533,11 +537,12 @@ def least_cost(n, methods, cost):
     return min((each for each in found if each is not None), default=None)
 
 
-def chunked(prices, s, end):
-    """Up from a stage to the last of its chunk and down again, and its update."""
-    inner = sum(f + b + 2 * x for f, b, _, x, *_ in prices[s : end - 1])
+def chunked(prices, s, end, M):
+    """Up from a stage to the last of its chunk and down again, its other micro-batches, and its update."""
+    turns = [f + b + 2 * x for f, b, _, x, *_ in prices[s : end - 1]]
     f, b, _, x, *_ = prices[end - 1]
-    return inner + max(f + b, x) + prices[s][4]
+    turns.append(max(f + b, x))
+    return sum(turns) + (M - 1) * turns[0] + prices[s][4]
 
 
 def hop(prices, s):

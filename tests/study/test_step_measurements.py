@@ -82,6 +82,7 @@ def test_steps_are_measured_once_and_by_turns(here, model, groups):
     )
     again = with_measured_steps(given.but(methods=("pb",)), model.trained, "key", told.append, file=file)
     assert found.spreads.keys() == found.ratios.keys()
+    assert found.spreads["one worker"] == pytest.approx(0.01 / all_turns_but_the_first)  # of 0.03, 0.04 and 0.05
     assert {again.but(methods=given.methods) == found, again == found} == {True, False}
     assert told == list(range(1, TOLD + 1))
     for number, change in enumerate([{"key": "other"}, {"anew": True}], 2):

@@ -21,6 +21,7 @@ from stretto.plan.ways import byte_correction, spread_of
 from stretto.schedule import Rules, Schedule
 
 AHEAD = (1, 2, 3, 4, 6, 8)  # forwards that plans may run ahead for each worker above
+EQUAL_WITHIN = 0.2  # the largest spread within which plans count as equal
 EQUAL = 48  # plans of so many workers among which the plainest one is looked for
 MOST = 4000  # actions of a turn; the simulation of so many takes no longer than a search
 
@@ -42,12 +43,13 @@ def refined(plans: Sequence[Plan], prices: Prices) -> tuple[Plan, ...]:
 def plainest(best: Plan, objective: Objective, prices: Prices) -> Plan:
     """The plainest plan whose predicted value is within the spread of the steps that the best plan's rests on.
 
-    With the fewest workers, then the first in the order of `Candidate.order`. The best one where no step was measured.
+    At most EQUAL_WITHIN of it: steps that lie further apart were disturbed, and say nothing of others. With the fewest
+    workers, then the first in the order of `Candidate.order`. Where no step was measured, the plan of one worker if
+    that is as good: closed forms, by which plans are found, may have been better than the simulation.
     """
-    limit = best.value * (1 + (spread_of(best.candidate, prices.problem.spreads) or 0.0))
-    if limit == best.value:
-        return best
-    for workers in sorted({c.workers for c in candidates(prices.problem)}):
+    limit = best.value * (1 + min(spread_of(best.candidate, prices.problem.spreads) or 0.0, EQUAL_WITHIN))
+    counts = sorted({c.workers for c in candidates(prices.problem)})
+    for workers in counts if limit > best.value else {1} & {*counts}:
         found = search(prices.problem, objective, keep=EQUAL, prices=prices, among=lambda c: c.workers == workers)  # noqa: B023
         for plan in sorted(found.plans, key=lambda plan: plan.candidate.order):
             exact = simulate_if_short(plan, prices)

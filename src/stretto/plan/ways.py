@@ -8,6 +8,8 @@ from stretto.plan.search_space import Candidate
 
 ONE_WORKER, REPLICAS, TENSOR, SPACE = "one worker", "replicas", "tensor", "space"
 PIPELINE, WITHOUT_DRAIN, LOCAL = "pipeline", "pipeline without a drain", "stages with losses of their own"
+PROBED = {PIPELINE: "1f1b", WITHOUT_DRAIN: "pb", LOCAL: "greedy"}  # a probe's method; of other ways plain training
+UNPROBED = 0.1  # by so much are other methods' steps mispredicted (benchmarks/prediction/README.md)
 WAYS = (ONE_WORKER, REPLICAS, *SHARDS[1:], TENSOR, SPACE, PIPELINE, WITHOUT_DRAIN, LOCAL)
 
 
@@ -34,8 +36,14 @@ def byte_correction(c: Candidate, ratios: Mapping[str, float]) -> float:
 
 
 def spread_of(c: Candidate, spreads: Mapping[str, float]) -> float | None:
-    """How far measured steps lay apart, as a share, of a candidate's ways: the most of them; None if not measured."""
-    return max((spreads[way] for way in ways_of(c) if way in spreads), default=None)
+    """How far measured steps lay apart, as a share, of a candidate's ways: the most of them; None if not measured.
+
+    At least UNPROBED for stages that are trained by another method than the one whose steps were measured.
+    """
+    most = max((spreads[way] for way in ways_of(c) if way in spreads), default=None)
+    if most is None or c.pipeline == 1 or c.method in PROBED.values():
+        return most
+    return max(most, UNPROBED)
 
 
 def correction(c: Candidate, ratios: Mapping[str, float]) -> float:

@@ -23,10 +23,9 @@ from stretto.plan.plan_file import training_settings
 from stretto.plan.problem import SHARDS
 from stretto.plan.refine import simulate_if_short
 from stretto.plan.trials import Trial, TrialFailedError, play, row, whole
-from stretto.plan.ways import LOCAL, ONE_WORKER, PIPELINE, WAYS, WITHOUT_DRAIN, ways_of
+from stretto.plan.ways import LOCAL, ONE_WORKER, PIPELINE, PROBED, WAYS, ways_of
 from stretto.study.trial_processes import TrialGroup, count_bytes, ready
 
-PROBED = {PIPELINE: "1f1b", WITHOUT_DRAIN: "pb", LOCAL: "greedy"}  # a probe's method; of other ways plain training
 MICROBATCHES = 2  # of a probe, for each of its workers
 ROUNDS = 6  # turns of each plan, by turns with the others; in the first the processes warm up
 TOLD = ROUNDS + 1  # what `tell` is called with at the end, when bytes have been counted, too
@@ -79,7 +78,7 @@ def probes(problem: Problem, workers: int) -> dict[str, Plan]:
     """
     batch = max(problem.batch_sizes)
     tensors = (1,) if problem.whole_layers else (1, *problem.tensor_costs)
-    methods = (method for method in PROBED.values() if method != PROBED[LOCAL] or not problem.why_no_local(method))
+    methods = (method for method in PROBED.values() if method != PROBED[LOCAL] or not problem.why_no_heads(method))
     every = problem.but(
         workers=workers, batch_sizes=(batch,), methods=(BASELINE, *methods), recompute=("none",), shards=SHARDS,
         pipelines=None, data_parallels=None, tensors=tensors, spaces=((1, 1), (workers, 1)),
@@ -142,10 +141,11 @@ def measure_steps(
         for way, trial in trials.items():
             turns = trial.choosing[1:]
             seconds = None if trial.failure else statistics.median(turns)
+            usual = sorted(turns)[1:-1]  # one disturbed turn says nothing of the others
             found[way] = {
                 "plan": identity(trial.plan),
                 "seconds": seconds,
-                "spread": None if seconds is None else (max(turns) - min(turns)) / 2 / seconds,
+                "spread": None if seconds is None else (usual[-1] - usual[0]) / 2 / seconds,
                 "bytes": num_bytes.get(trial),
                 "failure": trial.failure,
             }
