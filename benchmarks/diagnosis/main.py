@@ -61,7 +61,7 @@ def main() -> int:
     """Judge the cases, print a line for each and the shares."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--only", default="")
-    parser.add_argument("--halves", default="seen,unseen,unseen_2")
+    parser.add_argument("--halves", default="seen,unseen,unseen_2,unseen_3")
     given = parser.parse_args()
     torch.set_num_threads(1)
     results = {}
@@ -77,7 +77,7 @@ def main() -> int:
                 print("     ", row["sentence"])
         right = sum(row["right"] for row in results[half])
         print(f"{half}: {right} of {len(results[half])}")
-    if not given.only and set(given.halves.split(",")) == {"seen", "unseen", "unseen_2"}:
+    if not given.only and set(given.halves.split(",")) == {"seen", "unseen", "unseen_2", "unseen_3"}:
         (HERE / "result.json").write_text(json.dumps(results, indent=1) + "\n")
     return 0
 

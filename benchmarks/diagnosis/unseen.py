@@ -323,7 +323,7 @@ def unstashed(model: nn.Sequential, x: Tensor, old: dict[str, Tensor], stage: ra
     return x
 
 
-@case("no weight stashing: backward through newer ones", "mlp", F32, "own:no-stashing", told=with_earlier(stages=2))
+@case("no weight stashing: backward through newer ones", "mlp", F32, "stale", told=with_earlier(stages=2))
 def _(s: Setup) -> Grads:
     s.loss(unstashed(s.model, s.inputs, earlier(s), range(3)), s.target).backward()
     return taken(s.model)

@@ -302,7 +302,7 @@ def clip_by_stage(s: Setup) -> Gradients:
     return {n: g for part in parts for n, g in clipped(part, 0.15).items()}
 
 @case("Forward with the weights of some steps ago, backward through the present ones (no weight stashing)",
-      "mlp", F64, lambda s: {"stages": 5, "earlier": earlier(s, 11)}, "own:weights-not-stashed")
+      "mlp", F64, lambda s: {"stages": 5, "earlier": earlier(s, 11)}, "stale")
 def no_stash(s: Setup) -> Gradients:
     """Asynchronous pipeline: weights were updated in place between forward and backward."""
     old, x = earlier(s, 11), s.inputs

@@ -221,6 +221,68 @@ def test_clipping(epsilon):
     assert said(before, clip=bound, replicas=2)[1] == ["clipped-before-averaging"]
 
 
+def test_a_forward_with_earlier_weights_and_a_backward_with_the_present_ones():
+    model, (x, y) = mlp(), examples()
+    earlier = {name: p.detach() + 0.1 * torch.randn_like(p) for name, p in model.named_parameters()}
+    present = {name: p.detach().clone() for name, p in model.named_parameters()}
+    old = copy.deepcopy(model)
+    old.load_state_dict(earlier)
+    value = functional.cross_entropy(old(x), y)
+    for name, p in old.named_parameters():
+        p.data.copy_(present[name])
+    value.backward()
+    answer, names = said({name: p.grad for name, p in old.named_parameters()}, model, (x, y), earlier=earlier)
+    assert names == ["stale"]
+    assert "a backward with the present ones" in answer.sentence
+
+
+def padded_with_0(output, target):
+    return functional.cross_entropy(output.flatten(0, 1), target.flatten(), ignore_index=0)
+
+
+def test_a_loss_that_ignores_another_class_and_one_with_fewer_classes_than_words():
+    x, y = tokens()
+    y[y == 0] = 1
+    y[y == IGNORED] = 0
+    model = Tied().double()
+    right = gradients(model, x, y, padded_with_0)
+    assert said(right, model, (x, y), loss=padded_with_0, microbatches=4)[0].verdict == "equal"
+    counted = gradients(model, x, y, token_loss)
+    assert said(counted, model, (x, y), loss=padded_with_0, microbatches=4)[1] == ["padding-counted"]
+    tagger = nn.Sequential(nn.Embedding(WORDS, 8), nn.Linear(8, 3)).double()
+    few = y % 3
+    wrong = {
+        name: g * (torch.arange(g.numel()).view_as(g) % 2) for name, g in gradients(tagger, x, few, token_loss).items()
+    }
+    assert said(wrong, tagger, (x, few), loss=token_loss)[0].verdict == "unexplained"
+
+
+def test_a_few_elements_and_the_first_output_that_differs_are_told():
+    model, (x, y) = mlp(), examples()
+    given = gradients(model, x, y)
+    given["1.0.weight"].view(-1)[-2:] *= 3
+    answer = said(given, model, (x, y))[0]
+    assert "2 of 64 elements of 1.0.weight (62, 63)" in answer.sentence
+    broken = copy.deepcopy(model)
+    broken[1][0].weight.data[0] += 1
+    outputs = {}
+    for name in ("0", "1", "2", "3"):
+        broken[int(name)].register_forward_hook(lambda *given, name=name: outputs.update({name: given[-1].detach()}))
+    given = gradients(broken, x, y)
+    answer = said(given, model, (x, y), activations={f"module.{name}": value for name, value in outputs.items()})[0]
+    assert answer.verdict == "unexplained"
+    assert "the output of 1 is the first that differs" in answer.sentence
+    assert (
+        "every output that was given is right"
+        in said(given, model, (x, y), activations={"0": outputs["0"]})[0].sentence
+    )
+    with pytest.raises(UsageError, match=r"the output of 0 in activations is \[3, 8\], and \[12, 8\]"):
+        said(given, model, (x, y), activations={"0": outputs["0"][:3]})
+    with pytest.raises(UsageError, match="which is no module"):
+        said(given, model, (x, y), activations={"nothing": outputs["0"]})
+    assert not any(hook for p in model.parameters() for hook in (p._post_accumulate_grad_hooks or {}))
+
+
 def test_stale_weights():
     model, batch = mlp(), examples()
     torch.manual_seed(3)

@@ -74,7 +74,7 @@ def test_parts_are_filled_alone(tmp_path):
     model, weights = hugging_face_model(llama(tmp_path), {})
     reads = []
     read = weights.stored.read
-    weights.stored.read = lambda name, like: reads.append(name) or read(name, like)
+    weights.stored.read = lambda name, like, **how: reads.append(name) or read(name, like, **how)
     deferred.fill(model.model.layers[1])
     assert reads
     assert all(name.startswith("model.layers.1.") for name in reads)

@@ -13,7 +13,7 @@ class Numbers:
     def __init__(self):
         self.asked = []
 
-    def fill(self, parameters):
+    def fill(self, parameters, *, mapped=False):
         for parameter in parameters:
             self.asked.append(tuple(parameter.shape))
             parameter.data = torch.full(parameter.shape, float(len(self.asked)))

@@ -29,6 +29,9 @@ class Saved:
     """Weights of the step; those that the model's function gives unless said otherwise."""
     earlier: str | None = None
     """Weights some updates before, for gradients that are stale."""
+    activations: str | None = None
+    """Outputs in the trainer's forward, by module, of the whole batch: of what nothing explains, the first that differs
+    is told."""
     after: str | None = None
     """Weights after the step, with --optimizer: instead of gradients."""
     optimizer: str | None = None
@@ -135,7 +138,9 @@ def answer_of(model: str, options: Mapping[str, Any], batch: str, loss: str, sav
         )
     made, _ = user_model(model, options)
     module = Chain(*made) if isinstance(made, list) else made
-    fill(module)
+    if saved.weights is None and not is_model_folder(model):
+        refuse_drawn(model, options, module)
+    fill(module, mapped=True)
     inputs, target = read_batch(batch)
     known = {
         **vars(told),
@@ -150,11 +155,27 @@ def answer_of(model: str, options: Mapping[str, Any], batch: str, loss: str, sav
         given(saved.gradients, "gradients"),
         weights=given(saved.weights, "weights"),
         earlier=given(saved.earlier, "earlier"),
+        activations=given(saved.activations, "activations"),
         after=given(saved.after, "after"),
         optimizer=None if saved.optimizer is None else import_object(saved.optimizer, "optimizer"),
         optimizer_state=given(saved.optimizer_state, "optimizer_state"),
         **known,
     )
+
+
+def refuse_drawn(model: str, options: Mapping[str, Any], module: Any) -> None:
+    """Raise UsageError for a function whose module has other weights at each call, which no trainer's can be."""
+    from torch import equal, nn
+
+    from stretto.models.user_model import user_model
+
+    again, _ = user_model(model, options)
+    others = (nn.ModuleList(again) if isinstance(again, list) else again).parameters()
+    if not all(map(equal, module.parameters(), others)):
+        raise UsageError(
+            f"{model} gives other weights at each call, so that none are the trainer's: seed it, "
+            "torch.manual_seed(0), or give --weights"
+        )
 
 
 def microbatches_of(told: Told) -> int:

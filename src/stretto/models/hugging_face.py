@@ -55,11 +55,16 @@ class StoredWeights:
     def __contains__(self, name: str) -> bool:
         return name in self._recipes
 
-    def read(self, name: str, like: Tensor) -> Tensor:
-        """The tensor of this name, with the dtype of `like`. Raises UsageError if its shape is another."""
+    def read(self, name: str, like: Tensor, *, mapped: bool = False) -> Tensor:
+        """The tensor of this name, with the dtype of `like`; `mapped`: in its file, where it needs no conversion.
+
+        Raises UsageError if its shape is another.
+        """
         recipe = self._recipes[name]
         value = self._converted(recipe)[name] if recipe.converter is not None else self._stored(recipe.sources[0][1])
         self._check(recipe, value.shape, like.shape)
+        if mapped and value.dtype is like.dtype:
+            return value
         return torch.empty(like.shape, dtype=like.dtype).copy_(value)
 
     def read_small(self) -> None:
@@ -314,7 +319,7 @@ class WeightSource:
         """The names of parameters that no file has."""
         return [names[0] for names in self._by_parameter().values() if not any(n in self.stored for n in names)]
 
-    def fill(self, parameters: Sequence[nn.Parameter]) -> None:
+    def fill(self, parameters: Sequence[nn.Parameter], *, mapped: bool = False) -> None:
         """Read the values of parameters; those that no file has are drawn, module by module."""
         names = self._by_parameter()
         drawn: set[int] = set()
@@ -324,7 +329,7 @@ class WeightSource:
                 parameter.data = torch.full(parameter.shape, math.nan, dtype=parameter.dtype)
                 drawn.add(id(parameter))
             else:
-                parameter.data = self.stored.read(stored, parameter)
+                parameter.data = self.stored.read(stored, parameter, mapped=mapped)
         if drawn:
             self._draw(drawn)
 

@@ -44,8 +44,11 @@ M = TypeVar("M")
 class Source(Protocol):
     """Where a model's values come from."""
 
-    def fill(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Give placeholders of the model their values: `parameter.data` becomes a tensor of its own."""
+    def fill(self, parameters: Sequence[nn.Parameter], *, mapped: bool = False) -> None:
+        """Give placeholders of the model their values: `parameter.data` becomes a tensor of its own.
+
+        `mapped`: values that are only read may stay in their files, whose pages come and go as memory allows.
+        """
 
 
 _sources = WeakIdKeyDictionary()  # parameter -> Source, of each placeholder
@@ -81,15 +84,15 @@ def placeholders(modules: Iterable[nn.Module]) -> list[nn.Parameter]:
     return list(found.values())
 
 
-def fill(module: nn.Module) -> None:
-    """Give the placeholders of a module their values."""
-    for parameter in _give_values(placeholders([module])):
+def fill(module: nn.Module, *, mapped: bool = False) -> None:
+    """Give the placeholders of a module their values; `mapped`: they are only read, and may stay in their files."""
+    for parameter in _give_values(placeholders([module]), mapped=mapped):
         del _sources[parameter]
 
 
-def _give_values(waiting: list[nn.Parameter]) -> list[nn.Parameter]:
+def _give_values(waiting: list[nn.Parameter], *, mapped: bool = False) -> list[nn.Parameter]:
     for source in {id(_sources[p]): _sources[p] for p in waiting}.values():
-        source.fill([p for p in waiting if _sources[p] is source])
+        source.fill([p for p in waiting if _sources[p] is source], mapped=mapped)
     return waiting
 
 

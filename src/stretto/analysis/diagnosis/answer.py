@@ -10,8 +10,10 @@ from stretto.analysis.diagnosis.evidence import Evidence
 from stretto.analysis.diagnosis.hypotheses.hypothesis import numbers
 from stretto.analysis.diagnosis.search import Explanation
 from stretto.analysis.diagnosis.step import groups
+from stretto.errors import UsageError
 
 EQUAL, EXPLAINED, UNEXPLAINED = "equal", "explained", "unexplained"
+FEW = 0.2  # the share of a gradient's elements up to which they are named
 STATUS = {EQUAL: 0, EXPLAINED: 1, UNEXPLAINED: 3}
 
 
@@ -156,7 +158,9 @@ def rows_of(evidence: Evidence, explanation: Explanation | None) -> list[Paramet
 
 
 def where_to_look(evidence: Evidence) -> str:
-    """Where gradients begin to differ, in words."""
+    """Where gradients, or outputs that were given, begin to differ, in words."""
+    if evidence.step.activations:
+        return first_output(evidence)
     good = evidence.good(evidence.plain.residuals)
     wrong = torch.nonzero(~good).flatten().tolist()
     first, last = (evidence.entries[wrong[place]].name for place in (0, -1))
@@ -164,5 +168,38 @@ def where_to_look(evidence: Evidence) -> str:
         return f"every gradient up to {last} differs, all after it are right: look at the backward of what follows it"
     if len(wrong) == len(good):
         drawn = "; the model draws random numbers (dropout): turn that off for the step" * evidence.passes.random
-        return f"every gradient differs: look at the loss, at the batch and at the weights before single layers{drawn}"
-    return f"{len(wrong)} of {len(good)} gradients differ, the first is {first}, the last {last}"
+        told = "look at the loss, at the batch and at the weights before single layers, or give --activations, too"
+        return f"every gradient differs: {told}{drawn}"
+    told = f"{len(wrong)} of {len(good)} gradients differ, the first is {first}, the last {last}"
+    return told + few_elements(evidence, wrong)
+
+
+def few_elements(evidence: Evidence, wrong: Sequence[int]) -> str:
+    """Which elements of gradients differ, in words, where that is a few of each; else nothing."""
+    made, told = evidence.made(evidence.base), []
+    for index in wrong:
+        given, plain = (evidence.entry(values, index) for values in (evidence.given, made))
+        apart = torch.nonzero((given - plain).abs() > evidence.tolerance * plain.abs().max()).flatten().tolist()
+        whole = evidence.step.parameters[evidence.entries[index].parameter].numel() == len(plain)
+        if not apart or not whole or len(apart) > FEW * len(plain):
+            return ""
+        told.append(f"{len(apart)} of {len(plain)} elements of {evidence.entries[index].name} ({numbers(apart[:4])})")
+    return f"; of each only a few elements do: {', '.join(told[:3])}{', ...' * (len(told) > 3)}"
+
+
+def first_output(evidence: Evidence) -> str:
+    """The first output that differs from plain training's. Raises UsageError for one of another shape."""
+    step = evidence.step
+    parts = step.parts_of(step.inputs) if evidence.base.condition.by_part else [step.inputs]
+    for name, output in evidence.passes.activations([*step.activations], parts).items():
+        given = step.activations[name]
+        if given.shape != output.shape:
+            raise UsageError(
+                f"diagnose: the output of {name or 'the model'} in activations is {list(given.shape)}, and "
+                f"{list(output.shape)} for the whole batch: join those of micro-batches and replicas in order"
+            )
+        left = float((given.double() - output.double()).norm()) / (float(output.double().norm()) or 1.0)
+        if not left <= evidence.rounding:
+            where = name or "the model"
+            return f"the output of {where} is the first that differs, by {left:.1e} of it: look at its forward"
+    return "every output that was given is right: look at the loss and the backward"

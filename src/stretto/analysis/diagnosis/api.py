@@ -22,7 +22,7 @@ from stretto.analysis.diagnosis.answer import (
 from stretto.analysis.diagnosis.evidence import Entry, Evidence
 from stretto.analysis.diagnosis.hypotheses import HYPOTHESES, batch, tensor
 from stretto.analysis.diagnosis.hypotheses.updates import CHANGES
-from stretto.analysis.diagnosis.names import by_parameter, entries_of, tensors_by_name, unpacked
+from stretto.analysis.diagnosis.names import by_module, by_parameter, entries_of, tensors_by_name, unpacked
 from stretto.analysis.diagnosis.passes import Changed, Condition, GradientPasses
 from stretto.analysis.diagnosis.scenario import Scenario
 from stretto.analysis.diagnosis.search import Search
@@ -30,6 +30,7 @@ from stretto.analysis.diagnosis.step import ROUNDING, TrainingStep, beginnings
 from stretto.analysis.diagnosis.update import UpdateRule
 from stretto.errors import UsageError
 from stretto.losses import Loss
+from stretto.losses.comparison import as_cross_entropy
 from stretto.nn.batch import inputs_of, target_of, with_names_of
 from stretto.nn.group_norm import has_batch_norm
 from stretto.nn.nested import map_tensors
@@ -37,6 +38,7 @@ from stretto.splitting.proof import close
 
 SMALL = 1e3  # times the tolerance: more than that is no rounding
 TIMES = 4.0  # what rounding takes gradients to, over what it was once seen to
+NEAR = 0.5  # what a mistake leaves, over what plain training leaves: only such are worth a look
 LARGE = 20_000_000  # parameters from which passes of their own are made only where nothing cheaper explains all
 
 
@@ -48,6 +50,7 @@ def diagnose(
     *,
     weights: Any = None,
     earlier: Any = None,
+    activations: Any = None,
     after: Any = None,
     optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] | None = None,
     optimizer_state: Any = None,
@@ -67,8 +70,9 @@ def diagnose(
     the model's) and `earlier` (some updates before) are dicts by parameter, modules, or paths of files: safetensors,
     torch.save, a folder of torch.distributed.checkpoint or with Hugging Face's index. A missing key is a missing
     gradient. `cut` names the first module of each stage but the first. `clip` is the bound on the norm by which the
-    gradients were clipped before they were saved. The model stays as it is, and computes as it does now: in training
-    mode unless it is in evaluation.
+    gradients were clipped before they were saved. `activations` are outputs of modules in the trainer's forward, by
+    name: where no mistake explains the gradients, the first that differs is told. The model stays as it is, and
+    computes as it does now: in training mode unless it is in evaluation.
 
     Raises UsageError for what does not fit together.
     """
@@ -92,8 +96,10 @@ def diagnose(
             loss_scale=loss_scale,
             precision=precision,
             earlier={} if earlier is None else by_parameter(model, earlier, "earlier"),
+            activations={} if activations is None else by_module(model, activations),
         )
         beginnings(step)  # refuses a cut that is no module
+        step = replace(step, loss=known_loss(step))
         if after is None:
             return explained(step, *entries_of(step, tensors_by_name(gradients, "gradients")))
         if optimizer is None or gradients is not None:
@@ -101,6 +107,12 @@ def diagnose(
         new = by_parameter(model, after, "after")
         moved = {name: new[name] - p.detach() for name, p in step.parameters.items() if name in new}
         return explained(step, *entries_of(step, moved), optimizer, state_of(optimizer_state))
+
+
+def known_loss(step: TrainingStep) -> Loss:
+    """The step's loss, as torch's cross entropy where its gradient shows that it is: then it can be changed."""
+    outputs = GradientPasses(step, {}, {}).outputs([step.inputs])
+    return as_cross_entropy(step.loss, outputs[0], step.target) or step.loss if len(outputs) == 1 else step.loss
 
 
 @contextmanager
@@ -165,8 +177,12 @@ def explained(
     all_found = search.run()
     if not all_found:
         closest = search.best()
-        most = () if closest is None else findings(whole, closest, ())
-        sentence = f"None of {len(HYPOTHESES)} known mistakes explains it, nor do two of them: {where_to_look(whole)}"
+        near = closest is not None and closest.residuals.mean() <= NEAR * plain.residuals.mean()
+        most = findings(whole, closest, ()) if closest is not None and near else ()
+        needed = [name for name, why in told["cannot_show"].items() if why.startswith("needs")]
+        looked_for = len({each.name for each in HYPOTHESES} - {*needed})
+        more = f"; {len(needed)} more need options, such as --microbatches" if step.num_parts == 1 else ""
+        sentence = f"None of {looked_for} mistakes explains it, nor do two of them{more}: {where_to_look(whole)}"
         return Answer(
             verdict=UNEXPLAINED, sentence=sentence, hypotheses=(), alternatives=most, rows=rows_of(whole, None), **told
         )

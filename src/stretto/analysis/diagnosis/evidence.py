@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from stretto.analysis.diagnosis.passes import MOST, GradientPasses, dense, take
+from stretto.analysis.diagnosis.passes import MOST, GradientPasses, ImpossibleChangeError, dense, take
 from stretto.analysis.diagnosis.scenario import EPSILON, PATTERNS, Gradients, Scenario
 from stretto.analysis.diagnosis.step import COARSE, ROUNDING, TrainingStep
 from stretto.analysis.diagnosis.update import UpdateRule
@@ -131,8 +131,12 @@ class Evidence:
         return replace(base, condition=scenarios[0].condition, processes=tuple(scenarios), patterns=patterns)
 
     def fit(self, scenario: Scenario) -> ScenarioFit:
-        """Residuals of all entries, each relative to the length of the gradient."""
-        made = self.made(scenario)
+        """Residuals of all entries, each relative to the length of the gradient; endless where it cannot be made."""
+        try:
+            made = self.made(scenario)
+        except ImpossibleChangeError:
+            endless = torch.full_like(self.lengths, math.inf)
+            return ScenarioFit(endless, torch.zeros_like(endless), endless)
         own, cross = self.total(made.square()), self.total(made * self.given)
         scales = torch.where(own > 0, cross / own.clamp(min=1e-300), 0.0)
         least = torch.maximum(self.floors, torch.full_like(self.floors, 1e-300))

@@ -155,6 +155,17 @@ def by_parameter(model: nn.Module, given: Any, what: str) -> dict[str, Tensor]:
     return {name: value.to(parameters[name].dtype) for name, value in found.items()}
 
 
+def by_module(model: nn.Module, given: Any) -> dict[str, Tensor]:
+    """Outputs by the names of the model's modules. Raises UsageError for names that are no module's."""
+    tensors = {name: value for name, value in tensors_by_name(given, "activations").items() if value is not None}
+    known = dict.fromkeys((name for name, _ in model.named_modules()), ())
+    names = matched(list(tensors), known, dict.fromkeys(tensors, ()))
+    for name in tensors:
+        if name not in names:
+            raise UsageError(f"diagnose: activations has {name!r}, which is no module: {nearest(name, known)}")
+    return {names[name]: value for name, value in tensors.items()}
+
+
 def entries_of(
     step: TrainingStep, given: Mapping[str, Tensor | None]
 ) -> tuple[dict[Entry, Tensor | None], dict[str, str]]:

@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 from stretto.analysis.diagnosis.step import ROUNDING, TrainingStep
+from stretto.errors import UsageError
 from stretto.losses.cross_entropy import Sum
 from stretto.losses.value import understand, value_function
 from stretto.nn.batch import call, with_names_of
@@ -26,6 +28,9 @@ from stretto.options.user_errors import explained
 from stretto.splitting.proof import as_before, seed_all
 
 MOST = 1 << 16  # elements of a parameter's gradient that are kept: half of them at equal distances, half the largest
+TOTAL = 1 << 23  # about so many elements of all parameters, at least LEAST of each
+LEAST = 1 << 12
+UNTOLD = 1 << 16  # stands for the uses of a weight by what is no call of torch that takes it
 USES = 3  # calls of torch that take a weight and are told apart; later ones count as the last of these
 
 
@@ -33,18 +38,24 @@ USES = 3  # calls of torch that take a weight and are told apart; later ones cou
 class Condition:
     """What forwards and backwards are computed with; by default as in a plain step.
 
-    `earlier`: parameters that have the earlier weights, or one use of them, as "name#0". `by_part`: each part's forward
+    `earlier`: parameters that have the earlier weights, or one use of them, as "name#0"; `present`: the backward has
+    the present ones all the same. `by_part`: each part's forward
     sees no other part, else one forward takes the whole batch, and each part has a backward; `whole`: so has the whole
     batch. `change`: the name of a change of the target, the loss or the model, which `changes` of the passes knows.
     `dtype`: of autocast. `seed`: of dropout.
     """
 
     earlier: frozenset[str] = frozenset()
+    present: bool = False
     by_part: bool = False
     whole: bool = False
     change: str = ""
     dtype: torch.dtype | None = None
     seed: int = 0
+
+
+class ImpossibleChangeError(Exception):
+    """A mistake that cannot be made here: the loss or the model fails with what it changes."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,14 +73,41 @@ class Contributions:
 
 
 class SeparateUses(TorchFunctionMode):
-    """Gives every call of torch that takes a parameter a leaf of its own: each use of a weight has its own gradient."""
+    """Gives every call of torch that takes a parameter a leaf of its own: each use of a weight has its own gradient.
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter], values: Mapping[str, Tensor]) -> None:
+    Of each gradient, what `take` makes of it is kept in `rows` as soon as it is there: no two need room at a time. It
+    is written into `room`: small tensors among whole gradients would keep the memory of these from being used again.
+    """
+
+    def __init__(
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        values: Mapping[str, Tensor],
+        take: Callable[[str, Tensor], Tensor],
+        room: Mapping[str, Tensor],
+    ) -> None:
         super().__init__()
         self._names = {id(p): name for name, p in parameters.items() if not p._backward_hooks}
+        self._parameters = parameters
         self._values = {**parameters, **values}
+        self._take, self._room = take, room
         self.leaves: dict[str, list[Tensor]] = {name: [] for name in parameters}
+        self.rows: dict[str, dict[int, Tensor]] = {name: {} for name in parameters}  # by use; UNTOLD last
+        self.squares: dict[str, Tensor] = {}
         self.in_float32 = False  # whether some tensor was
+        self._hooks: list[Any] = []
+
+    def __enter__(self) -> "SeparateUses":
+        for name, parameter in self._parameters.items():
+            hook = partial(self._accumulated, name, UNTOLD)
+            self._hooks.append(parameter.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *raised: Any) -> None:
+        super().__exit__(*raised)  # type: ignore[no-untyped-call]
+        for hook in self._hooks:
+            hook.remove()
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -88,8 +126,29 @@ class SeparateUses(TorchFunctionMode):
         leaves = self.leaves[name]
         if len(leaves) < USES:
             value = self._values.get(f"{name}#{len(leaves)}", self._values[name])
-            leaves.append(value.detach().requires_grad_())
+            leaf = value.detach().clone() if value is not self._parameters[name] else value.detach()
+            leaf.requires_grad_()
+            leaf.register_post_accumulate_grad_hook(partial(self._accumulated, name, len(leaves)))
+            leaves.append(leaf)
         return leaves[-1]
+
+    def use_present(self) -> None:
+        """From here on, in the backward, all weights are the present ones, whichever the forward had."""
+        for name, leaves in self.leaves.items():
+            for leaf in leaves:
+                if leaf.data_ptr() != self._parameters[name].data_ptr():
+                    leaf.data.copy_(self._parameters[name].data)  # unseen by autograd, as in a trainer that does so
+
+    def _accumulated(self, name: str, use: int, leaf: Tensor) -> None:
+        gradient = dense(leaf.grad)
+        leaf.grad = None
+        row, square = self._take(name, gradient), torch.linalg.vector_norm(gradient, dtype=torch.float64).square()
+        rows = self.rows[name]
+        if use in rows:  # a recomputed part may come in several backwards
+            rows[use] += row
+        else:
+            rows[use] = self._room[name].copy_(row) if use == 0 else row.clone()
+        self.squares[name] = self.squares.get(name, 0.0) + square
 
 
 class GradientPasses:
@@ -104,8 +163,13 @@ class GradientPasses:
     ) -> None:
         self.step = step
         self.changes = changes
-        self.kept = {name: kept_elements(p, important.get(name)) for name, p in step.parameters.items()}
+        most = min(MOST, max(LEAST, TOTAL // len(step.parameters)))
+        self.kept = {name: kept_elements(p, important.get(name), most) for name, p in step.parameters.items()}
         self._known: dict[Condition, Contributions] = {}
+        self._room = {
+            name: torch.empty(self.size(name), dtype=torch.float64 if p.dtype is torch.float64 else torch.float32)
+            for name, p in step.parameters.items()
+        }
         self._loss = value_function(understand(step.loss))
         self.random = False  # whether a forward draws random numbers
         self.in_float32 = False  # whether some tensor of a forward is, even where all weights are float64
@@ -122,8 +186,14 @@ class GradientPasses:
         return take(self.step.parameters[name].detach(), self.kept[name])
 
     def __getitem__(self, condition: Condition) -> Contributions:
+        """Raises ImpossibleChangeError where the loss or the model does not take the condition's change."""
         if condition not in self._known:
-            self._known[condition] = self._compute(condition)
+            try:
+                self._known[condition] = self._compute(condition)
+            except UsageError as error:
+                if condition.change or condition.earlier:
+                    raise ImpossibleChangeError(str(error)) from error
+                raise
         return self._known[condition]
 
     def outputs(self, parts: Sequence[tuple[Tensor, ...]]) -> list[Tensor]:
@@ -136,6 +206,23 @@ class GradientPasses:
         return [
             torch.cat(tensors) if tensors[0].dim() else torch.stack(tensors) for tensors in zip(*found, strict=True)
         ]
+
+    def activations(self, names: Sequence[str], parts: Sequence[tuple[Tensor, ...]]) -> dict[str, Tensor]:
+        """What each module first returns, the first tensor of it, for parts of the batch joined; in their order."""
+        found: dict[str, dict[int, Tensor]] = {}
+        modules = dict(self.step.model.named_modules())
+        with keeping_mode(self.step.model), torch.no_grad(), without_fused_transformers():
+            for number, part in enumerate(parts):
+
+                def keep(name: str, _: nn.Module, __: Any, output: Any, number: int = number) -> None:
+                    found.setdefault(name, {}).setdefault(number, next(iter(tensors_of(output))).detach().clone())
+
+                hooks = [modules[name].register_forward_hook(partial(keep, name)) for name in names]
+                seed_all(number)
+                self._output(part)
+                for hook in hooks:
+                    hook.remove()
+        return {name: torch.cat([*rows.values()]) for name, rows in found.items()}
 
     def _output(self, inputs: tuple[Tensor, ...]) -> Any:
         """What the loss takes: the model's output, of a ModelOutput its logits."""
@@ -156,7 +243,8 @@ class GradientPasses:
         counts: list[float] = []
         seen: list[Any] = []
         for number, part in enumerate(inputs if condition.by_part else [change.inputs]):
-            with keeping_mode(self.step.model), change.context(), SeparateUses(step.parameters, values) as uses:
+            separate = SeparateUses(step.parameters, values, self._take, self._room)
+            with keeping_mode(self.step.model), change.context(), separate as uses:
                 seed_all(condition.seed + number)
                 with torch.enable_grad(), without_fused_transformers(), autocast(condition.dtype):
                     output = self._output(part)
@@ -166,6 +254,8 @@ class GradientPasses:
                     outputs = [output] if len(wholes) == 1 else step.parts_of(output)
                     with explained("diagnose: on this batch the loss raised"):
                         losses = [mean_of(loss, each, target) for each, target in zip(outputs, wholes, strict=True)]
+                if condition.present:
+                    uses.use_present()
                 for left, (mean, count) in zip(range(len(losses))[::-1], losses, strict=True):
                     mean.backward(retain_graph=left > 0)  # type: ignore[no-untyped-call]
                     collected.append(self._collect(uses))
@@ -216,18 +306,18 @@ class GradientPasses:
         return shares
 
     def _collect(self, uses: SeparateUses) -> dict[str, Tensor]:
-        """The kept elements of what stands in the leaves' gradients, and the squared length of all; then none."""
+        """The kept elements of the gradients that came, and the squared length of all; then none."""
         found: dict[str, Tensor] = {}
         for name, parameter in self.step.parameters.items():
-            leaves = [leaf for leaf in (*uses.leaves[name], parameter) if leaf.grad is not None]
-            kept = self.kept[name]
-            rows = [take(dense(leaf.grad), kept) for leaf in leaves]
+            rows = [row for _, row in sorted(uses.rows[name].items())]
             self.unused -= {name} if rows else set()
-            found[name] = torch.stack(rows) if rows else torch.zeros(0, len(take(parameter.detach(), kept)))
-            found["|" + name] = sum((dense(leaf.grad).double().square().sum() for leaf in leaves), torch.zeros(()))
-            for leaf in leaves:
-                leaf.grad = None
+            found[name] = torch.stack(rows) if rows else torch.zeros(0, len(take(parameter.detach(), self.kept[name])))
+            found["|" + name] = uses.squares.pop(name, torch.zeros(()))
+            uses.rows[name].clear()
         return found
+
+    def _take(self, name: str, gradient: Tensor) -> Tensor:
+        return take(gradient, self.kept[name])
 
 
 @dataclass(frozen=True, eq=False)
@@ -278,14 +368,14 @@ def gradients_of(value: Tensor, inputs: Sequence[Sequence[Tensor]]) -> list[Tens
     return [torch.cat([next(found).flatten().double() for tensor in group if tensor.requires_grad]) for group in inputs]
 
 
-def kept_elements(parameter: Tensor, important: Tensor | None) -> Tensor | None:
-    """Which elements of a gradient are kept; None for all."""
-    if parameter.numel() <= MOST:
+def kept_elements(parameter: Tensor, important: Tensor | None, most: int) -> Tensor | None:
+    """Which elements of a gradient are kept, about `most`; None for all."""
+    if parameter.numel() <= most:
         return None
-    spread = torch.arange(0, parameter.numel(), -(-parameter.numel() // (MOST // 2)))
+    spread = torch.arange(0, parameter.numel(), -(-parameter.numel() // (most // 2)))
     if important is None or important.numel() != parameter.numel():
         return spread
-    largest = dense(important).abs().flatten().float().topk(MOST // 2).indices
+    largest = dense(important).abs().flatten().float().topk(most // 2).indices
     return torch.from_numpy(np.unique(torch.cat([spread, largest]).numpy()))
 
 

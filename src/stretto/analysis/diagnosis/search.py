@@ -1,6 +1,7 @@
 """Looks for the fewest mistakes that explain gradients: one, or two, in the same parameters or in different ones."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -11,6 +12,7 @@ from stretto.analysis.diagnosis.evidence import Evidence, ScenarioFit
 from stretto.analysis.diagnosis.hypotheses import HYPOTHESES, Hypothesis, Variant
 from stretto.analysis.diagnosis.hypotheses.batch import DROPOUT_DIFFERS, redrawn
 from stretto.analysis.diagnosis.hypotheses.precision import HYPOTHESIS as LOW_PRECISION
+from stretto.analysis.diagnosis.passes import ImpossibleChangeError
 from stretto.analysis.diagnosis.scenario import Scenario
 from stretto.analysis.diagnosis.step import COARSE
 
@@ -153,6 +155,8 @@ class Search:
         found = []
         for mistake in self._mistakes(self._base, self._plain, costs):
             fit = self._sketch.fit(mistake.variant.scenario)
+            if not bool(fit.residuals.isfinite().all()):
+                continue
             residuals = limited(self._plain.residuals, fit.residuals, mistake.variant.entries)
             self.nodes.append(Node(mistake, fit, residuals, self._score(residuals, fit)))
             if self._complete(residuals):
@@ -230,8 +234,9 @@ class Search:
     def _mistakes(self, scenario: Scenario, fit: ScenarioFit, costs: bool) -> Iterator[Mistake]:
         for hypothesis in HYPOTHESES:
             if hypothesis.costs == costs:
-                for variant in hypothesis.variants(self._sketch, scenario, fit):
-                    yield Mistake(hypothesis, variant)
+                with suppress(ImpossibleChangeError):
+                    for variant in hypothesis.variants(self._sketch, scenario, fit):
+                        yield Mistake(hypothesis, variant)
 
     def _complete(self, residuals: Tensor) -> bool:
         return bool(self._sketch.good(residuals).all())

@@ -28,7 +28,7 @@ class TrainingStep:
 
     `parts` of the batch, in order: each of `replicas` has so many of its examples in a row, and cuts them into
     `accumulation` times `microbatches` parts. `earlier` are weights some updates before, by parameter. `cut` names the
-    first module or parameter of each stage but the first.
+    first module or parameter of each stage but the first. `activations` are outputs that the trainer had, by module.
     """
 
     model: nn.Module
@@ -45,6 +45,7 @@ class TrainingStep:
     precision: torch.dtype | None = None
     cut: Sequence[str] = ()
     earlier: Mapping[str, Tensor] = field(default_factory=dict)
+    activations: Mapping[str, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in ("microbatches", "accumulation", "replicas", "tensor", "stages"):

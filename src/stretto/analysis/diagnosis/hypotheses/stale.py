@@ -11,7 +11,7 @@ from stretto.analysis.diagnosis.step import beginnings, block_names
 
 PICTURE = """\
 plain     forward and backward with W_n
-stale     forward and backward with W_(n-d)"""
+stale     forward and backward with W_(n-d), or the forward alone"""
 MOST_CUTS = 12  # places between old and new weights that are tried
 
 
@@ -23,6 +23,7 @@ def variants(evidence: Evidence, scenario: Scenario, fit: ScenarioFit) -> Iterat
         return
     everything = frozenset(earlier)
     yield stale(scenario, everything, "of all stages", {"stages": "all"})
+    yield mixed(scenario, everything, "of all stages", {"stages": "all"})
     names = list(step.parameters)
     uses = evidence.passes[scenario.condition].values
     for first in beginnings(step)[:MOST_CUTS]:
@@ -31,6 +32,7 @@ def variants(evidence: Evidence, scenario: Scenario, fit: ScenarioFit) -> Iterat
             chosen = everything & frozenset(part)
             if chosen and chosen != everything:
                 yield stale(scenario, chosen, where, {"stages": where})
+                yield mixed(scenario, chosen, where, {"stages": where})
                 tied = [name for name in chosen if uses[name].shape[1] > 1]
                 if tied:  # a copy in each of two stages
                     use = 0 if where.startswith("before") else 1
@@ -54,6 +56,14 @@ def variants(evidence: Evidence, scenario: Scenario, fit: ScenarioFit) -> Iterat
 def stale(scenario: Scenario, earlier: frozenset[str], where: str, options: dict[str, Any]) -> Variant:
     condition = replace(scenario.condition, earlier=earlier)
     return Variant(options, replace(scenario, condition=condition), f"is that of the earlier weights {where}")
+
+
+def mixed(scenario: Scenario, earlier: frozenset[str], where: str, options: dict[str, Any]) -> Variant:
+    """The forward had the earlier weights, and the backward the present ones."""
+    made = stale(scenario, earlier, where, options | {"backward": "present"})
+    condition = replace(made.scenario.condition, present=True)
+    what = f"is that of a forward with the earlier weights {where} and a backward with the present ones"
+    return made._replace(scenario=replace(scenario, condition=condition), what=what)
 
 
 HYPOTHESIS = Hypothesis("stale", PICTURE, variants, needs="--earlier", costs=True)
