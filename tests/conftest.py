@@ -125,7 +125,8 @@ def is_whole(session):
     """Whether these are all quick tests and no others."""
     option = session.config.option
     everywhere = not session.config.args or [Path(each).resolve() for each in session.config.args] == [ROOT / "tests"]
-    return everywhere and option.markexpr == "not slow and not docs" and not option.keyword and not option.lf
+    chosen = option.keyword or getattr(option, "lf", False)  # without its cache, pytest has no lf
+    return everywhere and option.markexpr == "not slow and not docs" and not chosen
 
 
 def pytest_terminal_summary(terminalreporter, config):

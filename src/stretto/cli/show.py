@@ -30,6 +30,14 @@ class MethodLayout:
     turns: int
 
     @property
+    def title(self) -> str:
+        """The method and its summary; where it was asked for as "async" or "local", what it stands for."""
+        from stretto.methods.advice import meaning
+
+        told = "" if self.method.advice is None else f"{meaning(self.method)}\n\n"
+        return f"{told}{self.method}: {self.method.summary}"
+
+    @property
     def microbatches(self) -> int:
         """The number of micro-batches that enter before the pipeline drains."""
         return self.turns * self.schedule.per_turn
@@ -44,14 +52,17 @@ class MethodLayout:
         return turn, max(0.0, (total - work) / total) if total else 0.0
 
 
-def lay_out(method: str, stages: int, workers: int | None, microbatches: int | None) -> MethodLayout:
+def lay_out(
+    method: str, stages: int, workers: int | None, microbatches: int | None, optimizer: str = "adamw"
+) -> MethodLayout:
     """Lay out what a user asks for. Raises UsageError for counts that cannot be, or that take too long.
 
+    What "async" and "local" stand for goes by the `optimizer`.
     `microbatches` is how many enter in all: those of one minibatch for a synchronous method that does not say itself
     how many its minibatch has; for any other method as many turns as they fill.
     """
-    from stretto.methods import method as find
     from stretto.methods import with_microbatches
+    from stretto.methods.advice import advised
 
     for name, value, most in (("stages", stages, MOST_STAGES), ("microbatches", microbatches, MOST_MICROBATCHES)):
         if value is not None and not 1 <= value <= most:
@@ -61,7 +72,7 @@ def lay_out(method: str, stages: int, workers: int | None, microbatches: int | N
             f"microbatches={microbatches} on {stages} stages: choose at most {MOST_FORWARDS // stages} for so many "
             "stages"
         )
-    chosen = find(method)
+    chosen = advised(method, optimizer, stages)
     if workers is not None and not 1 <= workers <= stages:
         raise UsageError(f"workers={workers} for {stages} stages: choose between 1 and {stages}")
     if microbatches is not None:
@@ -100,7 +111,7 @@ def show(
     Parameters
     ----------
     method
-        Method with its options, e.g. greedy or "overlapping(delay=1)".
+        Method with its options, e.g. greedy or "overlapping(delay=1)"; async or local, as for AdamW.
     plan
         File that stretto plan wrote, instead of a method, stages and workers.
     file
@@ -177,6 +188,7 @@ def facts_of(layout: MethodLayout, timeline: "Timeline") -> dict[str, Any]:
     delays, cures = method.delays(schedule), method.step_cures(schedule)
     return {
         "method": str(method),
+        **({} if method.advice is None else {"asked": method.advice.asked}),
         "stages": schedule.num_stages,
         "workers": schedule.num_workers,
         "microbatches": layout.microbatches,
@@ -225,7 +237,7 @@ def in_words(layout: MethodLayout, timeline: "Timeline", facts: Mapping[str, Any
     width = terminal_columns() or 1000
     entered = f"these {facts['microbatches']} micro-batches"
     lines = [
-        f"{layout.method}: {layout.method.summary}\n\n{draw.text(timeline.spans, width=width)}\n",
+        f"{layout.title}\n\n{draw.text(timeline.spans, width=width)}\n",
         f"{entered}   {timeline.makespan:g} columns, {idle_share(timeline.bubble)} idle",
         f"steady state           {facts['steady_period']:g} columns a turn, {idle_share(facts['steady_bubble'])} idle",
         f"delay by stage         {by_stage(facts['delay'])} updates",
