@@ -38,6 +38,12 @@ class MethodLayout:
         return f"{told}{self.method}: {self.method.summary}"
 
     @property
+    def names(self) -> dict[str, str]:
+        """The method, and the word by which it was asked for, if it was, as plain data."""
+        asked = {} if self.method.advice is None else {"asked": self.method.advice.asked}
+        return {"method": str(self.method), **asked}
+
+    @property
     def microbatches(self) -> int:
         """The number of micro-batches that enter before the pipeline drains."""
         return self.turns * self.schedule.per_turn
@@ -52,12 +58,10 @@ class MethodLayout:
         return turn, max(0.0, (total - work) / total) if total else 0.0
 
 
-def lay_out(
-    method: str, stages: int, workers: int | None, microbatches: int | None, optimizer: str = "adamw"
-) -> MethodLayout:
+def lay_out(method: str, stages: int, workers: int | None, microbatches: int | None) -> MethodLayout:
     """Lay out what a user asks for. Raises UsageError for counts that cannot be, or that take too long.
 
-    What "async" and "local" stand for goes by the `optimizer`.
+    "async" and "local" stand for what they stand for under AdamW.
     `microbatches` is how many enter in all: those of one minibatch for a synchronous method that does not say itself
     how many its minibatch has; for any other method as many turns as they fill.
     """
@@ -72,7 +76,7 @@ def lay_out(
             f"microbatches={microbatches} on {stages} stages: choose at most {MOST_FORWARDS // stages} for so many "
             "stages"
         )
-    chosen = advised(method, optimizer, stages)
+    chosen = advised(method, "adamw", stages)
     if workers is not None and not 1 <= workers <= stages:
         raise UsageError(f"workers={workers} for {stages} stages: choose between 1 and {stages}")
     if microbatches is not None:
@@ -187,8 +191,7 @@ def facts_of(layout: MethodLayout, timeline: "Timeline") -> dict[str, Any]:
     full = simulate(schedule, rules, schedule.drain + 2)
     delays, cures = method.delays(schedule), method.step_cures(schedule)
     return {
-        "method": str(method),
-        **({} if method.advice is None else {"asked": method.advice.asked}),
+        **layout.names,
         "stages": schedule.num_stages,
         "workers": schedule.num_workers,
         "microbatches": layout.microbatches,

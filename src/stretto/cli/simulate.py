@@ -276,8 +276,7 @@ def facts_of(layout: MethodLayout, timeline: "Timeline", prices: ActionPrices) -
     makespans = prices.makespans(layout) if prices.draws > 1 else [timeline.makespan / prices.scale]
     drawn = {"late_draws": prices.draws, "makespans": makespans} if prices.draws > 1 else {}
     return {
-        "method": str(layout.method),
-        **({} if layout.method.advice is None else {"asked": layout.method.advice.asked}),
+        **layout.names,
         "stages": layout.schedule.num_stages,
         "microbatches": layout.microbatches,
         "minibatches": layout.turns,

@@ -181,15 +181,11 @@ def as_cross_entropy(loss: Loss, output: Tensor, target: Any) -> CrossEntropy | 
 
     Which class it ignores is read off that gradient.
     """
-    if not is_whole(target) or recognise(loss) is not None or not output.is_floating_point():
+    if not may_be_cross_entropy(loss, target) or not output.is_floating_point():
         return None
-    with torch.enable_grad():
-        leaf = output.detach().clone().requires_grad_()
-        try:
-            value = call(loss, leaf, target, counted=False)
-            (gradient,) = torch.autograd.grad(value.mean if isinstance(value, Sum) else value, leaf)
-        except (*KINDS, UsageError):
-            return None
+    gradient = gradient_by(loss, output, target)
+    if gradient is None:
+        return None
     silent = target[~gradient.any(-1)] if gradient.shape[:-1] == target.shape else target[:0]
     ignored = [IGNORED, *silent.unique()[:MOST_IGNORED].tolist()]
     forms = [CrossEntropy(ignore_index=each, tokens=None) for each in ignored]
@@ -197,18 +193,26 @@ def as_cross_entropy(loss: Loss, output: Tensor, target: Any) -> CrossEntropy | 
     return next((form for form in forms if are_alike(loss, form, output, target)), None)
 
 
-def are_alike(loss: Loss, other: Loss, output: Tensor, target: Tensor) -> bool:
-    """Whether two losses, or their means, have the same gradient by the output; False where the first fails on it."""
+def may_be_cross_entropy(loss: Loss, target: Any) -> bool:
+    """Whether `as_cross_entropy` may find one: the targets are classes, and the loss is not torch's own already."""
+    return is_whole(target) and recognise(loss) is None
 
-    def gradient(loss: Loss) -> Tensor:
-        leaf = output.detach().clone().requires_grad_()
-        value = call(loss, leaf, target.long(), counted=False)
-        return torch.autograd.grad(value.mean if isinstance(value, Sum) else value, leaf)[0].double()
 
+def gradient_by(loss: Loss, output: Tensor, target: Tensor) -> Tensor | None:
+    """The gradient of a loss, or of its mean, by the output, in float64; None where it fails on a copy of that."""
     try:
         with torch.enable_grad():
-            one, two = gradient(loss), gradient(other)
+            leaf = output.detach().clone().requires_grad_()
+            value = call(loss, leaf, target, counted=False)
+            return torch.autograd.grad(value.mean if isinstance(value, Sum) else value, leaf)[0].double()
     except (*KINDS, UsageError):
+        return None
+
+
+def are_alike(loss: Loss, other: Loss, output: Tensor, target: Tensor) -> bool:
+    """Whether two losses, or their means, have the same gradient by the output; False where one fails on it."""
+    one, two = (gradient_by(each, output, target.long()) for each in (loss, other))
+    if one is None or two is None:
         return False
     return bool((one - two).norm() <= max(1e-3, 4 * torch.finfo(output.dtype).eps) * two.norm())
 

@@ -82,11 +82,11 @@ def in_pipelines(parts: Callable[[int], Sequence[range]], inner: Inner, microbat
             "synchronous pipeline"
         )
 
-    def workers_of(num_stages: int, num_workers: int | None) -> list[tuple[int, int]]:
+    def workers_of(num_stages: int, num_workers: int) -> list[tuple[int, int]]:
         """The first worker of each part, and how many it has."""
         cut = parts(num_stages)
         usual = [one.workers(len(part)) for part in cut]
-        if num_workers is None or num_workers == sum(usual):
+        if num_workers == sum(usual):
             counts = usual
         elif num_workers >= len(cut):
             counts = [len(own) for own in assign(num_workers, len(cut))]

@@ -30,7 +30,7 @@ from stretto.analysis.diagnosis.step import ROUNDING, TrainingStep, beginnings
 from stretto.analysis.diagnosis.update import UpdateRule
 from stretto.errors import UsageError
 from stretto.losses import Loss
-from stretto.losses.comparison import as_cross_entropy
+from stretto.losses.comparison import as_cross_entropy, may_be_cross_entropy
 from stretto.nn.batch import inputs_of, target_of, with_names_of
 from stretto.nn.group_norm import has_batch_norm
 from stretto.nn.nested import map_tensors
@@ -111,8 +111,11 @@ def diagnose(
 
 def known_loss(step: TrainingStep) -> Loss:
     """The step's loss, as torch's cross entropy where its gradient shows that it is: then it can be changed."""
+    if not may_be_cross_entropy(step.loss, step.target):
+        return step.loss
     outputs = GradientPasses(step, {}, {}).outputs([step.inputs])
-    return as_cross_entropy(step.loss, outputs[0], step.target) or step.loss if len(outputs) == 1 else step.loss
+    found = as_cross_entropy(step.loss, outputs[0], step.target) if len(outputs) == 1 else None
+    return found or step.loss
 
 
 @contextmanager

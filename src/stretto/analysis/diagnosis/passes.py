@@ -6,7 +6,7 @@ are sums of what two or three conditions come to.
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -39,10 +39,9 @@ class Condition:
     """What forwards and backwards are computed with; by default as in a plain step.
 
     `earlier`: parameters that have the earlier weights, or one use of them, as "name#0"; `present`: the backward has
-    the present ones all the same. `by_part`: each part's forward
-    sees no other part, else one forward takes the whole batch, and each part has a backward; `whole`: so has the whole
-    batch. `change`: the name of a change of the target, the loss or the model, which `changes` of the passes knows.
-    `dtype`: of autocast. `seed`: of dropout.
+    the present ones all the same. `by_part`: each part's forward sees no other part, else one forward takes the whole
+    batch, and each part has a backward; `whole`: so has the whole batch. `change`: the name of a change of the target,
+    the loss or the model, which `changes` of the passes knows. `dtype`: of autocast. `seed`: of dropout.
     """
 
     earlier: frozenset[str] = frozenset()
@@ -211,17 +210,17 @@ class GradientPasses:
         """What each module first returns, the first tensor of it, for parts of the batch joined; in their order."""
         found: dict[str, dict[int, Tensor]] = {}
         modules = dict(self.step.model.named_modules())
-        with keeping_mode(self.step.model), torch.no_grad(), without_fused_transformers():
+        number = 0
+
+        def keep(name: str, _: nn.Module, __: Any, output: Any) -> None:
+            found.setdefault(name, {}).setdefault(number, next(iter(tensors_of(output))).detach().clone())
+
+        with keeping_mode(self.step.model), torch.no_grad(), without_fused_transformers(), ExitStack() as hooks:
+            for name in names:
+                hooks.callback(modules[name].register_forward_hook(partial(keep, name)).remove)
             for number, part in enumerate(parts):
-
-                def keep(name: str, _: nn.Module, __: Any, output: Any, number: int = number) -> None:
-                    found.setdefault(name, {}).setdefault(number, next(iter(tensors_of(output))).detach().clone())
-
-                hooks = [modules[name].register_forward_hook(partial(keep, name)) for name in names]
                 seed_all(number)
                 self._output(part)
-                for hook in hooks:
-                    hook.remove()
         return {name: torch.cat([*rows.values()]) for name, rows in found.items()}
 
     def _output(self, inputs: tuple[Tensor, ...]) -> Any:

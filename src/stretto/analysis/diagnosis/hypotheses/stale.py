@@ -60,10 +60,9 @@ def stale(scenario: Scenario, earlier: frozenset[str], where: str, options: dict
 
 def mixed(scenario: Scenario, earlier: frozenset[str], where: str, options: dict[str, Any]) -> Variant:
     """The forward had the earlier weights, and the backward the present ones."""
-    made = stale(scenario, earlier, where, options | {"backward": "present"})
-    condition = replace(made.scenario.condition, present=True)
+    condition = replace(scenario.condition, earlier=earlier, present=True)
     what = f"is that of a forward with the earlier weights {where} and a backward with the present ones"
-    return made._replace(scenario=replace(scenario, condition=condition), what=what)
+    return Variant(options | {"backward": "present"}, replace(scenario, condition=condition), what)
 
 
 HYPOTHESIS = Hypothesis("stale", PICTURE, variants, needs="--earlier", costs=True)
