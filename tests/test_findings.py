@@ -284,9 +284,26 @@ def test_two_processes_share_a_study_and_an_end_of_both_loses_nothing(tmp_path):
     assert "Not finished" not in (here / "pages" / "tiny" / "README.md").read_text()
 
 
-def test_grids_of_less_than_four_rates_are_refused(harness):
-    with pytest.raises(ValueError, match="at least four"):
+def test_grids_of_two_or_three_rates_are_refused(harness):
+    with pytest.raises(ValueError, match="four and more"):
         harness.cells.Cell("few", "pb", "SGD", (0.1, 0.2, 0.4), 40)
+
+
+def test_a_rate_that_the_rules_fix_has_no_first_rung_and_later_seeds_come_last(harness, study, tmp_path):
+    plain = dataclasses.replace(study.cells[0], seeds=(0, 1, 2, 3), first=10)
+    fixed = harness.cells.Cell("fixed", "pb", "SGD", (0.1,), 40, {"delay": 0.2}, "plain", seeds=(0, 1, 2, 3))
+    two = dataclasses.replace(study, cells=(plain, fixed), claims=())
+    assert two.base_runs == 4 + 4 + 4
+    assert len(harness.halving.runs_left(two, {})) == 12
+    runs = finished(harness, two, tmp_path).read()
+    made = [(run["cell"], run["steps"], run["seed"]) for run in runs.values()]
+    assert [run for run in made if run[0] == "fixed"] == [("fixed", 40, seed) for seed in range(4)]
+    assert made[:4] == [("plain", 10, 0)] * 4
+    assert [run[2] for run in made[-2:]] == [3, 3]
+    assert not harness.halving.at_edge(fixed, runs)
+    found = harness.results.result(two, runs, fixed)
+    assert found.complete
+    assert found.ratio.mean > 1
 
 
 def test_a_run_is_measured_as_plain_training(harness, monkeypatch):

@@ -44,10 +44,10 @@ RATES = {
 class Block(nn.Module):
     """x + attention(norm(x)), then x + mlp(norm(x)), [N, T, WIDTH] -> the same; four matrices and nothing else."""
 
-    def __init__(self) -> None:
+    def __init__(self, blocks: int) -> None:
         super().__init__()
-        self.inputs, self.output = _linear(WIDTH, 3 * WIDTH), _linear(WIDTH, WIDTH, 2 * BLOCKS)
-        self.up, self.down = _linear(WIDTH, 4 * WIDTH), _linear(4 * WIDTH, WIDTH, 2 * BLOCKS)
+        self.inputs, self.output = _linear(WIDTH, 3 * WIDTH), _linear(WIDTH, WIDTH, 2 * blocks)
+        self.up, self.down = _linear(WIDTH, 4 * WIDTH), _linear(4 * WIDTH, WIDTH, 2 * blocks)
 
     def forward(self, x: Tensor) -> Tensor:
         """Add both branches to the residual stream."""
@@ -102,7 +102,7 @@ def network(vocabulary: int, stages: int, seed: int) -> list[nn.Module]:
     """The decoder in so many stages of equally many blocks; the weights depend on the seed alone."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        layers = [Embedding(vocabulary), *(Block() for _ in range(BLOCKS)), Unembedding(vocabulary)]
+        layers = [Embedding(vocabulary), *(Block(BLOCKS) for _ in range(BLOCKS)), Unembedding(vocabulary)]
     each = BLOCKS // stages
     cuts = [0, *(1 + each * s for s in range(1, stages)), len(layers)]
     return stretto.split(layers, cuts)

@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from harness.launches import Launch
 
 SEEDS = (0, 1, 2)
+LATER = 3  # the seed from which on runs come after those of all cells with smaller ones
 MOST_RUNS = 200  # of a study
 Record = Mapping[str, Any]
 """A finished run, as the store keeps it."""
@@ -20,7 +21,8 @@ class Cell:
     `reference` names the cell that its arrivals are divided by, the same optimizer without delay; None for such a cell
     itself. `beside` names another cell without delay to be shown against, `uncured` the one with the same delay and no
     cure. `settings` are what else the study's training needs, such as the number of stages. `horizon` is T of the rules
-    for a reference, where it is not the study's.
+    for a reference, where it is not the study's. `seeds` are those of rung 2, `first` the steps of rung 1, half of all
+    unless given. A single rate was fixed by the rules: there is no rung 1 then.
     """
 
     name: str
@@ -33,16 +35,29 @@ class Cell:
     beside: str | None = None
     uncured: str | None = None
     horizon: int | None = None
+    seeds: tuple[int, ...] = SEEDS
+    first: int | None = None
 
     def __post_init__(self) -> None:
         """Raise ValueError for a grid that the rules do not allow."""
-        if len(self.rates) < 4 or list(self.rates) != sorted(set(self.rates)) or self.rates[0] <= 0:
-            raise ValueError(f"cell {self.name!r}: rates={self.rates}: give at least four, from small to large")
+        rates = list(self.rates)
+        if len(rates) not in (1, *range(4, 100)) or rates != sorted(set(rates)) or rates[0] <= 0:
+            raise ValueError(f"cell {self.name!r}: rates={self.rates}: give one, or four and more from small to large")
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether the rules fix its rate, so that no rung chooses it."""
+        return len(self.rates) == 1
 
     @property
     def rung(self) -> int:
-        """Steps of a run of the first rung: half of all."""
-        return self.steps // 2
+        """Steps of a run of the first rung."""
+        return self.first or self.steps // 2
+
+    @property
+    def base_runs(self) -> int:
+        """How many runs it has if its grid is not extended."""
+        return len(self.seeds) + (0 if self.is_fixed else len(self.rates))
 
 
 @dataclass(frozen=True)
@@ -57,7 +72,7 @@ class Run:
     @property
     def counts(self) -> bool:
         """Whether it is the one run of its cell that also counts what the method costs: the first seed of rung 2."""
-        return self.seed == SEEDS[0] and self.steps == self.cell.steps
+        return self.seed == self.cell.seeds[0] and self.steps == self.cell.steps
 
     @property
     def key(self) -> str:
@@ -86,8 +101,8 @@ class Study:
     """One study: its cells, how one of them is trained, and what it is to answer.
 
     train: (cell, rate, seed, steps, data) -> what `measured_training` returns; `data` is the folder of the data, or
-    None. horizon: T of the rules; the cut-off is a reference's test loss at `share` of it, or its test error where
-    `metric` says so. baseline: what references are, and plain: what `uncured` cells are, in words of the page. added:
+    None. horizon: T of the rules; the cut-off is a reference's test loss at `share` of it, or its test error, or
+    its training loss since the evaluation before, where `metric` says so. baseline: what references are, and plain: what `uncured` cells are, in words of the page. added:
     cells and rates that a rule named later, each trained once more, for all steps with the first seed. answer:
     paragraphs written once the runs were there. tried: those on what was tried and dropped. more: further Markdown for
     the page, made of the finished runs by key. launches: what is timed in processes; clock: the Markdown made of the
@@ -101,7 +116,7 @@ class Study:
     train: Callable[[Cell, float, int, int, str | None], dict[str, Any]]
     horizon: int
     share: float = 0.9
-    metric: Literal["loss", "error"] = "loss"
+    metric: Literal["loss", "error", "training"] = "loss"
     baseline: str = "no delay"
     plain: str = "the same delay without the cure"
     added: tuple[tuple[str, float], ...] = ()
@@ -130,12 +145,14 @@ class Study:
     @property
     def base_runs(self) -> int:
         """How many runs it has if no grid is extended."""
-        return sum(len(cell.rates) + len(SEEDS) for cell in self.cells) + len(self.added)
+        return sum(cell.base_runs for cell in self.cells) + len(self.added)
 
     @property
     def added_runs(self) -> list[Run]:
         """The runs that a rule named later."""
-        return [Run(self.cell(name), rate, SEEDS[0], self.cell(name).steps) for name, rate in self.added]
+        return [
+            Run(self.cell(name), rate, self.cell(name).seeds[0], self.cell(name).steps) for name, rate in self.added
+        ]
 
     def cell(self, name: str) -> Cell:
         """The cell of this name."""

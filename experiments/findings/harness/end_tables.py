@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from harness.cells import SEEDS, Cell, Record, Study
+from harness.cells import Cell, Record, Study
 from harness.halving import final_records
 from harness.intervals import Interval, against
 from harness.markdown import table
@@ -18,7 +18,11 @@ def percent(found: Result, *, sign: bool = True) -> str:
     """The test error at the end in percent, with its interval, or why there is none."""
     if found.error is not None:
         return f"{plus_minus(found.error)}{' %' if sign else ''}"
-    return f"{found.diverged} of {len(SEEDS)} diverged" if found.complete else f"{len(found.records)} of 3 seeds"
+    return (
+        f"{found.diverged} of {len(found.records)} diverged"
+        if found.complete
+        else f"{len(found.records)} of {found.records.wanted} seeds"
+    )
 
 
 def plus_minus(error: Interval) -> str:

@@ -1,16 +1,16 @@
-"""Successive halving: all rates of a cell for half of its steps with one seed, then the best one with three seeds."""
+"""Successive halving: all rates of a cell for some of its steps with one seed, then the best one with all seeds."""
 
 import math
 from collections.abc import Mapping
 
-from harness.cells import MOST_RUNS, SEEDS, Cell, Record, Run, Study, key_of
+from harness.cells import LATER, MOST_RUNS, Cell, Record, Run, Study, key_of
 
 MOST_EXTENSIONS = 2  # rates that may be added to a cell's grid
 
 
 def rung_run(cell: Cell, rate: float) -> Run:
     """The run of the first rung at this rate."""
-    return Run(cell, rate, SEEDS[0], cell.rung)
+    return Run(cell, rate, cell.seeds[0], cell.rung)
 
 
 def value(record: Record) -> float:
@@ -25,7 +25,7 @@ def grid(cell: Cell, finished: Mapping[str, Record]) -> tuple[float, ...]:
     None is added while a rate of the grid so far is not finished.
     """
     rates = cell.rates
-    for _ in range(MOST_EXTENSIONS):
+    for _ in range(0 if cell.is_fixed else MOST_EXTENSIONS):
         best = best_of(cell, rates, finished)
         beside = {rates[0]: rates[1], rates[-1]: rates[-2]}  # of the edges
         if best not in beside:
@@ -36,6 +36,8 @@ def grid(cell: Cell, finished: Mapping[str, Record]) -> tuple[float, ...]:
 
 def best_of(cell: Cell, rates: tuple[float, ...], finished: Mapping[str, Record]) -> float | None:
     """The rate with the smallest validation loss in rung 1, the smallest rate of several; None while one is missing."""
+    if cell.is_fixed:
+        return cell.rates[0]
     records = [finished.get(rung_run(cell, rate).key) for rate in rates]
     known = [record for record in records if record is not None]
     if len(known) < len(rates):
@@ -45,6 +47,8 @@ def best_of(cell: Cell, rates: tuple[float, ...], finished: Mapping[str, Record]
 
 def used_rates(cell: Cell, finished: Mapping[str, Record]) -> tuple[float, ...]:
     """The rates of rung 1 that have been run, and those of the grid that are missing."""
+    if cell.is_fixed:
+        return cell.rates
     rates, extra = set(cell.rates), grid(cell, finished)
     return tuple(sorted(rates | {rate for rate in extra if rung_run(cell, rate).key in finished}))
 
@@ -57,7 +61,7 @@ def chosen_rate(cell: Cell, finished: Mapping[str, Record]) -> float | None:
 def at_edge(cell: Cell, finished: Mapping[str, Record]) -> bool:
     """Whether the best rate still lies at the edge of the grid as it was extended."""
     rates, best = used_rates(cell, finished), chosen_rate(cell, finished)
-    return best is not None and best in (rates[0], rates[-1])
+    return best is not None and not cell.is_fixed and best in (rates[0], rates[-1])
 
 
 def extensions(study: Study, finished: Mapping[str, Record]) -> int:
@@ -68,36 +72,47 @@ def extensions(study: Study, finished: Mapping[str, Record]) -> int:
 def next_runs(study: Study, finished: Mapping[str, Record]) -> list[Run]:
     """The runs that can be made now, in the order of the cells: what a cell lacks of rung 1, or else of rung 2.
 
-    An extension that no longer fits into the study's runs is left out. Those that a rule named later come last.
+    An extension that no longer fits into the study's runs is left out. Fourth and further seeds come after all others,
+    and those runs last that a rule named later.
     """
     spare = MOST_RUNS - study.base_runs - extensions(study, finished)
     wanted = []
     for cell in study.cells:
-        missing = [rung_run(cell, rate) for rate in grid(cell, finished)]
+        missing = [] if cell.is_fixed else [rung_run(cell, rate) for rate in grid(cell, finished)]
         missing = [run for run in missing if run.key not in finished]
         if missing and all(run.rate not in cell.rates for run in missing):
             missing, spare = missing[: max(spare, 0)], spare - len(missing[: max(spare, 0)])
         rate = None if missing else chosen_rate(cell, finished)
-        seeds = [] if rate is None else [Run(cell, rate, seed, cell.steps) for seed in SEEDS]
+        seeds = [] if rate is None else [Run(cell, rate, seed, cell.steps) for seed in cell.seeds]
         wanted += missing or [run for run in seeds if run.key not in finished]
+    wanted.sort(key=lambda run: run.seed >= LATER)
     return wanted + [run for run in study.added_runs if run.key not in finished]
 
 
-def final_records(cell: Cell, finished: Mapping[str, Record]) -> dict[int, Record]:
+class Finals(dict[int, Record]):
+    """Rung 2 of a cell so far, by seed; `wanted` is how many seeds it has in all."""
+
+    def __init__(self, found: Mapping[int, Record], wanted: int) -> None:
+        super().__init__(found)
+        self.wanted = wanted
+
+
+def final_records(cell: Cell, finished: Mapping[str, Record]) -> Finals:
     """Rung 2 of a cell so far, by seed."""
     rate = chosen_rate(cell, finished)
     if rate is None:
-        return {}
-    keys = {seed: key_of(cell.name, rate, seed, cell.steps) for seed in SEEDS}
-    return {seed: finished[key] for seed, key in keys.items() if key in finished}
+        return Finals({}, len(cell.seeds))
+    keys = {seed: key_of(cell.name, rate, seed, cell.steps) for seed in cell.seeds}
+    return Finals({seed: finished[key] for seed, key in keys.items() if key in finished}, len(cell.seeds))
 
 
 def runs_left(study: Study, finished: Mapping[str, Record]) -> list[Run]:
     """All runs that are still to come if no further grid is extended; those of rung 2 at a middle rate until chosen."""
     left = []
     for cell in study.cells:
-        rung = [rung_run(cell, rate) for rate in cell.rates]
+        rung = [] if cell.is_fixed else [rung_run(cell, rate) for rate in cell.rates]
         missing = [run for run in rung if run.key not in finished]
-        done = 0 if missing else len(final_records(cell, finished))
-        left += missing + [Run(cell, cell.rates[1], seed, cell.steps) for seed in SEEDS[done:]]
+        done = {} if missing else final_records(cell, finished)
+        rate = cell.rates[len(cell.rates) // 3]
+        left += missing + [Run(cell, rate, seed, cell.steps) for seed in cell.seeds if seed not in done]
     return left + [run for run in study.added_runs if run.key not in finished]

@@ -93,14 +93,14 @@ def _cells(each: Result, *, beside: bool) -> list[str]:
     rate = "" if each.rate is None else f"{each.rate:g}{' (edge)' if each.edge else ''}"
     ratios = [shown(each.ratio), shown(each.beside)][: 1 + beside]
     if not each.complete:
-        return [rate, "", *[""] * len(ratios), f"{len(each.records)} of 3 seeds", *[""] * 3]
+        return [rate, "", *[""] * len(ratios), f"{len(each.records)} of {each.records.wanted} seeds", *[""] * 3]
     records = list(each.records.values())
     memory = records[0].get("memory", {})
     return [
         rate,
         "" if each.arrived is None else f"{each.arrived:.0f}",
         *ratios,
-        f"{each.diverged} of 3 diverged" if each.loss is None else _plus_minus(each.loss),
+        f"{each.diverged} of {len(each.records)} diverged" if each.loss is None else _plus_minus(each.loss),
         "" if each.error is None else plus_minus(each.error),
         " + ".join(f"{memory[key]:.3g}" for key in ("weight copies", "optimizer numbers") if key in memory),
         _milliseconds(records),

@@ -8,13 +8,13 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from harness.cells import SEEDS, Cell, Claim, Record, Study
-from harness.halving import at_edge, chosen_rate, final_records
+from harness.cells import Cell, Claim, Record, Study
+from harness.halving import Finals, at_edge, chosen_rate, final_records
 from harness.intervals import Interval, Point, against, arrival, bounded, interval, ratio, value_at
 
 TRAINING, TEST, ERROR = 1, 2, 3  # places in a point of a curve, behind the step
-PLACES = {"loss": TEST, "error": ERROR}
-Records = Mapping[int, Record]
+PLACES = {"loss": TEST, "error": ERROR, "training": TRAINING}
+Records = Finals
 """The runs of rung 2 of a cell, by seed."""
 SOONER = ("sooner", "later")
 
@@ -57,7 +57,7 @@ def finals(cells: Iterable[Cell], finished: Mapping[str, Record]) -> dict[str, R
 
 def complete(records: Records) -> bool:
     """Whether all seeds are there."""
-    return len(records) == len(SEEDS)
+    return len(records) == records.wanted
 
 
 def sound(*cells: Records) -> bool:
@@ -72,7 +72,7 @@ def curve(record: Record, place: int = TEST) -> list[Point]:
 
 def ends(records: Records, place: int = TEST) -> list[float]:
     """What each seed has at its end."""
-    return [curve(records[seed], place)[-1][1] for seed in SEEDS]
+    return [curve(records[seed], place)[-1][1] for seed in sorted(records)]
 
 
 def last(records: Records | None, place: int = TEST) -> Interval | None:
@@ -102,13 +102,13 @@ def last_difference(mine: Records | None, theirs: Records | None, place: int) ->
     """What a cell has at its end minus what the other one has at that step."""
     if not mine or not theirs or not sound(mine, theirs):
         return None
-    points = {seed: curve(mine[seed], place)[-1] for seed in SEEDS}
+    points = {seed: curve(mine[seed], place)[-1] for seed in sorted(mine)}
     return interval([value - value_at(curve(theirs[seed], place), step) for seed, (step, value) in points.items()])
 
 
 def cut_at(records: Records | None, place: int, share: float) -> float | None:
     """The mean of what a reference has at this share of its steps."""
-    return mean_at(records, place, share * records[SEEDS[0]]["steps"]) if records else None
+    return mean_at(records, place, share * next(iter(records.values()))["steps"]) if records else None
 
 
 def mean_at(records: Records, place: int, step: float) -> float | None:
@@ -160,7 +160,7 @@ def result(study: Study, finished: Mapping[str, Record], cell: Cell) -> Result:
         edge=at_edge(cell, finished),
         loss=last(records, TEST),
         error=last(records, ERROR),
-        arrived=statistics.fmean(known) if len(known) == len(SEEDS) else None,
+        arrived=statistics.fmean(known) if known and len(known) == len(records) == records.wanted else None,
         ratio=None if cell.reference is None else ratio_to(study, finished, cell, reference),
         beside=None if cell.beside is None else ratio_to(study, finished, cell, study.cell(cell.beside)),
         gap=percent_above(records, final_records(reference, finished)) if cell.reference else None,
