@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import stretto
-from stretto.methods.advice import finding_for, findings
+from stretto.methods.findings import findings
 from stretto.nn.chain import Chain
 
 FINDINGS = Path(__file__).parent.parent / "experiments" / "findings"
@@ -378,7 +378,7 @@ def made_up(harness, study, error):
             finished[run.key] = {
                 "key": run.key, "cell": run.cell.name, "steps": run.steps, "curve": curve, "diverged": None,
                 "validation": loss + last, "seconds a step": {"wall": 1, "cpu": 1}, "noisy": False, "load": [1, 1],
-                "resolved": {"async": "pipedream(feedback=delay)", "local": "greedy"}.get(run.cell.method, "-"),
+                "resolved": {"async": "pipedream(feedback=delay)", "local": "greedy"}.get(run.cell.method, "backprop"),
                 "machine": {"processor": "none", "cores": 1, "threads": 1},
                 "versions": {"python": "3", "torch": "2", "stretto": "0", "commit": "0"},
             }  # fmt: skip
@@ -424,11 +424,10 @@ def test_users_read_what_the_package_has(harness):
     advice = importlib.import_module("harness.advice")
     page = (FINDINGS.parents[1] / "docs/which-method.md").read_text(encoding="utf-8")
     assert advice.table(findings()) in page
-    for found in findings():
-        best = finding_for(found.advice, found.optimizer, found.stages)
-        depths = ["any", "any other"] if found.any_depth else [found.stages, best.stages]
-        places = [f'| `"{found.advice}"` | {found.optimizer} | {depth} | {best.network} |' for depth in depths]
-        assert any(f"{place} **`{best.method}`** |" in page for place in places)
+    for word, optimizer in {(each.advice, each.optimizer) for each in findings()}:
+        for stages in advice.DEPTHS:
+            (row,) = (line for line in page.splitlines() if line.startswith(f'| `"{word}"` | {optimizer} | {stages} |'))
+            assert f"`{stretto.advised(word, optimizer, stages)}`" in row.split(" | ")[3]
 
 
 def test_a_page_without_marks_is_refused(harness, tmp_path):

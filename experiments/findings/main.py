@@ -27,7 +27,7 @@ from harness.store import Store  # noqa: E402
 from harness.work import work  # noqa: E402
 from torch.multiprocessing.spawn import spawn  # noqa: E402
 
-from stretto.methods.advice import Finding  # noqa: E402
+from stretto.methods.findings import Finding  # noqa: E402
 
 PAGES = HERE / "pages"
 FINDINGS = HERE.parents[1] / "src/stretto/methods/findings.json"

@@ -84,9 +84,9 @@ STUDY = Study(
     train=train,
     horizon=STEPS,
     setting=(
-        "Study 1's decoder with 8 blocks (width 32, two heads) on the bytes of PostgreSQL's manual, context 32, batches "
-        "of 16, 6,000 steps at constant rates behind a warm-up of 300, nothing clipped: [rules](../../rules.md), study "
-        "9. The data is a folder with `train.txt`, `validation.txt` and `test.txt`."
+        "Study 1's decoder with 8 blocks (width 32, two heads) on the bytes of PostgreSQL's manual, context 32, "
+        "batches of 16, 6,000 steps at constant rates behind a warm-up of 300, nothing clipped: "
+        "[rules](../../rules.md), study 9. The data is a folder with `train.txt`, `validation.txt` and `test.txt`."
     ),
     tried=("A pilot measured speed alone, of 60 steps each: 16 to 39 ms a step.",),
 )

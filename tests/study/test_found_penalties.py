@@ -7,7 +7,7 @@ import pytest
 
 from stretto.errors import UsageError
 from stretto.mesh import Mesh
-from stretto.methods.advice import Finding, findings
+from stretto.methods.findings import Finding, findings
 from stretto.options.named import parse
 from stretto.plan.objective import Objective, Penalty, assumed
 from stretto.plan.planned_methods import planned, with_options

@@ -10,7 +10,7 @@ from torch import nn
 
 import stretto
 from stretto.errors import UsageError
-from stretto.methods import advice
+from stretto.methods import findings
 from stretto.methods.table import with_fewer
 
 
@@ -25,8 +25,9 @@ def trainer(method, count=4, optimizer=torch.optim.AdamW, **options):
 
 def advise(monkeypatch, method):
     """From here on this method is what "async" stands for, whatever the optimizer and the stages."""
-    found = next(each for each in advice.findings() if each.advice == "async")
-    monkeypatch.setattr(advice, "findings", lambda: (replace(found, method=method, optimizer="adamw"),))
+    found = next(each for each in findings.findings() if each.advice == "async")
+    sooner = replace(found, method=method, optimizer="adamw", ratio=0.1, low=0.1, high=0.1, error=0.01)
+    monkeypatch.setattr(findings, "findings", lambda: (sooner,))
 
 
 @pytest.mark.parametrize(
@@ -194,10 +195,11 @@ def test_norms_of_stages_that_are_functions_are_seen_late_and_told():
     def train(method, made):
         return stretto.Trainer(made, nn.functional.mse_loss, torch.optim.AdamW, method, device="cpu")
 
-    with pytest.raises(UsageError, match=r"stands for pipedream-2bw .*normalise each of 4 micro-batches by itself"):
+    with pytest.raises(UsageError, match=r"stands for 1f1b .*normalise each of 4 micro-batches by itself"):
         train("async", [normalised] * 4)
     assert train("pipedream-2bw", [normalised] * 4).schedule.per_turn == 4  # named, it is the user's choice
-    assert train("async", [normalised() for _ in range(4)]).schedule.per_turn == 1
+    with pytest.warns(UserWarning, match="take turns"):
+        assert train("async", [normalised() for _ in range(4)]).schedule.per_turn == 1
 
 
 @pytest.mark.parametrize("count", [5, 6, 8, 10, 20])
@@ -208,8 +210,9 @@ def test_local_warns_of_chunks_that_idle(count):
     norms = [nn.Sequential(each, nn.BatchNorm1d(3)) for each in stages(count)]
     with pytest.warns(UserWarning, match=f"workers idle {idle} of the time on {count} stages") as told:
         made = stretto.Trainer(
-            norms, nn.functional.mse_loss, torch.optim.AdamW, "local", device="cpu", example=torch.ones(2, 3)
-        )
+            norms, nn.functional.mse_loss, partial(torch.optim.SGD, lr=0.1), "local", device="cpu",
+            example=torch.ones(2, 3),
+        )  # fmt: skip
     assert len(told) == 1
     assert made.schedule.per_turn == 1
 

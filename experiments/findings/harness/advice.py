@@ -10,14 +10,16 @@ from typing import Any
 
 import stretto
 from harness import markdown
-from harness.cells import SEEDS, Record, Study
+from harness.cells import Record, Study
 from harness.halving import final_records
 from harness.intervals import Interval, geometric_error
 from harness.results import percent_above, ratio_to
-from stretto.methods.advice import Finding, finding_for
+from stretto.methods.advice import Way, plain_name, soonest, ways
+from stretto.methods.findings import Finding
 
 DIGITS = 5  # of the numbers in the file
-NEXT = 3  # methods beside the best one in the table
+NEXT = 2  # methods beside the best one in the table
+DEPTHS = (2, 4, 8, 16, 32)  # stages in the table
 
 
 def entries(
@@ -58,12 +60,13 @@ def entries(
             "method": str(chosen),
             "losses": len(chosen.reach(number).heads),
             "delay": rounded(delay),
-            **steps(ratio),
+            **steps(ratio, len(mine)),
             "gap": rounded(gap.mean),
             "gap_low": rounded(gap.low),
             "gap_high": rounded(gap.high),
             "memory": rounded(memory(mine)),
-            "seeds": len(SEEDS),
+            "seeds": len(mine),
+            "compute": compute(mine, theirs),
         }
     return list(rows.values())
 
@@ -78,14 +81,20 @@ def memory(records: Mapping[int, Record]) -> float:
     return float(sum(next(iter(records.values()))["memory"].values()))
 
 
-def steps(ratio: Interval) -> dict[str, float | None]:
+def compute(mine: Mapping[int, Record], theirs: Mapping[int, Record]) -> float | None:
+    """The compute of a step over that of the reference's, heads included; None where it was not counted."""
+    counted = [[each["compute"]["total"] for each in of.values() if "compute" in each] for of in (mine, theirs)]
+    return rounded(counted[0][0] / counted[1][0]) if all(counted) else None
+
+
+def steps(ratio: Interval, seeds: int) -> dict[str, float | None]:
     """The ratio of steps as the file has it: None where a seed never arrived."""
     known = math.isfinite(ratio.high)
     return {
         "ratio": rounded(ratio.mean) if known else None,
         "low": rounded(ratio.low),
         "high": rounded(ratio.high) if known else None,
-        "error": rounded(geometric_error(ratio)) if known else None,
+        "error": rounded(geometric_error(ratio, seeds)) if known else None,
     }
 
 
@@ -95,31 +104,27 @@ def rounded(value: float) -> float:
 
 
 def table(found: Sequence[Finding]) -> str:
-    """A Markdown table of the best method of each network, optimizer and depth, with the next ones there.
+    """A Markdown table of what words stand for by optimizer and depth, and of the method that it was decided by.
 
-    What a word stands for at that depth is bold. What counts at any depth is among those of each depth; alone it stands
-    for all other depths.
+    That is the method that the word stands for, or else the one that comes nearest.
     """
     columns = (
-        "`method=`", "optimizer", "stages", "network", "best", "steps to the loss, over plain training",
-        "loss at the end", "memory", "the next ones there",
+        "`method=`", "optimizer", "stages", "stands for", "time to the loss, over `1f1b`", "steps to the loss",
+        "a step takes", "loss at the end", "memory", "tried on", "the next ones",
     )  # fmt: skip
     rows = []
-    places = {(each.advice, each.optimizer, each.any_depth, each.stages, each.network) for each in found}
-    for word, optimizer, any_depth, stages, network in sorted(places):
-        tried = [each for each in found if (each.advice, each.optimizer, each.network) == (word, optimizer, network)]
-        same = [each for each in tried if each.any_depth or (not any_depth and each.stages == stages)]
-        best = finding_for(word, optimizer, stages, same)
-        name = f"**`{best.method}`**" if finding_for(word, optimizer, stages, found) == best else f"`{best.method}`"
-        others = sorted((each for each in same if each is not best), key=lambda each: each.gap)
-        depth = str(stages)
-        if any_depth:
-            depth = "any other" if len(tried) > len(same) else "any"
-        told = (
-            f'`"{word}"`', optimizer, depth, network, name, best.spread, percent(best), f"{best.memory:.1f}",
-            beside(best, others),
-        )  # fmt: skip
-        rows.append(told)
+    for word, optimizer in sorted({(each.advice, each.optimizer) for each in found}):
+        for stages in DEPTHS:
+            tried = ways(word, optimizer, stages, among=found)
+            best = soonest(tried)
+            shown = best or tried[0]
+            name = f"**`{best.method}`**" if best else f"`{plain_name(whole=False)}`; nearest: `{shown.method}`"
+            rows.append([
+                f'`"{word}"`', optimizer, str(stages), name, shown.spread, shown.finding.spread, f"{shown.turn:.2f}",
+                percent(shown.finding), f"{shown.finding.memory:.1f}",
+                f"{shown.finding.network}, {shown.finding.depth}",
+                beside(shown, [each for each in tried if each is not shown]),
+            ])  # fmt: skip
     return markdown.table(columns, rows)
 
 
@@ -128,10 +133,10 @@ def percent(finding: Finding) -> str:
     return f"{finding.gap:+.1f} [{finding.gap_low:+.1f}, {finding.gap_high:+.1f}] %"
 
 
-def beside(best: Finding, others: Sequence[Finding]) -> str:
-    """The next ones, and how many more there are; = marks those that neither steps nor loss part from the best."""
+def beside(best: Way, others: Sequence[Way]) -> str:
+    """The next ones with their times, and how many more there are; = marks those that are not told from the best."""
     shown = [
-        f"{'= ' * (each.as_soon_as(best) and each.as_low_as(best))}`{each.method}` {each.gap:+.1f} %"
+        f"{'= ' * (each.low <= best.high and best.low <= each.high)}`{each.method}` {each.spread}"
         for each in others[:NEXT]
     ]
     more = len(others) - NEXT

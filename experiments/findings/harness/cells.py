@@ -101,12 +101,12 @@ class Study:
     """One study: its cells, how one of them is trained, and what it is to answer.
 
     train: (cell, rate, seed, steps, data) -> what `measured_training` returns; `data` is the folder of the data, or
-    None. horizon: T of the rules; the cut-off is a reference's test loss at `share` of it, or its test error, or
-    its training loss since the evaluation before, where `metric` says so. baseline: what references are, and plain: what `uncured` cells are, in words of the page. added:
-    cells and rates that a rule named later, each trained once more, for all steps with the first seed. answer:
-    paragraphs written once the runs were there. tried: those on what was tried and dropped. more: further Markdown for
-    the page, made of the finished runs by key. launches: what is timed in processes; clock: the Markdown made of the
-    finished runs and of the finished launches, by key.
+    None. horizon: T of the rules; the cut-off is what every seed of a reference has reached at `share` of it in test
+    loss, or in test error or training loss since the evaluation before, where `metric` says so. baseline: what
+    references are, and plain: what `uncured` cells are, in words of the page. added: cells and rates that a rule named
+    later, each trained once more, for all steps with the first seed. answer: paragraphs written once the runs were
+    there. tried: those on what was tried and dropped. more: further Markdown for the page, made of the finished runs.
+    launches: what is timed in processes; clock: the Markdown made of the finished runs and launches, by key.
     """
 
     name: str

@@ -104,7 +104,7 @@ def time_to_cutoff(study: Study, runs: Mapping[str, Record], way: Timed, referen
     cut, records = cutoff(study, runs, reference), final_records(way.cell, runs)
     if cut is None or not complete(records):
         return None
-    arrived = arrivals(records, PLACES[study.metric], cut)
+    arrived = arrivals(records, PLACES[study.metric], cut, entered=True)
     steps = ratio(arrived, dict.fromkeys(arrived, 1.0), dict.fromkeys(arrived, float(way.cell.steps)))
     return None if steps is None else product(steps, way.step.interval)
 
@@ -116,7 +116,7 @@ def time_ratio(study: Study, runs: Mapping[str, Record], way: Timed, other: Time
     if cut is None or not (complete(mine) and complete(theirs)):
         return None
     same = way.cell == other.cell
-    steps = Interval(1.0, 1.0, 1.0) if same else ratio_at(mine, theirs, PLACES[study.metric], cut)
+    steps = Interval(1.0, 1.0, 1.0) if same else ratio_at(mine, theirs, PLACES[study.metric], cut, entered=True)
     seconds = ratio(way.step.seconds, other.step.seconds, dict.fromkeys(way.step.seconds, 0.0))
     return None if steps is None or seconds is None else product(steps, seconds)
 

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 
+import stretto
 from harness.cells import LATER, MOST_RUNS, Cell, Record, Run, Study, key_of
 
 MOST_EXTENSIONS = 2  # rates that may be added to a cell's grid
@@ -90,11 +91,25 @@ def next_runs(study: Study, finished: Mapping[str, Record]) -> list[Run]:
 
 
 class Finals(dict[int, Record]):
-    """Rung 2 of a cell so far, by seed; `wanted` is how many seeds it has in all."""
+    """Rung 2 of a cell so far, by seed; `wanted` is how many seeds it has in all.
 
-    def __init__(self, found: Mapping[int, Record], wanted: int) -> None:
+    `behind` is how many updates its slowest stage has made less than minibatches have entered, `late` how many more
+    have entered than training losses are told of (rule 6).
+    """
+
+    def __init__(self, found: Mapping[int, Record], wanted: int, behind: int = 0, late: int = 0) -> None:
         super().__init__(found)
-        self.wanted = wanted
+        self.wanted, self.behind, self.late = wanted, behind, late
+
+    @classmethod
+    def of(cls, cell: Cell, found: Mapping[int, Record]) -> "Finals":
+        """Those of a cell, whose method says how late it is."""
+        if not found:
+            return cls({}, len(cell.seeds))
+        told = next((record["resolved"] for record in found.values() if "resolved" in record), cell.method)
+        chosen, stages = stretto.method(told), cell.settings.get("stages", 1)
+        behind = chosen.plan(stages)[0].drain if chosen.family == "asynchronous" else 0
+        return cls(found, len(cell.seeds), behind, chosen.lag(stages))
 
 
 def final_records(cell: Cell, finished: Mapping[str, Record]) -> Finals:
@@ -103,7 +118,7 @@ def final_records(cell: Cell, finished: Mapping[str, Record]) -> Finals:
     if rate is None:
         return Finals({}, len(cell.seeds))
     keys = {seed: key_of(cell.name, rate, seed, cell.steps) for seed in cell.seeds}
-    return Finals({seed: finished[key] for seed, key in keys.items() if key in finished}, len(cell.seeds))
+    return Finals.of(cell, {seed: finished[key] for seed, key in keys.items() if key in finished})
 
 
 def runs_left(study: Study, finished: Mapping[str, Record]) -> list[Run]:

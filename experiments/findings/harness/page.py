@@ -133,12 +133,12 @@ def _verdicts(study: Study, found: Mapping[str, Result]) -> str:
 
 
 def _cutoffs(study: Study, finished: Mapping[str, Record]) -> str:
-    lines = [f"Cut-offs, the mean test {study.metric} of each reference:", ""]
+    lines = ["Cut-offs, what every seed of each reference has reached:", ""]
     for cell in study.cells:
         if cell.reference is None:
             value = cutoff(study, finished, cell)
-            step = f"at step {cutoff_step(study, cell):g}"
-            lines.append(f"- {cell.name}, {step}: {'not known yet' if value is None else f'{value:.4f}'}")
+            step = f"step {cutoff_step(study, cell):g}"
+            lines.append(f"- {cell.name}, by {step}: {'not known yet' if value is None else f'{value:.4f}'}")
     return "\n".join(lines) + "\n"
 
 

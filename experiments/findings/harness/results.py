@@ -107,38 +107,57 @@ def last_difference(mine: Records | None, theirs: Records | None, place: int) ->
 
 
 def cut_at(records: Records | None, place: int, share: float) -> float | None:
-    """The mean of what a reference has at this share of its steps."""
-    return mean_at(records, place, share * next(iter(records.values()))["steps"]) if records else None
+    """The cut-off of a reference at this share of its steps."""
+    return reached_by(records, place, share * next(iter(records.values()))["steps"]) if records else None
 
 
-def mean_at(records: Records, place: int, step: float) -> float | None:
-    """The mean of what a reference has at a step."""
+def reached_by(records: Records, place: int, step: float) -> float | None:
+    """What every seed of a reference has reached at a step: the largest of the least values so far (rule 7)."""
     if not sound(records):
         return None
-    return statistics.fmean(value_at(curve(record, place), step) for record in records.values())
+    return max(
+        min(value_at(curve(record, place), step), *(value for at, value in curve(record, place) if at <= step))
+        for record in records.values()
+    )
 
 
 def cutoff_step(study: Study, reference: Cell) -> float:
-    """The step of a reference at which its mean is the cut-off: the study's share of T."""
+    """The step of a reference by which every seed has reached the cut-off: the study's share of T."""
     return study.share * (reference.horizon or study.horizon)
 
 
 def cutoff(study: Study, finished: Mapping[str, Record], reference: Cell) -> float | None:
-    """The mean of a reference's test loss, or error, at that step."""
-    return mean_at(final_records(reference, finished), PLACES[study.metric], cutoff_step(study, reference))
+    """What every seed of a reference has reached by that step, in test loss, test error or training loss."""
+    return reached_by(final_records(reference, finished), PLACES[study.metric], cutoff_step(study, reference))
 
 
-def arrivals(records: Records, place: int, cut: float) -> dict[int, float | None]:
-    """The arrival of each seed at a cut-off; None for one that never arrives."""
-    return {seed: arrival(curve(record, place), cut) for seed, record in records.items()}
+def arrivals(records: Records, place: int, cut: float, *, entered: bool = False) -> dict[int, float | None]:
+    """The arrival of each seed at a cut-off, in updates of the slowest stage; None for one that never arrives.
+
+    `entered` counts minibatches that have entered, as time does.
+    """
+    found = {seed: arrival(curve(record, place), cut) for seed, record in records.items()}
+    late = lateness(records, place, entered=entered)
+    return {seed: None if step is None else max(0.0, step - late) for seed, step in found.items()}
 
 
-def ratio_at(mine: Records | None, theirs: Records | None, place: int, cut: float | None) -> Interval | None:
-    """Steps to a cut-off over those of the other cell."""
+def lateness(records: Records, place: int, *, entered: bool) -> int:
+    """By how many steps what a curve has is older than the minibatches that have entered."""
+    if place == TRAINING:
+        return records.late
+    return 0 if entered else records.behind
+
+
+def ratio_at(
+    mine: Records | None, theirs: Records | None, place: int, cut: float | None, *, entered: bool = False
+) -> Interval | None:
+    """Steps to a cut-off over those of the other cell, in updates or in minibatches that have `entered`."""
     if not mine or not theirs or cut is None or not complete(mine):
         return None
-    lengths = {seed: float(each["steps"]) for seed, each in mine.items()}
-    return ratio(arrivals(mine, place, cut), arrivals(theirs, place, cut), lengths)
+    late = lateness(mine, place, entered=entered)
+    lengths = {seed: float(each["steps"] - late) for seed, each in mine.items()}
+    mine_at, theirs_at = (arrivals(each, place, cut, entered=entered) for each in (mine, theirs))
+    return ratio(mine_at, theirs_at, lengths)
 
 
 def ratio_to(study: Study, finished: Mapping[str, Record], cell: Cell, reference: Cell) -> Interval | None:

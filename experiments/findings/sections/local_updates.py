@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from harness.cells import SEEDS, Cell, Record
 from harness.end_tables import shown
+from harness.halving import Finals
 from harness.intervals import Interval, against
 from harness.markdown import table
 from harness.results import ERROR, TEST, TRAINING, Records, cut_at, finals, last, last_difference, ratio_at, scaled
@@ -18,7 +19,7 @@ WIDTHS = ("MLP 256", "MLP 1024", "MLP 4096")
 PAPER = ("MLP 4096",)  # by the paper's accounting
 HIGH = "MLP 1024, batches of 1024"
 LAG = 18  # steps after which local methods tell a training loss: two for each of the ResNet's nine stages
-Finals = Mapping[str, Records]
+Found = Mapping[str, Records]
 Pair = tuple[Interval | None, Interval | None]
 LESS, LOWER, REACHED = ("less", "more"), ("lower", "higher"), ("**reached**", "**missed**")
 
@@ -36,7 +37,7 @@ def compute_ratio(mine: Records, theirs: Records, what: str) -> float:
     return float(costs[0] / costs[1])
 
 
-def both(found: Finals, where: str, name: str, place: int, cut: float | None) -> Pair:
+def both(found: Found, where: str, name: str, place: int, cut: float | None) -> Pair:
     """Serial and total compute to a cut-off over backprop's."""
     mine, theirs = found.get(f"{where}, {name}"), found.get(f"{where}, backprop")
     steps = ratio_at(mine, theirs, place, cut)
@@ -47,7 +48,7 @@ def both(found: Finals, where: str, name: str, place: int, cut: float | None) ->
     return serial, total
 
 
-def widths(found: Finals) -> str:
+def widths(found: Found) -> str:
     """Figures 3 and 8."""
     text = (
         "## Figures 3 and 8: four methods, three widths\n\n"
@@ -78,7 +79,7 @@ def efficiency(pairs: Sequence[Pair]) -> str:
     return "the cheapest" if all(total.low > 1 for _, total in known) else "undecided"
 
 
-def low_cutoffs(found: Finals) -> str:
+def low_cutoffs(found: Found) -> str:
     """Figure 9."""
     text = (
         "## Figure 9: the decoder, cut-off by cut-off\n\n"
@@ -95,7 +96,7 @@ def low_cutoffs(found: Finals) -> str:
     return text + table(("of backprop's steps", "test loss", "method", "serial", "total", "serial compute"), rows)
 
 
-def resnets(found: Finals) -> str:
+def resnets(found: Found) -> str:
     """Figures 5 and 10, apart."""
     parts = []
     found = {**found, **{name: at_own_steps(name, records) for name, records in found.items() if "ResNet" in name}}
@@ -132,10 +133,10 @@ def at_own_steps(name: str, records: Records) -> Records:
         evaluated = [[step, None, *rest] for step, _, *rest in record["curve"]]
         told = [[step - late, loss, None, None] for step, loss, *_ in record["curve"] if loss is not None]
         moved[seed] = {**record, "curve": sorted([*evaluated, *told], key=lambda point: point[0])}
-    return moved
+    return Finals(moved, records.wanted)
 
 
-def layers_a_chunk(found: Finals) -> str:
+def layers_a_chunk(found: Found) -> str:
     """The MLP of width 256 by the number of its chunks."""
     reference, rows = found.get("MLP 256, backprop"), []
     cut = cut_at(reference, TEST, SHARE)
@@ -149,7 +150,7 @@ def layers_a_chunk(found: Finals) -> str:
     return text + table(("chunks", "layers a chunk", "serial", "total", "last test loss", "against backprop"), rows)
 
 
-def random_labels(found: Finals) -> str:
+def random_labels(found: Found) -> str:
     """The training error at the end."""
     text = (
         "## Random labels\n\n"
@@ -164,13 +165,13 @@ def random_labels(found: Finals) -> str:
     return text + table(("method", "training error, %", "against backprop"), rows)
 
 
-def claims(found: Finals) -> str:
+def claims(found: Found) -> str:
     """The abstract's three."""
     text = "## The abstract's claims\n\nMemory and bytes are counted, so that they have no intervals.\n"
     return "\n".join([text, counted_claims(found), high_compute(found)])
 
 
-def counted_claims(found: Finals) -> str:
+def counted_claims(found: Found) -> str:
     """The memory of a worker, and the bytes between workers, each against what it is to be compared with."""
     text = (
         f"*Memory*: the largest worker's, activations included, at most that of pipelined backprop with equally large "
@@ -198,7 +199,7 @@ def counted_claims(found: Finals) -> str:
     return text + table(("network", "method", *head), rows)
 
 
-def high_compute(found: Finals) -> str:
+def high_compute(found: Found) -> str:
     """Whether serial compute over backprop's falls with the batch."""
     references = [found.get(f"{where}, backprop") for where in ("MLP 1024", HIGH)]
     cuts = [cut_at(reference, TEST, SHARE) for reference in references]

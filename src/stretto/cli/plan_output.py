@@ -182,6 +182,7 @@ def describe(facts: Mapping[str, Any]) -> str:
         plan_rows.append(("model", f"{network['model']}, {network['parameters']:,} parameters: {options}"))
     blocks: list[str | Sequence[Sequence[str]]] = [[*plan_rows, *passed_rows(facts["between_stages"])]]
     blocks += [f"doubtful: {doubt}" for doubt in facts["doubts"]]
+    blocks += penalties.words_told(facts.get("words", {}))
     if "tried" in facts:
         blocks += ["", *plan_trials.describe(facts)]
     if facts["objective"]["goal"] == "loss":

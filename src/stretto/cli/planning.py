@@ -24,7 +24,15 @@ from stretto.settings.runs import DEFAULTS, TrainSettings
 from stretto.study import model_costs
 from stretto.study.layer_measurements import BLOCKS, LAYERS, is_here, is_measurable, layers_key, with_measured_layers
 from stretto.study.model_costs import Costed, CostRequest, TensorFormat
-from stretto.study.penalties import methods_of, objective_of, penalty_rows, study_of, with_findings
+from stretto.study.penalties import (
+    methods_of,
+    objective_of,
+    penalty_rows,
+    study_of,
+    with_findings,
+    without_words,
+    words_in,
+)
 from stretto.study.plan_trials import check_trials, find_measured, measure_plans
 from stretto.system import fork_server
 from stretto.system.destinations import check_file
@@ -51,7 +59,9 @@ def make_plan(settings: PlanSettings, failures: FailureSettings, output: PlanOut
     objective = objective_of(settings, study)
     methods = methods_of(settings, objective, study)
     silent = output.json or output.quiet
-    model, problem = measure(settings, costs_of(settings, methods, cluster), cluster, methods, silent=silent)
+    costed = costs_of(settings, without_words(methods), cluster)
+    methods, words = words_in(settings, methods, costed.optimizer, settings.workers or cluster.num_workers)
+    model, problem = measure(settings, costed, cluster, methods, silent=silent)
     objective = with_findings(settings, objective, problem, study)
     found = search(problem, objective, keep=KEEP)
     if found.best is None:
@@ -70,6 +80,7 @@ def make_plan(settings: PlanSettings, failures: FailureSettings, output: PlanOut
     best = best if trials is None else trials.plan
     file = write_plan(best, prices, objective, model, output, None if trials is None else trials.measured)
     facts = summarize(best, found, objective, file, model, output.out) | ({} if trials is None else trials.facts)
+    facts |= {"words": words} if words else {}
     if settings.objective == "loss":
         facts["penalties"] = penalty_rows(problem, objective, study)
     if reliability is not None:

@@ -12,9 +12,13 @@ from stretto.errors import UsageError
 from stretto.settings.command_line import FLAG, WHOLE
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from stretto.methods import Method
     from stretto.schedule import Rules, Schedule
     from stretto.simulate import Durations, Timeline
+
+    Advised = Callable[[str, int], Method]
 
 MOST_STAGES, MOST_MICROBATCHES, MOST_FORWARDS = 128, 1024, 8192  # more takes long to simulate
 MICROBATCHES = 4  # unless the user or the method says how many
@@ -39,9 +43,10 @@ class MethodLayout:
 
     @property
     def names(self) -> dict[str, str]:
-        """The method, and the word by which it was asked for, if it was, as plain data."""
-        asked = {} if self.method.advice is None else {"asked": self.method.advice.asked}
-        return {"method": str(self.method), **asked}
+        """The method, and the word by which it was asked for and why it stands for it, if it was, as plain data."""
+        from stretto.methods.advice import told_of
+
+        return {"method": str(self.method), **told_of(self.method)}
 
     @property
     def microbatches(self) -> int:
@@ -58,10 +63,12 @@ class MethodLayout:
         return turn, max(0.0, (total - work) / total) if total else 0.0
 
 
-def lay_out(method: str, stages: int, workers: int | None, microbatches: int | None) -> MethodLayout:
+def lay_out(
+    method: str, stages: int, workers: int | None, microbatches: int | None, *, advised_by: "Advised | None" = None
+) -> MethodLayout:
     """Lay out what a user asks for. Raises UsageError for counts that cannot be, or that take too long.
 
-    "async" and "local" stand for what they stand for under AdamW.
+    "async" and "local" stand for what `advised_by` says of a word and the stages, that under AdamW unless given.
     `microbatches` is how many enter in all: those of one minibatch for a synchronous method that does not say itself
     how many its minibatch has; for any other method as many turns as they fill.
     """
@@ -76,7 +83,7 @@ def lay_out(method: str, stages: int, workers: int | None, microbatches: int | N
             f"microbatches={microbatches} on {stages} stages: choose at most {MOST_FORWARDS // stages} for so many "
             "stages"
         )
-    chosen = advised(method, "adamw", stages)
+    chosen = advised(method, "adamw", stages) if advised_by is None else advised_by(method, stages)
     if workers is not None and not 1 <= workers <= stages:
         raise UsageError(f"workers={workers} for {stages} stages: choose between 1 and {stages}")
     if microbatches is not None:

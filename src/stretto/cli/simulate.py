@@ -17,6 +17,8 @@ from stretto.options.import_object import is_function
 from stretto.settings.command_line import FLAG, NUMBER, NUMBERS, OPTIONS, TEXTS, WHOLE, Option, parse_metric
 
 if TYPE_CHECKING:
+    from stretto.cli.show import Advised
+    from stretto.methods import Method
     from stretto.report.prediction import RunPrediction
     from stretto.simulate import Durations, Timeline
     from stretto.study.prepare import Prepared
@@ -31,7 +33,8 @@ class SimulatedPipeline:
     """A method and how many stages, workers and micro-batches it is simulated with."""
 
     method: str | None = None
-    """Method with its options, e.g. 1f1b or "paci(every=2)"; async or local, as for AdamW."""
+    """Method with its options, e.g. 1f1b or "paci(every=2)"; async or local, as for the network's optimizer, or AdamW,
+    by the times that are simulated."""
     stages: Annotated[int, WHOLE] = 4
     """Number of stages."""
     workers: Annotated[int | None, WHOLE] = None
@@ -40,11 +43,12 @@ class SimulatedPipeline:
     """Micro-batches that enter before the pipeline drains; 4, or a whole minibatch, unless said otherwise. A
     synchronous pipeline takes them as one minibatch."""
 
-    def layout(self) -> MethodLayout:
-        """Its schedule. Raises UsageError for counts that cannot be, and where the method is missing."""
-        if self.method is None:
+    def layout(self, method: str | None = None, *, advised_by: "Advised | None" = None) -> MethodLayout:
+        """The schedule of its method, or of another one. Raises UsageError as `lay_out`, and where there is none."""
+        chosen = method or self.method
+        if chosen is None:
             raise UsageError("method is missing: give one, or --overlay with the folder of a traced run")
-        return lay_out(self.method, self.stages, self.workers, self.microbatches)
+        return lay_out(chosen, self.stages, self.workers, self.microbatches, advised_by=advised_by)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,6 +123,14 @@ class SimulatedNetwork:
         prepared = prepare_trial(with_any_rate(resolve(settings)))  # a rate takes no time of a step
         refuse_loss_in_parts(prepared)
         return prepared
+
+    def traits(self, layout: MethodLayout) -> tuple[str, bool]:
+        """The name of its optimizer in advice, and whether its batch norms want whole minibatches."""
+        from stretto.nn.group_norm import has_batch_norm
+        from stretto.optim.by_name import name_of_setting
+
+        prepared = self.prepared(layout)
+        return name_of_setting(prepared.settings.optimizer), has_batch_norm(prepared.trainer.stages)
 
 
 @dataclass(frozen=True)
@@ -222,7 +234,7 @@ def simulate(
         return
     if pipeline.method is not None and not 0 <= times.latency < math.inf:
         raise UsageError(f"latency={times.latency:g}: a time is 0 or more")
-    layout = pipeline.layout()
+    layout = chosen_layout(pipeline, times, network, cluster)
     prices = prices_of(times, network, layout, cluster)
     timeline = prices.simulate(layout)
     facts = facts_of(layout, timeline, prices)
@@ -235,6 +247,29 @@ def simulate(
     for file in (output.svg, output.trace):
         if file is not None:
             print(f"written to {file}")
+
+
+def chosen_layout(
+    pipeline: SimulatedPipeline, times: Times, network: SimulatedNetwork, cluster: str | None
+) -> MethodLayout:
+    """The schedule; "async" and "local" stand for the first at a loss by the times that are simulated."""
+    from stretto.methods.advice import advised
+    from stretto.methods.table import is_advised
+
+    if not is_advised(pipeline.method):
+        return pipeline.layout()
+
+    def seconds(chosen: "Method") -> float:
+        layout = pipeline.layout(str(chosen))
+        prices = prices_of(times, network, layout, cluster)
+        turn, _ = prices.steady(layout)
+        return turn if prices.batch_size is not None else turn / layout.schedule.per_turn
+
+    def advised_by(word: str, stages: int) -> "Method":
+        optimizer, whole = ("adamw", False) if network.model is None else network.traits(pipeline.layout("backprop"))
+        return advised(word, optimizer, stages, whole=whole, seconds=seconds)
+
+    return pipeline.layout(advised_by=advised_by)
 
 
 def prices_of(times: Times, network: SimulatedNetwork, layout: MethodLayout, cluster: str | None) -> ActionPrices:

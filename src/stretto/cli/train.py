@@ -169,7 +169,8 @@ def train(
             make_run(task, prepared, place, here=here, silent=output.silent or rank > 0)
         if rank == 0 and processes.nodes == 1:
             track_run(folder, resolved)
-    return tell_result(prepared, folder, rank, trace, output, nodes=processes.nodes, operations=trace_operations)
+    told = trace, trace_operations
+    return tell_result(prepared, chosen, folder, rank, told, output, nodes=processes.nodes)
 
 
 def prepare_run(settings: TrainSettings, chosen: "Method", patience: float, *, here: bool) -> "Prepared":
@@ -271,15 +272,24 @@ def make_run(task: "Task", prepared: "Prepared", place: "LaunchSettings | None",
 
 
 def tell_result(
-    prepared: "Prepared", folder: Path, rank: int, trace: Path | None, output: Output, *, nodes: int, operations: bool
+    prepared: "Prepared",
+    chosen: "Method",
+    folder: Path,
+    rank: int,
+    traced_to: tuple[Path | None, bool],
+    output: Output,
+    *,
+    nodes: int,
 ) -> int:
-    """Write the trace, if asked for, and print the run's result, in one process alone."""
+    """Write the trace, if asked for, with torch's operations or not, and print the result, in one process alone."""
+    from stretto.methods.advice import told_of
     from stretto.study.predicted_runs import phases_of, recordings_of
     from stretto.study.single_run import in_words, summary, traced
     from stretto.study.store import RUN, read_run
 
     if rank > 0 or (nodes > 1 and not (folder / RUN).is_file()):
         return 0  # another process, or the command on another node, tells the result
+    trace, operations = traced_to
     if trace is not None:
         write_trace(
             trace, traced(folder, operations=operations), phases_of(prepared, recordings_of(folder, prepared.settings))
@@ -287,7 +297,7 @@ def tell_result(
         output.say(f"trace: {trace}")
     result = summary(*read_run(folder), folder)
     if output.json:
-        print_json(result)
+        print_json(result | {"method": str(chosen), **told_of(chosen)})
     else:
         output.say(in_words(result))
     if result["status"] == "diverged":

@@ -1,165 +1,180 @@
-"""What `method="async"` and `"local"` stand for: the best of this package's own studies, by optimizer and depth.
+"""What `method="async"` and `"local"` stand for: the method that reaches a loss first by simulated time.
 
-`findings.json` has what they found (experiments/findings), made by their command and by nothing else.
+Steps to the loss are those that this package's own studies found (`findings`), the time of a step is that of the
+method's schedule on so many stages. Where no method is told sooner than plain training, the words stand for that.
 """
 
-import json
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
-from importlib import resources
 
 from stretto.errors import ScheduleError, UsageError
 from stretto.methods.definition import Advice, Family, Method
-from stretto.methods.table import METHODS, is_advised, method
+from stretto.methods.findings import Finding, rows_for, tried_together
+from stretto.methods.table import METHODS, SUPERVISION, is_advised, method
 from stretto.options import checks
 from stretto.options.named import parse
 from stretto.schedule.draw import RESOLUTION, idle_share
 
-PLAIN_SGD = "plain-sgd"  # SGD without momentum, or with Nesterov's: it has no velocity that a cure could read
-KIN = {"adam": "adamw", "lamb": "adamw", "lars": "sgd", PLAIN_SGD: "sgd"}
-"""An optimizer of no study, and the studied one nearest to it."""
-UNKNOWN = "adamw"  # stands for any other
+PLAIN, WHOLE = "1f1b", "backprop"  # plain training as a pipeline, and where minibatches stay whole
+DEEPEST = 16  # stages with as many micro-batches: with more of both, the shares of time hardly change
+ALIKE = 1.1  # compute, or memory, within this factor counts as the same
+HEADS = ("head", "share_top")  # options that change no schedule; their compute is counted by itself
 ENOUGH = 8  # stages: a studied method that can be had there, or cuts minibatches there, does so on more, too
 LEAST = 4  # micro-batches within chunks
 HALF = 0.5  # of the time two stages of a chunk idle
-ABOUT = 1.25  # depths within this factor count as the same
 FAMILY_OF: Mapping[str, Family] = {"async": "asynchronous", "local": "local"}
+KIND_OF = {"async": "stale gradients", "local": "local losses"}
 OTHERS = {"async": ("pipedream", "pb"), "local": ("greedy", "chunked")}  # for those whom the advice does not suit
+Seconds = Callable[[Method], float]
+"""The time of a minibatch under a method, in the unit of the function's choice."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
-    """What one study found of one method: the steps that it takes to a loss, over those of plain training.
+class Way:
+    """A method beside plain training, by simulated time to the same loss.
 
-    `advice` is the word that it belongs to, "async" or "local", `optimizer` a name of the table. `any_depth` says that
-    its delay is the same on any number of stages, so that it was tried at every depth at once. `ratio` is the geometric
-    mean over `seeds`, None where a seed never came to the loss; `low` and `high` are the ends of its 95 % interval and
-    `error` is its standard error, `high` and `error` None then. `gap` is how much higher the test loss was at the end,
-    in % of plain training's with the same seed, `gap_low` and `gap_high` are the ends of its interval. `losses` is how
-    many train the model, `delay` the mean delay over stages, in updates. `memory` is in numbers for each parameter:
-    copies of the weights, and the optimizer's.
+    `turn` is the time of its minibatch over that of plain training's, with the compute of heads where a study counted
+    it. `low` and `high` are the ends of the interval of the time, which has no upper end where a seed never arrived.
     """
 
-    advice: str
-    study: str
-    network: str
-    optimizer: str
-    stages: int
-    any_depth: bool
-    method: str
-    losses: int
-    delay: float
-    ratio: float | None
-    low: float
-    high: float | None
-    error: float | None
-    gap: float
-    gap_low: float
-    gap_high: float
-    memory: float
-    seeds: int
+    method: Method
+    finding: Finding
+    turn: float
 
     @property
-    def ratio_or_infinite(self) -> float:
-        """The ratio of steps; infinite where a seed never came to the loss."""
-        return math.inf if self.ratio is None else self.ratio
+    def time(self) -> float:
+        """Its time to the loss over plain training's; infinite where a seed never came to the loss."""
+        return self.finding.ratio_or_infinite * self.turn
 
-    def as_soon_as(self, other: "Finding") -> bool:
-        """Whether the intervals of the ratios have points in common, so that neither is known to take fewer steps."""
-        ends = [math.inf if each.high is None else each.high for each in (self, other)]
-        return self.low <= ends[1] and other.low <= ends[0]
+    @property
+    def low(self) -> float:
+        """The lower end of the time's interval."""
+        return self.finding.low * self.turn
 
-    def as_low_as(self, other: "Finding") -> bool:
-        """Whether the intervals of the last losses have points in common, so that neither is known to be lower."""
-        return self.gap_low <= other.gap_high and other.gap_low <= self.gap_high
+    @property
+    def high(self) -> float:
+        """The upper end, infinite where a seed never came to the loss."""
+        return math.inf if self.finding.high is None else self.finding.high * self.turn
 
     @property
     def spread(self) -> str:
-        """The ratio with its interval, or what it is above."""
-        known = self.ratio is not None and self.high is not None
-        return f"{self.ratio:.2f} [{self.low:.2f}, {self.high:.2f}]" if known else f"more than {self.low:.2f}"
+        """The time with its interval, or what it is above."""
+        known = math.isfinite(self.time) and math.isfinite(self.high)
+        return f"{self.time:.2f} [{self.low:.2f}, {self.high:.2f}]" if known else f"more than {self.low:.2f}"
 
     @property
-    def depth(self) -> str:
-        """The number of stages on which it was tried, in words."""
-        return "any number of stages" if self.any_depth else f"{self.stages} stages"
+    def why(self) -> str:
+        """What the time is made of."""
+        tried = "" if self.finding.method == str(self.method) else f"of {self.finding.method}, which was tried, "
+        return (
+            f"{tried}{self.finding}, each {self.turn:.2f} times as long; {self.finding.memory:.1f} numbers a parameter"
+        )
 
-    def __str__(self) -> str:
-        return f"{self.spread} times the steps of plain training ({self.network}, {self.depth}, {self.optimizer})"
+
+def ways(
+    word: str,
+    optimizer: str,
+    stages: int,
+    *,
+    whole: bool = False,
+    options: Mapping[str, object] | None = None,
+    plain: Method | None = None,
+    seconds: Seconds | None = None,
+    among: Sequence[Finding] | None = None,
+) -> list[Way]:
+    """The studied methods of a word that can be had on so many stages, the soonest first; ties by memory.
+
+    Methods are compared on one network: of those tried at about this depth the one on which most were. `whole` leaves
+    out methods that cut minibatches. What was tried with a head of its own is left out, as that may fit no other
+    network, unless `options` ask for it. These are added to each; methods that do not have them are left out. `plain`
+    is plain training with them, None if it has not all. Raises UsageError if options leave no method at all.
+    """
+    asked, known = options or {}, rows_for(word, optimizer, among)
+    same = [row for row in known if asked and asked.items() <= parse(row.method)[1].items()]
+    known = same or [row for row in known if not {*HEADS} & {*parse(row.method)[1]}]
+    suited = [row for row in known if fits(row.method, stages, whole=whole)]
+    if not suited:
+        return []
+    together = tried_together(known, stages)
+    rows = [row for row in together if row in suited] or tried_together(suited, stages)
+    taken = seconds or equal_stages(stages)
+    unit, found, refused = taken(plain or method(plain_name(whole=whole))), [], None
+    for row in rows:
+        try:
+            chosen = as_had(row.method, stages, asked, whole=whole)
+            found.append(Way(method=chosen, finding=row, turn=(row.compute or 1) * taken(chosen) / unit))
+        except UsageError as error:
+            refused = refused or UsageError(f"method {word!r} stands for {row.method} here: {error}")
+    if refused is not None and not found and plain is None:
+        raise refused
+    return sorted(found, key=lambda way: (way.time, way.low, way.finding.memory))
+
+
+def soonest(found: Sequence[Way], *, told: bool = True) -> Way | None:
+    """The way that reaches the loss first; of those that are not told from it the cheapest one.
+
+    That is one of those with about the least compute, of these one of those with about the least memory, of these the
+    soonest. Only ways that are `told` from plain training count, those whose whole interval lies below it, or all.
+    None if there is none.
+    """
+    known = [way for way in found if way.high < 1] if told else list(found)
+    if not known:
+        return None
+    first = min(known, key=lambda way: (way.time, way.low))
+    tied = [way for way in known if way.low <= first.high]
+    tied = about_least(tied, lambda way: way.finding.compute or 1.0)
+    tied = about_least(tied, lambda way: way.finding.memory)
+    return min(tied, key=lambda way: (way.time, way.low))
+
+
+def about_least(found: Sequence[Way], cost: Callable[[Way], float]) -> list[Way]:
+    """Those that cost about as little as the cheapest one."""
+    least = min(map(cost, found))
+    return [way for way in found if cost(way) <= ALIKE * least]
+
+
+def as_had(name: str, stages: int, options: Mapping[str, object], *, whole: bool) -> Method:
+    """A studied method as a Trainer has it on so many stages: chunks of several stages are pipelines."""
+    base, own = parse(name)
+    chunks = own.get("chunks", 2)
+    if base == "chunked" and not whole and stages > chunks and not {"inside", "microbatches"} & {*options}:
+        own["microbatches"] = max(LEAST, stages)  # as 1f1b cuts; the same gradients, and its stages wait less
+    return method(base, **{**own, **options})
+
+
+def plain_name(*, whole: bool) -> str:
+    """Plain training's method."""
+    return WHOLE if whole else PLAIN
+
+
+def equal_stages(stages: int) -> Seconds:
+    """The time of a minibatch on equal stages with free messages, over that of its forward on one of them.
+
+    A backward takes twice as long as a forward. More than 16 stages with more than 16 micro-batches count as 16 of
+    both.
+    """
+
+    def seconds(chosen: Method) -> float:
+        name, options = parse(str(chosen))
+        kept = {key: value for key, value in options.items() if key not in HEADS}
+        return pace(str(method(name, **kept)), stages)
+
+    return seconds
 
 
 @cache
-def findings() -> tuple[Finding, ...]:
-    text = resources.files("stretto.methods").joinpath("findings.json").read_text(encoding="utf-8")
-    return tuple(Finding(**entry) for entry in json.loads(text))
+def pace(name: str, stages: int) -> float:
+    """`equal_stages` of a method by its name."""
+    from stretto.simulate import action_durations, period
 
-
-def kin(optimizer: str, studied: Collection[str]) -> str | None:
-    """The studied optimizer that stands for one: itself, its nearest kin, AdamW, any; None if there is none."""
-    return next((name for name in (optimizer, KIN.get(optimizer), UNKNOWN, *sorted(studied)) if name in studied), None)
-
-
-def works_with(name: str, optimizer: str) -> bool:
-    """Whether a method's cures work with an optimizer of this name; predictions, only where there is momentum."""
-    cure = method(name).cure
-    if optimizer == PLAIN_SGD:
-        return not cure.optimizers and not cure.predictions
-    return not cure.optimizers or optimizer in cure.optimizers
-
-
-def tried_together(known: Sequence[Finding], stages: int) -> list[Finding]:
-    """Of the networks at about the nearest depth the findings of that on which most methods were tried.
-
-    Of two with as many, the nearer one. What counts at any depth counts at each depth of its network.
-    """
-
-    def depth(finding: Finding) -> int:
-        return stages if finding.any_depth else finding.stages
-
-    def distance(number: int) -> tuple[float, int]:
-        return abs(math.log(number / stages)), -number
-
-    nearest = min(map(depth, known), key=distance)
-    about = {each for each in map(depth, known) if abs(math.log(each / nearest)) <= math.log(ABOUT)}
-    places = sorted({(distance(depth(each)), depth(each), each.network) for each in known if depth(each) in about})
-    groups = [
-        [each for each in known if each.network == network and (each.any_depth or each.stages == number)]
-        for _, number, network in places
-    ]
-    return max(groups, key=len)
-
-
-def rows_for(advice: str, optimizer: str, among: Sequence[Finding] | None = None) -> list[Finding]:
-    """What was found of one word's methods under an optimizer, or under the one nearest to it that was studied.
-
-    `optimizer` is a name of the table, or "plain-sgd" without momentum. Methods that do not work with it are left out.
-    """
-    known = [each for each in (findings() if among is None else among) if each.advice == advice]
-    own = kin(optimizer, {each.optimizer for each in known})
-    return [each for each in known if each.optimizer == own and works_with(each.method, optimizer)]
-
-
-def finding_for(
-    advice: str, optimizer: str, stages: int, among: Sequence[Finding] | None = None, *, whole: bool = False
-) -> Finding:
-    """The finding that the advice rests on: the fewest steps at the nearest depth (as a factor) under an optimizer.
-
-    Methods are compared on one network: of those tried at about this depth the one on which most were. Of methods
-    between which the intervals of the steps do not decide, the one with the lowest loss at the end. Of two depths
-    equally far the larger one counts. `optimizer` as in `rows_for`; `whole` leaves out methods that cut minibatches.
-    Methods that cannot be had on so few stages are left out. Raises UsageError where no study has such a method.
-    """
-    suited = [row for row in rows_for(advice, optimizer, among) if fits(row.method, stages, whole=whole)]
-    if not suited:
-        raise UsageError(
-            f"method {advice!r}: no study has found a method that works with {optimizer} yet: name a method instead"
-        )
-    there = tried_together(suited, stages)
-    fewest = min(there, key=lambda each: each.ratio_or_infinite)
-    return min((each for each in there if each.as_soon_as(fewest)), key=lambda each: (each.gap, each.ratio_or_infinite))
+    schedule, rules = method(name).plan(stages)
+    if min(stages, schedule.per_turn) > DEEPEST:
+        base, options = parse(name)
+        schedule, rules = method(base, **{**options, "microbatches": DEEPEST}).plan(DEEPEST)
+    return period(schedule, rules, action_durations(schedule.num_stages)) / schedule.per_turn
 
 
 def fits(name: str, stages: int, *, whole: bool) -> bool:
@@ -177,13 +192,18 @@ def pieces_on(name: str, stages: int) -> int | None:
         return None
 
 
-def advised(chosen: str | Method, optimizer: str, stages: int, *, whole: bool = False) -> Method:
+def advised(
+    chosen: str | Method, optimizer: str, stages: int, *, whole: bool = False, seconds: Seconds | None = None
+) -> Method:
     """The method that "async" or "local" stands for under an optimizer of the table, on so many stages.
 
-    "plain-sgd" is SGD without momentum, by which no method can predict weights. `whole` leaves out methods that cut a
-    minibatch into micro-batches, as a Trainer does where stages have batch norms: each piece would be normalised by
-    itself. Options are added to the advice's own: "async(warmup=100)". Any other method is as `stretto.method` returns
-    it. Raises UsageError where no study has such a method, and for options that it does not have.
+    That is the studied method which reaches a loss first by simulated time, if its interval lies wholly below plain
+    training's; of several whose intervals meet, one that needs least memory; else plain training: 1f1b, or backprop
+    where minibatches stay `whole`, as they do in a Trainer where stages have batch norms, by which each piece would be
+    normalised by itself. "plain-sgd" is SGD without momentum, by which no method can predict weights. `seconds` tells
+    the time of a minibatch under a method, that of equal stages with free messages unless given. Options are added to
+    the advice's own, among methods that have them: "async(warmup=100)". Any other method is as `stretto.method` returns
+    it. Raises UsageError for options that no such method has.
     """
     if not is_advised(chosen):
         return method(chosen)
@@ -191,19 +211,41 @@ def advised(chosen: str | Method, optimizer: str, stages: int, *, whole: bool = 
     checks.whole("stages", stages, 1, checks.MOST_STAGES)
     checks.flag("whole", whole)
     word, options = parse(chosen)
-    advice = Advice(chosen, optimizer.lower(), stages, whole)
-    name, own = parse(finding_for(word, advice.optimizer, stages, whole=whole).method)
-    if (
-        name == "chunked"
-        and not whole
-        and stages > own.get("chunks", 2)
-        and not {"inside", "microbatches"} & {*options}
-    ):
-        own["microbatches"] = max(LEAST, stages)  # as 1f1b cuts; the same gradients, and its stages wait less
+    optimizer = optimizer.lower()
+    plain = plainly(options, whole=whole)
+    found = ways(word, optimizer, stages, whole=whole, options=options, plain=plain, seconds=seconds)
+    best = None if stages == 1 and plain is not None else soonest(found, told=plain is not None)
+    if best is not None:
+        beside = plain_name(whole=whole)
+        taken, why = best.method, f"at a loss in {best.spread} times the time of {beside}, simulated: {best.why}"
+    elif plain is None:
+        raise UsageError(f"method {chosen!r}: no study has a method with these options that works with {optimizer}")
+    else:
+        taken, why = plain, why_plain(word, optimizer, stages, found)
+    return replace(taken, advice=Advice(chosen, optimizer, stages, whole, why))
+
+
+def plainly(options: Mapping[str, object], *, whole: bool) -> Method | None:
+    """Plain training with these options; None where it has not all of them, or would train heads beside it."""
+    if {*options} & {*SUPERVISION}:
+        return None
     try:
-        return replace(method(name, **{**own, **options}), advice=advice)
-    except UsageError as error:
-        raise UsageError(f"{stands_for(advice, name)}: {error}") from None
+        return method(plain_name(whole=whole), **options)
+    except UsageError:
+        return None
+
+
+def why_plain(word: str, optimizer: str, stages: int, found: Sequence[Way]) -> str:
+    """Why a word stands for plain training."""
+    if stages == 1:
+        return "there is one stage"
+    if not found:
+        return f"no study has a method with {KIND_OF[word]} that works with {optimizer} on {stages} stages"
+    nearest = found[0]
+    return (
+        f"no method with {KIND_OF[word]} is told to be sooner at a loss, by simulated time. The nearest, "
+        f"{nearest.method}, takes {nearest.spread} times the time: {nearest.why}"
+    )
 
 
 def stands_for(advice: Advice, name: str) -> str:
@@ -217,18 +259,20 @@ def may_stand_for(asked: str, name: str) -> bool:
     if parse(name)[0] not in METHODS:
         return False
     chosen = method(name)
-    return chosen.family == FAMILY_OF[word] and options.items() <= chosen.options.items()
+    in_family = chosen.family == FAMILY_OF[word] or chosen.name in (PLAIN, WHOLE)
+    return in_family and options.items() <= chosen.options.items()
 
 
 def meaning(chosen: Method) -> str:
     """A sentence that says which method "async" or "local" stands for, and why."""
     assert chosen.advice is not None, "a method that was named stands for itself"
-    asked, optimizer, stages, whole = chosen.advice
-    norms = ", as batch norms want whole minibatches" if whole else ""
-    found = finding_for(parse(asked)[0], optimizer, stages, whole=whole)
-    tried = "" if found.method == str(chosen) else f"of {found.method}, which was tried, "
-    told = "plain training, as there is one stage" if stages == 1 else f"{tried}{found}"
-    return f"{asked} stands for {chosen} here{norms}: {told}"
+    norms = ", as batch norms want whole minibatches" if chosen.advice.whole else ""
+    return f"{chosen.advice.asked} stands for {chosen} here{norms}: {chosen.advice.why}"
+
+
+def told_of(chosen: Method) -> dict[str, str]:
+    """The word by which a method was asked for, and why it stands for it, as plain data; else nothing."""
+    return {} if chosen.advice is None else {"asked": chosen.advice.asked, "why": chosen.advice.why}
 
 
 def one_loss(chosen: Method, num_stages: int) -> str | None:
@@ -241,19 +285,20 @@ def one_loss(chosen: Method, num_stages: int) -> str | None:
 
 
 def idle_chunks(chosen: Method, share: float) -> str | None:
-    """A warning that workers idle for this share of the time, if the method was asked for as "local".
+    """A warning that workers idle for this share of the time, if the method was asked for as "async" or "local".
 
-    The stages of a chunk take turns, as under `backprop`, where minibatches stay whole: with more than two of them that
-    is more than half the time.
+    Stages take turns, in a chunk or in all, where minibatches stay whole: with more than two of them that is more than
+    half the time.
     """
-    is_local = chosen.advice is not None and parse(chosen.advice.asked)[0] == "local"
-    if not is_local or "microbatches" in chosen.options or share <= HALF + RESOLUTION:
+    if chosen.advice is None or "microbatches" in chosen.options or chosen.plan(chosen.advice.stages)[0].per_turn > 1:
         return None
-    assert chosen.advice is not None, "local"
+    if share <= HALF + RESOLUTION:
+        return None
+    within = " within a chunk" if chosen.name == "chunked" else ""
     return (
-        f"method {chosen.advice.asked!r} stands for {chosen}, whose stages take turns within a chunk: workers idle "
-        f"{idle_share(share)} of the time on {chosen.advice.stages} stages. Under 'greedy' nobody waits, under '1f1b' "
-        "plain training is a pipeline; fewer, larger stages idle less"
+        f"method {chosen.advice.asked!r} stands for {chosen}, whose stages take turns{within}: workers idle "
+        f"{idle_share(share)} of the time on {chosen.advice.stages} stages. Under 'greedy' nobody waits; norms that do "
+        "not depend on the batch let '1f1b' be a pipeline; fewer, larger stages idle less"
     )
 
 
@@ -272,7 +317,7 @@ def refusal(chosen: Method, reason: str, *, cuts: bool = False) -> str:
 def other_advice(chosen: Method, where: str, saved: str) -> str:
     """The refusal of a checkpoint that was saved with another method than "async" or "local" stand for now."""
     assert chosen.advice is not None, "a method that was named stands for itself"
-    asked, optimizer, stages, _ = chosen.advice
+    asked, optimizer, stages, *_ = chosen.advice
     return (
         f"{where} was saved with method {saved}, and {asked!r} stands for {chosen} here ({optimizer}, {stages} "
         f"stages): the advice has changed, or the optimizer or the stages. Give method={saved!r} to go on, with the "

@@ -55,13 +55,14 @@ Readings = Sequence[tuple[int, int, int]]  # (owner, reader, after how many upda
 class Advice(NamedTuple):
     """The word that stands for a method, "async(warmup=100)", the optimizer's name and the number of stages.
 
-    `whole` says that methods which cut minibatches were left out.
+    `whole` says that methods which cut minibatches were left out, `why` what decided, in words.
     """
 
     asked: str
     optimizer: str
     stages: int
     whole: bool = False
+    why: str = ""
 
 
 def one_each(num_stages: int) -> int:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from stretto.errors import UsageError, nearest
-from stretto.methods.advice import PLAIN_SGD
+from stretto.methods.findings import PLAIN_SGD
 from stretto.optim.from_function import NamedOptimizer, build_optimizer, check_optimizer
 from stretto.optim.muon_with_adamw import CombinedOptimizer
 from stretto.optim.parameter_labels import labelled_by

@@ -183,8 +183,8 @@ def planned(name: str) -> PlannedMethod:
     base, options = parse(name)
     if is_advised(name):
         raise UsageError(
-            f"cannot plan for method {name!r}, which stands for another one, by the optimizer and the number of stages "
-            f"that a plan is to choose: write {FAMILY_OF[base]!r} for all such methods, or names of some, 'pb,paci'"
+            f"cannot plan for method {name!r}, which stands for another one, by the optimizer and the number of "
+            f"stages: stretto plan --methods {name} does, or write {FAMILY_OF[base]!r} for all such methods"
         )
     if base not in (*METHODS, *FROM_FILES) and ":" not in base:
         raise UsageError(f"cannot plan for method {name!r}: {nearest(name, [*known, *FAMILIES, 'all'])}")
@@ -203,6 +203,22 @@ def planned(name: str) -> PlannedMethod:
         raise UsageError(f"cannot plan for method {name!r} by this name: plans call it {same!r}")
     written = str(chosen).removeprefix(chosen.name)[1:-1]
     return PlannedMethod.of(chosen, planning, *([written] if written else []))
+
+
+def as_planned(chosen: Method) -> str:
+    """The name that plans have for a method: without what a plan chooses itself. Raises UsageError where there is none.
+
+    Chunks of several stages that cut minibatches are pipelines, `chunked(inside=1f1b)`.
+    """
+    base, options = parse(str(chosen))
+    planning = chosen.planning
+    free = set() if planning is None else {planning.cut, planning.losses, "microbatches"}
+    kept = {key: value for key, value in options.items() if key not in free}
+    if base == "chunked" and "microbatches" in options:
+        kept["inside"] = "1f1b"
+    name = f"{base}({', '.join(f'{key}={value}' for key, value in kept.items())})" if kept else base
+    planned(name)
+    return name
 
 
 def names_of(words: Sequence[str]) -> tuple[str, ...]:

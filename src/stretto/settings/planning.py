@@ -58,8 +58,8 @@ class PlanSettings:
     memory_format: str = "contiguous"
     """Of a network without data: contiguous or channels_last."""
     methods: Annotated[tuple[str, ...], TEXTS] = ("synchronous",)
-    """Methods to choose from, or families: synchronous, asynchronous, local (here all that have losses of their own,
-    not the advice that stretto train takes by this word), all. With --objective loss the default is all."""
+    """Methods to choose from, or families: synchronous, asynchronous, local (all that have losses of their own), all;
+    async: what stretto train takes by this word on up to so many workers. With --objective loss the default is all."""
     pipeline: Annotated[tuple[int, ...] | None, WHOLES] = None
     """Lengths of the pipeline to choose from, in workers: 1,2."""
     data_parallel: Annotated[tuple[int, ...] | None, WHOLES] = None

@@ -16,16 +16,17 @@ from typing import Any, Literal
 from stretto.analysis.batch_tradeoff import fit
 from stretto.errors import UsageError
 from stretto.mesh import Mesh
-from stretto.methods.advice import Finding, findings, rows_for
+from stretto.methods.advice import FAMILY_OF, advised, meaning
+from stretto.methods.findings import Finding, findings, rows_for
 from stretto.methods.synchronous_pipelines import BASELINE
-from stretto.methods.table import ADVISED, builder, method
+from stretto.methods.table import ADVISED, builder, is_advised, method
 from stretto.optim.by_name import name_of_setting
 from stretto.options.checks import positive
 from stretto.options.import_object import refuse_functions
 from stretto.options.named import parse
 from stretto.plan import Candidate, Objective, Penalty, Problem
 from stretto.plan.objective import mean_delay, num_losses
-from stretto.plan.planned_methods import PlannedMethod, catalogue, names_of, planned
+from stretto.plan.planned_methods import FAMILIES, PlannedMethod, as_planned, catalogue, names_of, planned
 from stretto.report import TRAIN_LOSS, Record
 from stretto.report.panel import choose, crossing
 from stretto.settings.command_line import Trusted
@@ -33,6 +34,7 @@ from stretto.settings.planning import PlanSettings
 
 Steps = Mapping[tuple[int, int], float]  # {(batch size, seed): steps to the loss}
 REPEAT = "run stretto compare"
+Told = dict[str, dict[str, Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -336,6 +338,44 @@ def methods_of(settings: PlanSettings, objective: Objective, study: MeasuredPena
             "--methods, choose a larger --target-loss, or give --penalties"
         )
     return left
+
+
+def without_words(names: Iterable[str]) -> tuple[str, ...]:
+    """Methods with their family in place of "async" and "local": what may have heads, before more is known."""
+    found = []
+    for name in names:
+        word, options = parse(name)
+        found.append(FAMILY_OF[word] if is_advised(name) else name)
+        if is_advised(name) and "head" in options:
+            found.append(f"greedy(head={options['head']})")
+    return tuple(found)
+
+
+def words_in(settings: PlanSettings, names: Sequence[str], usual: str, workers: int) -> tuple[tuple[str, ...], Told]:
+    """The methods with what "async" and "local" stand for in their place, and {word: what it stands for, and why}.
+
+    A plan chooses the number of stages, so that a word stands for all that it stands for on up to as many as there are
+    `workers`. "local" alone is the family, of which the plan chooses by time itself. `usual` is the optimizer where
+    none is named.
+    """
+    found: list[str] = []
+    told: Told = {}
+    depths = sorted({*(2**n for n in range(1, workers.bit_length())), max(2, workers)})
+    for name in names:
+        if not is_advised(name):
+            found.append(name)
+            continue
+        kind = name_of_setting(usual if settings.optimizer == "auto" else settings.optimizer)
+        chosen = [advised(name, kind, stages) for stages in depths]
+        meant = [name] if name in FAMILIES else [*dict.fromkeys(map(as_planned, chosen))]
+        found += meant
+        told[name] = {"methods": meant, "why": f"on {depths[-1]} stages {meaning(chosen[-1])}"}
+    return tuple(dict.fromkeys(found)), told
+
+
+def words_told(told: Told) -> list[str]:
+    """What is printed of words among a plan's methods."""
+    return [f"{word} in plans: {', '.join(each['methods'])}; {each['why']}" for word, each in told.items()]
 
 
 def penalty_rows(problem: Problem, objective: Objective, study: MeasuredPenalties | None) -> dict[str, Any]:

@@ -20,7 +20,8 @@ from stretto.losses import Loss
 from stretto.losses.value import AUTO, named_loss, suitable_loss
 from stretto.measure import Costs, measure
 from stretto.methods import Method, method
-from stretto.methods.advice import advised, works_with
+from stretto.methods.advice import advised
+from stretto.methods.findings import works_with
 from stretto.methods.table import is_advised
 from stretto.models.encoder_decoder import find_bleu
 from stretto.models.hugging_face import digest_of_folder
