@@ -143,9 +143,14 @@ def test_plans_take_the_words(capsys, tmp_path, monkeypatch):
     assert "async in plans: pipedream-2bw(feedback=1); on 4 stages async stands for" in told
     assert json.loads(run(capsys, *words, "local"))["words"]["local"]["methods"] == ["local"]  # the family
     assert "words" not in json.loads(run(capsys, *words, "pb"))
-    heads = json.loads(run(capsys, *words, "local(head=two-layer)", "--optimizer", "sgd", "--data", "digits"))
+
+
+def test_plans_take_the_words_with_heads(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = ["plan", "--cluster", "16-workstations", "--workers", 4, "--model", "mlp", "--json", "--methods"]
+    heads = json.loads(run(capsys, *words, "local(head=linear)"))
     assert heads["chosen"]["method"].startswith("chunked(")
-    assert "head=two-layer" in heads["chosen"]["method"]
+    assert "head=linear" in heads["chosen"]["method"]
 
 
 def test_a_result_says_by_which_word_it_was_asked_for(capsys, tmp_path, monkeypatch):
