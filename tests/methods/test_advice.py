@@ -28,7 +28,7 @@ KNOWN = (
     MADE_UP,
     replace(MADE_UP, method="pb", delay=7.0, ratio=1.1, low=1.0, high=1.2),
     replace(MADE_UP, stages=32, method="pipedream", ratio=None, low=2.0, high=None, error=None),
-    replace(MADE_UP, stages=32, method="pb", ratio=None, low=1.8, high=None, error=None),
+    replace(MADE_UP, stages=32, method="pb", ratio=None, low=1.8, high=None, error=None, gap=9.0),
     replace(MADE_UP, optimizer="sgd", method="spectrain"),
 )
 
@@ -42,7 +42,7 @@ def tried(word, optimizer, stages, known=KNOWN, **options):
     [
         ("adamw", 8, ["pb", "pipedream"]),  # the fewest steps first
         ("adam", 9, ["pb", "pipedream"]),  # kin, and the nearest depth
-        ("adamw", 32, ["pb", "pipedream"]),  # by the lower end, where none arrived
+        ("adamw", 32, ["pipedream", "pb"]),  # where none arrived, the one that ended lower
         ("sgd", 2, ["spectrain"]),
         ("adagrad", 8, ["pb", "pipedream"]),  # of no study, and no kin
     ],

@@ -85,7 +85,9 @@ def ways(
     seconds: Seconds | None = None,
     among: Sequence[Finding] | None = None,
 ) -> list[Way]:
-    """The studied methods of a word that can be had on so many stages, the soonest first; ties by memory.
+    """The studied methods of a word that can be had on so many stages, the soonest first.
+
+    Those that a seed never arrived under come last, the one with the lowest loss at the end first.
 
     Methods are compared on one network: of those tried at about this depth the one on which most were. `whole` leaves
     out methods that cut minibatches. What was tried with a head of its own is left out, as that may fit no other
@@ -110,7 +112,7 @@ def ways(
             refused = refused or UsageError(f"method {word!r} stands for {row.method} here: {error}")
     if refused is not None and not found and plain is None:
         raise refused
-    return sorted(found, key=lambda way: (way.time, way.low, way.finding.memory))
+    return sorted(found, key=lambda way: (way.time, way.finding.gap))
 
 
 def soonest(found: Sequence[Way], *, told: bool = True) -> Way | None:
