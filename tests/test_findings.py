@@ -424,6 +424,9 @@ def test_users_read_what_the_package_has(harness):
     advice = importlib.import_module("harness.advice")
     page = (FINDINGS.parents[1] / "docs/which-method.md").read_text(encoding="utf-8")
     assert advice.table(findings()) in page
+    said = advice.words(findings())
+    assert said in page
+    assert said in (FINDINGS.parents[1] / "README.md").read_text(encoding="utf-8")
     for word, optimizer in {(each.advice, each.optimizer) for each in findings()}:
         for stages in advice.DEPTHS:
             (row,) = (line for line in page.splitlines() if line.startswith(f'| `"{word}"` | {optimizer} | {stages} |'))
@@ -433,11 +436,11 @@ def test_users_read_what_the_package_has(harness):
 def test_a_page_without_marks_is_refused(harness, tmp_path):
     advice = importlib.import_module("harness.advice")
     (tmp_path / "page.md").write_text("<!-- advice -->\nold\n<!-- end -->\n<!-- advice -->\n")
-    advice.write_table(tmp_path / "page.md", findings())
-    assert advice.table(findings()) in (tmp_path / "page.md").read_text()
+    advice.write_between(tmp_path / "page.md", "advice", "new")
+    assert (tmp_path / "page.md").read_text() == "<!-- advice -->\nnew\n<!-- end -->\n<!-- advice -->\n"
     (tmp_path / "page.md").write_text("nothing\n")
     with pytest.raises(ValueError, match="0 places"):
-        advice.write_table(tmp_path / "page.md", findings())
+        advice.write_between(tmp_path / "page.md", "advice", "new")
 
 
 def test_the_final_trial_reports_what_the_advice_was(harness):

@@ -17,7 +17,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))  # also in the processes that this one starts
 
-from harness.advice import entries, write_findings, write_table  # noqa: E402
+from harness.advice import entries, table, words, write_between, write_findings  # noqa: E402
 from harness.again import train_again  # noqa: E402
 from harness.cells import Study  # noqa: E402
 from harness.halving import next_runs, runs_left  # noqa: E402
@@ -31,7 +31,7 @@ from stretto.methods.findings import Finding  # noqa: E402
 
 PAGES = HERE / "pages"
 FINDINGS = HERE.parents[1] / "src/stretto/methods/findings.json"
-PAGE = HERE.parents[1] / "docs/which-method.md"
+PAGE, README = HERE.parents[1] / "docs/which-method.md", HERE.parents[1] / "README.md"
 ADVISING = (
     ("depth", "a decoder of 32 thin blocks", None, None),
     ("depth_ideas", "a decoder of 32 thin blocks", None, None),
@@ -64,7 +64,10 @@ def write_advice() -> str:
     for name, *of in ADVISING:
         found += entries(study_called(name), Store(PAGES / name / "runs.jsonl").read(), *of)
     write_findings(FINDINGS, found)
-    write_table(PAGE, [Finding(**entry) for entry in found])
+    known = [Finding(**entry) for entry in found]
+    write_between(PAGE, "advice", table(known))
+    for page in (PAGE, README):
+        write_between(page, "words", words(known))
     return f"{FINDINGS.name}: {len(found)} methods of {', '.join(dict.fromkeys(name for name, *_ in ADVISING))}"
 
 

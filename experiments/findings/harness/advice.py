@@ -14,12 +14,14 @@ from harness.cells import Record, Study
 from harness.halving import final_records
 from harness.intervals import Interval, geometric_error
 from harness.results import percent_above, ratio_to
-from stretto.methods.advice import Way, plain_name, soonest, ways
+from stretto.methods.advice import FAMILY_OF, Way, plain_name, soonest, ways
 from stretto.methods.findings import Finding
 
 DIGITS = 5  # of the numbers in the file
 NEXT = 2  # methods beside the best one in the table
 DEPTHS = (2, 4, 8, 16, 32)  # stages in the table
+EVERY_DEPTH = (*range(2, 17), 32)  # stages on which words are asked for their meaning
+NAMES = {"adamw": "AdamW", "sgd": "SGD", "muon": "Muon"}
 
 
 def entries(
@@ -143,12 +145,33 @@ def beside(best: Way, others: Sequence[Way]) -> str:
     return ", ".join([*shown, *([f"{more} more"] if more > 0 else [])]) or "none"
 
 
-def write_table(page: Path, found: Sequence[Finding]) -> None:
-    """Put the table where a page has its marks. Raises ValueError for a page without them."""
-    marked, text = re.compile(r"(<!-- advice -->\n).*?(<!-- end -->)", re.DOTALL), page.read_text(encoding="utf-8")
-    new, number = marked.subn(lambda match: f"{match[1]}\n{table(found)}\n{match[2]}", text)
+def words(found: Sequence[Finding]) -> str:
+    """What the words stand for by optimizer, on 2 to 32 stages: a list of two items."""
+    lines = []
+    for word in FAMILY_OF:
+        told = [f"{NAMES[optimizer]}: {'; '.join(meant(word, optimizer, found))}" for optimizer in NAMES]
+        lines.append(f'- `"{word}"`. {". ".join(told)}.')
+    return "\n".join(lines) + "\n"
+
+
+def meant(word: str, optimizer: str, found: Sequence[Finding]) -> list[str]:
+    """What a word stands for under an optimizer, from the fewest stages on: `1f1b`; from 4 stages on `pb`."""
+    changes: list[tuple[int, str]] = []
+    for stages in EVERY_DEPTH:
+        best = soonest(ways(word, optimizer, stages, among=found))
+        name = plain_name(whole=False) if best is None else best.finding.method
+        if not changes or changes[-1][1] != name:
+            changes.append((stages, name))
+    return [f"{f'from {stages} stages on ' if index else ''}`{name}`" for index, (stages, name) in enumerate(changes)]
+
+
+def write_between(page: Path, mark: str, written: str) -> None:
+    """Put text where a page has its marks. Raises ValueError for a page without them."""
+    marked = re.compile(rf"(<!-- {mark} -->\n).*?(<!-- end -->)", re.DOTALL)
+    text = page.read_text(encoding="utf-8")
+    new, number = marked.subn(lambda match: f"{match[1]}\n{written}\n{match[2]}", text)
     if number != 1:
-        raise ValueError(f"{page}: {number} places between <!-- advice --> and <!-- end -->, not one")
+        raise ValueError(f"{page}: {number} places between <!-- {mark} --> and <!-- end -->, not one")
     page.write_text(new, encoding="utf-8")
 
 

@@ -13,6 +13,7 @@ from stretto.options.import_object import is_function, unknown
 from stretto.settings.command_line import FLAG, OPTIONS, TEXTS, WHOLE, WHOLES, Option
 
 EXAMPLES = 4  # of a data set, on which a network is tried
+ADVISES_FOR = "adamw"  # unless an optimizer is named
 
 if TYPE_CHECKING:
     from stretto.doctor.model_check import Diagnosis, ModuleFinding, Remark
@@ -72,7 +73,9 @@ def doctor(
         in_parts = ""
         if functions != TriedFunctions():
             in_parts = try_functions(model, model_options or {}, data or "", functions)
-        diagnosis = replace(diagnosis_of(model, model_options or {}, data, example, stages, path), in_parts=in_parts)
+        optimizer = functions.optimizer or ADVISES_FOR
+        found = diagnosis_of(model, model_options or {}, data, example, stages, path, optimizer)
+        diagnosis = replace(found, in_parts=in_parts)
         if data is not None and is_function(model) and functions == TriedFunctions():
             diagnosis = replace(diagnosis, remarks=(*diagnosis.remarks, *missing_loss(model, data)))
         if json:
@@ -159,12 +162,14 @@ def diagnosis_of(
     shape: tuple[int, ...] | None,
     stages: int | None,
     path: str | None,
+    optimizer: str = ADVISES_FOR,
 ) -> "Diagnosis":
-    """Import or build the model, and say which methods can train it.
+    """Import or build the model, and say which methods can train it, and what the advice for an optimizer is.
 
     `shape` is that of an input batch. Raises UsageError for a model or an example that there is not.
     """
-    from stretto.doctor.model_check import cut, diagnose, example_of, why_whole
+    from stretto.doctor.model_check import advice_for, cut, diagnose, example_of, why_whole
+    from stretto.optim.by_name import name_of_setting
 
     model, example = built_in(name, options, data) if ":" not in name else of_user(name, options, data)
     if shape is not None:
@@ -183,7 +188,9 @@ def diagnosis_of(
             "(module, example)"
         )
     found = diagnose(model, pieces, example)
-    return replace(found, whole=why_whole(model, pieces, example) if stages is None else "")
+    whole = why_whole(model, pieces, example) if stages is None else ""
+    advice = {} if whole else advice_for(pieces, name_of_setting(optimizer))
+    return replace(found, whole=whole, advice=advice)
 
 
 def built_in(name: str, options: dict[str, Option], data: str | None) -> tuple[Any, Any]:
@@ -260,6 +267,7 @@ def in_words(name: str, diagnosis: "Diagnosis") -> list[str]:
             f"train refuses replicas, and methods that cut a minibatch ({', '.join(cutting_methods())}): "
             f"{diagnosis.in_parts}"
         )
+    lines += [each["why"] for each in diagnosis.advice.values()]
     but = ", but not every method takes the loss" if diagnosis.in_parts else ""
     is_odd = any(remark.module == OUTPUT for remark in diagnosis.remarks)
     but += ", but local methods want a head of your own" if is_odd else ""

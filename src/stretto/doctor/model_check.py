@@ -7,7 +7,7 @@ values that a rule gives) and *stash* (`Stash`: the backward reads what its forw
 
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -16,9 +16,11 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from stretto.errors import UsageError
 from stretto.methods import METHODS, Method, method
-from stretto.methods.advice import pieces_on
+from stretto.methods.advice import advised, meaning, pieces_on
+from stretto.methods.table import ADVISED
 from stretto.nn import deferred, tied_weights
 from stretto.nn.batch import call, inputs_on, with_names_of
+from stretto.nn.group_norm import has_batch_norm
 from stretto.nn.preserve import device_of, undisturbed
 from stretto.nn.shapes import describe, trace
 from stretto.splitting import Stages, divide, pieces
@@ -214,6 +216,7 @@ class Diagnosis:
     uneven: str = ""
     whole: str = ""  # why the model cannot be cut into stages; empty if it can, or was
     in_parts: str = ""  # why methods that cut minibatches cannot train it with its loss; empty if they can
+    advice: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # what "async" and "local" stand for, and why
 
     @property
     def is_one_piece(self) -> bool:
@@ -304,6 +307,16 @@ def owners(stage: nn.Module, among: Set[nn.Parameter] | None = None) -> dict[str
             owner = name.rpartition(".")[0].partition("parametrizations")[0].rstrip(".")
             owned[owner] = owned.get(owner, 0) + parameter.numel()
     return owned
+
+
+def advice_for(stages: Sequence[nn.Module], optimizer: str) -> dict[str, dict[str, str]]:
+    """{"async" or "local": {"method": what it stands for under an optimizer on these stages, "why": why}}.
+
+    One stage counts as four, as `stretto train` cuts a user's module.
+    """
+    number = len(stages) if len(stages) > 1 else USUAL_STAGES
+    chosen = {word: advised(word, optimizer, number, whole=has_batch_norm(stages)) for word in ADVISED}
+    return {word: {"method": str(each), "why": meaning(each)} for word, each in chosen.items()}
 
 
 def methods_of() -> dict[str, list[str]]:

@@ -222,7 +222,8 @@ class TrainSettings(Settings):
 
     method: Annotated[str, TRAINING] = "backprop"
     """backprop, greedy, "overlapping(delay=1)", "chunked(chunks=4)", "greedy(head=two-layer)", "greedy(share_top=2)",
-    ...; async or local, what Stretto's studies found best for the optimizer and the stages; or your own,
+    ...; async or local, what was first at a loss by simulated time in Stretto's studies, for the optimizer and the
+    stages, or 1f1b; or your own,
     path/to/file.py:function."""
     lr: Annotated[float | None, NUMBER, TRAINING] = None
     """Learning rate; by default 0.01 (sgd), 0.003 (adam, adamw), ..."""
@@ -258,8 +259,8 @@ class CompareSettings(Settings):
     }
 
     methods: Annotated[tuple[str, ...], TEXTS, TRAINING] = ("backprop", "greedy", "overlapping", "chunked(chunks=2)")
-    """Methods, separated by commas or blanks; all: every one that can run; async and local: what Stretto's studies
-    found best."""
+    """Methods, separated by commas or blanks; all: every one that can run; async and local: what was
+    first at a loss by simulated time in Stretto's studies, or 1f1b."""
     lr: Annotated[tuple[float, ...] | None, NUMBERS, TRAINING] = None
     """Learning rates; by default 0.003,0.01,0.03,0.1 (sgd) or 0.001,0.003,0.01."""
     batch_size: Annotated[tuple[int, ...] | None, WHOLES, TRAINING] = None

@@ -76,10 +76,11 @@ class Trainer:
         optimizer: called once a stage with the parameters of the stage and its head. Stages without trainable
             parameters have none.
         method: a name, "chunked(chunks=4)", or what `stretto.method` returned. "async" and "local" are settled here, by
-            the optimizer and the number of stages, as this package's studies found best (`stretto.advised`; where
-            stages have batch norms, methods that cut minibatches are left out). Unless `optimizer` is a class, it is
-            called once more for that, for the parameters of one stage. `method` tells for what they stand. Checkpoints
-            keep that: where the advice has changed since, `load` says what to name.
+            the optimizer and the number of stages: what was first at a loss by simulated time in this package's
+            studies, or 1f1b (`stretto.advised`; where stages have batch norms, methods that cut minibatches are left
+            out). Unless `optimizer` is a class, it is called once more for that, for the parameters of one stage.
+            `method` tells for what they stand. Checkpoints keep that: where the advice has changed since, `load` says
+            what to name.
         example: one input batch, as `step` takes them. From it come the shapes that auxiliary heads need, and the check
             that the stages fit each other. May be left out if no heads are needed, if all are given, or if every stage
             begins and ends in a Linear.
