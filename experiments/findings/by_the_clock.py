@@ -5,13 +5,14 @@ What is timed, and the page's part, are in clock_parts/.
 
 from typing import Any
 
-from clock_parts.launches import launches
+from clock_parts.launches import launches, letters
 from clock_parts.methods import METHODS
 from clock_parts.page import clock
-from clock_parts.settings import PROCESSES, SETTINGS, Chosen, trainer_of
+from clock_parts.settings import PROCESSES, REPLICAS, SETTINGS, Chosen, trainer_of
 from harness import Cell, Study, held_out, measured_training, shuffled
 
 STEPS, HORIZON, EVERY = 450, 300, 25
+EVERY_AVERAGE = 24  # of local SGD, which is evaluated where replicas have merged
 
 
 def train(cell: Cell, rate: float, seed: int, steps: int, path: str | None) -> dict[str, Any]:
@@ -19,14 +20,17 @@ def train(cell: Cell, rate: float, seed: int, steps: int, path: str | None) -> d
     setting = SETTINGS[cell.settings["setting"]]
     data = setting.data(path)
     minibatch = shuffled(data.train, setting.batch, seed)
-    trainer = trainer_of(setting, cell.method, cell.settings["stages"], data, rate=rate, seed=seed)
-    return measured_training(trainer, minibatch, steps, EVERY, held_out(data, setting.tested, setting.evaluated))
+    method = cell.settings.get("sync", cell.method)
+    trainer = trainer_of(setting, method, cell.settings["stages"], data, rate=rate, seed=seed)
+    every = cell.settings.get("every", EVERY)
+    return measured_training(trainer, minibatch, steps, every, held_out(data, setting.tested, setting.evaluated))
 
 
 def cells(methods: Chosen) -> tuple[Cell, ...]:
     """Of each setting: one stage without delay, which stands for every synchronous way, and the chosen methods."""
     found = []
-    for letter, setting in SETTINGS.items():
+    for letter in letters(methods):
+        setting = SETTINGS[letter]
         reference = f"{letter}, synchronous"
         found.append(
             Cell(reference, "backprop", setting.optimizer, setting.grid, STEPS, {"setting": letter, "stages": 1})
@@ -35,6 +39,9 @@ def cells(methods: Chosen) -> tuple[Cell, ...]:
             for processes in PROCESSES:
                 name, method = f"{letter}, {kind}, {processes} stages", by_setting[letter][processes]
                 chosen = {"setting": letter, "stages": processes}
+                if method.startswith(REPLICAS):
+                    chosen |= {"every": EVERY_AVERAGE, "sync": method}
+                    method = "backprop"
                 found.append(Cell(name, method, setting.optimizer, setting.grid, STEPS, chosen, reference))
     return tuple(found)
 

@@ -1,18 +1,24 @@
 """Study 9, rotation: are ratios of steps under delay the same at equal rates, in a long training? See rules.md."""
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 import torch
 from depth import BATCH, CONTEXT, WINDOWS, Block, Embedding, Unembedding
-from harness import Cell, Study, held_out, measured_training, shuffled
+from harness import Cell, Claim, Study, held_out, measured_training, shuffled
+from harness.cells import Record
+from harness.end_tables import shown
 from harness.examples import text
+from harness.markdown import table
+from harness.results import TEST, cut_at, finals, ratio_at
 from torch import nn
 
 import stretto
 from stretto.losses import token_cross_entropy
 from stretto.optim import muon, warmup
 
+SHARES = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 9 / 10)  # of the steps without delay
 BLOCKS, APART, STEPS, EVERY, WARMUP = 8, 4, 6000, 100, 300
 DEEP = BLOCKS * APART  # stages, of which those between two blocks hand on what they get
 OPTIMIZERS = {
@@ -73,6 +79,25 @@ def cells() -> tuple[Cell, ...]:
     return tuple(made)
 
 
+def more(finished: Mapping[str, Record]) -> str:
+    """The ratio of steps at each of five losses, by rate."""
+    text = (
+        "## Loss by loss\n\n"
+        "Steps of the delayed cell over those of the same optimizer without delay at the same rate, to the test loss "
+        "that every seed of the latter has reached by so much of its 6,000 steps; below it, the loss.\n\n"
+    )
+    found, rows = finals(ALL, finished), []
+    for cell in ALL:
+        mine, theirs = found.get(cell.name), found.get(cell.reference or "")
+        if cell.reference is None:
+            continue
+        cuts = [cut_at(theirs, TEST, share) for share in SHARES]
+        told = ["" if cut is None else f"{shown(ratio_at(mine, theirs, TEST, cut))} ({cut:.2f})" for cut in cuts]
+        rows.append([cell.name, *told])
+    return text + table(("cell", *(f"{100 * share:.3g} %" for share in SHARES)), rows)
+
+
+ALL = cells()
 STUDY = Study(
     name="rotation",
     title="Rotation: does it keep up at small equal rates, in a long training?",
@@ -80,9 +105,18 @@ STUDY = Study(
         "How many times the steps of training without delay does a pipeline of the delays of 32 stages need to each "
         "loss, with and without rotation, where all have the same rate? And a delay of one update under Muon?"
     ),
-    cells=cells(),
+    cells=ALL,
     train=train,
     horizon=STEPS,
+    more=more,
+    claims=(
+        Claim(
+            "Rotated AdamW with the delays of 32 stages: at most 1.3 times its own steps without delay, at equal rates",
+            "ratio",
+            tuple(f"AdamW, rotated, {rate:g}, stash" for rate in RATES["AdamW"]),
+            1.3,
+        ),
+    ),
     setting=(
         "Study 1's decoder with 8 blocks (width 32, two heads) on the bytes of PostgreSQL's manual, context 32, "
         "batches of 16, 6,000 steps at constant rates behind a warm-up of 300, nothing clipped: "

@@ -2,12 +2,18 @@
 
 from harness.launches import Launch, interleaved
 
-from clock_parts.settings import LINKS, PROCESSES, SETTINGS, Chosen, Setting, parameters
+from clock_parts.settings import LINKS, PROCESSES, SETTINGS, Chosen, Links, Setting, parameters
 
 THREADS, DDP = "one process", "DistributedDataParallel"
+AVERAGED, AVERAGED_EVERY = "local SGD", 8  # updates between two averages
 MICROBATCHES = 2  # of 1f1b and zb-h1: in a pilot the fastest of 2, 4 and 8, in both settings, on two and four processes
 PIPELINES = ("1f1b", "zb-h1")
 SYNCHRONOUS = (THREADS, DDP, *PIPELINES)
+
+
+def letters(methods: Chosen) -> list[str]:
+    """The settings that have methods."""
+    return [letter for letter in SETTINGS if all(letter in own for own in methods.values())]
 
 
 def ways(methods: Chosen, letter: str, processes: int) -> dict[str, str]:
@@ -34,20 +40,23 @@ def launch(methods: Chosen, letter: str, way: str, processes: int, link: int | N
 
 def sent(setting: Setting, way: str, processes: int) -> float:
     """The most bytes that a process sends a step: gradients in a ring, or a stage's activations and their gradients."""
+    around = 4 * 2 * (processes - 1) / processes * parameters(setting)
     if way == DDP:
-        return 4 * 2 * (processes - 1) / processes * parameters(setting)
+        return around
+    if way == AVERAGED:
+        return around / AVERAGED_EVERY
     both = 2 if processes > 2 else 1  # a stage in the middle may send upwards and downwards
     return 4 * both * setting.activations
 
 
-def launches(methods: Chosen) -> tuple[Launch, ...]:
+def launches(methods: Chosen, links: Links = LINKS) -> tuple[Launch, ...]:
     """All of them, in turns."""
     return interleaved(
         [
             launch(methods, letter, way, processes, link)
-            for letter in SETTINGS
+            for letter in letters(methods)
             for processes in PROCESSES
-            for link in LINKS
+            for link in links
             for way in ways(methods, letter, processes)
             if way != THREADS or link is None
         ]

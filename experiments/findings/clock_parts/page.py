@@ -8,8 +8,8 @@ from harness.clock import Timed, doubts_of, load_told, soonest, step_time, time_
 from harness.intervals import Interval, bounded
 from harness.markdown import table
 
-from clock_parts.launches import SYNCHRONOUS, launch, ways
-from clock_parts.settings import LINKS, PROCESSES, SETTINGS, Chosen
+from clock_parts.launches import SYNCHRONOUS, launch, letters, ways
+from clock_parts.settings import LINKS, PROCESSES, Chosen, Links
 
 TIMES = 1.5  # as soon as the best synchronous way
 CLAIMED = ("B", 2, 100)  # setting, processes, Mbit/s
@@ -30,10 +30,7 @@ class Place:
         return f"{self.letter}, {self.processes} processes, {where}"
 
 
-PLACES = [Place(letter, number, link) for letter in SETTINGS for number in PROCESSES for link in LINKS]
-
-
-def clock(study: Study, methods: Chosen, runs: Records, launches: Records) -> str:
+def clock(study: Study, methods: Chosen, runs: Records, launches: Records, links: Links = LINKS) -> str:
     """The claims, then a table for each place."""
     parts = [
         f"## Time to the same test error\n\n{load_told(launches)}\n",
@@ -44,9 +41,10 @@ def clock(study: Study, methods: Chosen, runs: Records, launches: Records) -> st
         "have no delay of their own. Cores of others leave out what the kernel does for links. Processes beyond the "
         "number of cores take turns, and nothing is concluded from their times. Freed memory is kept in every process, "
         "as a Trainer has it.\n",
-        _claims(study, methods, runs, launches),
+        _claims(study, methods, runs, launches, links),
     ]
-    parts += [_table(study, methods, runs, launches, place) for place in PLACES]
+    places = [Place(letter, number, link) for letter in letters(methods) for number in PROCESSES for link in links]
+    parts += [_table(study, methods, runs, launches, place) for place in places]
     return "\n".join(parts)
 
 
@@ -68,13 +66,13 @@ def _best(times: Mapping[str, Interval], *, synchronous: bool, complete: int) ->
     return soonest(own) if len(own) == complete else None
 
 
-def _claims(study: Study, methods: Chosen, runs: Records, launches: Records) -> str:
+def _claims(study: Study, methods: Chosen, runs: Records, launches: Records, links: Links) -> str:
     """The figure, and what the same setting comes to over other links."""
     rows = []
     letter, processes, fixed = CLAIMED
     reference = study.cell(f"{letter}, synchronous")
     text = f"the best asynchronous or local way at least {TIMES} times as soon as every synchronous one"
-    for link in (fixed, *(link for link in LINKS if link != fixed)):
+    for link in (fixed, *(link for link in links if link != fixed)):
         place = Place(letter, processes, link)
         timed = _timed(study, methods, launches, place)
         times = times_to_cutoff(study, runs, timed, reference)

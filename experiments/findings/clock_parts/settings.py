@@ -2,7 +2,7 @@
 
 import functools
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -23,7 +23,9 @@ from stretto.optim import warmup
 
 Chosen = Mapping[str, Mapping[str, Mapping[int, str]]]
 """Methods by kind ("asynchronous", "local"), setting and number of processes."""
+Links = Sequence[int | None]
 PROCESSES, LINKS = (2, 4), (None, 100, 400)
+REPLICAS = "local-sgd"  # what begins so is a sync of replicas, each with the whole network
 
 
 @dataclass(frozen=True)
@@ -62,12 +64,18 @@ SETTINGS = {
 
 
 def trainer_of(setting: Setting, method: str, stages: int, data: Dataset, *, rate: float, seed: int) -> stretto.Trainer:
-    """A Trainer of the setting's network in so many stages, on one process or on as many as there are stages."""
+    """A Trainer of the setting's network in so many stages, on one process or on as many as there are stages.
+
+    A sync of replicas is a Trainer of as many replicas of one stage.
+    """
+    averaged = method.startswith(REPLICAS)
+    replicas = {"mesh": stretto.Mesh(data=stages), "sync": method} if averaged else {}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*it will overshoot")  # of predictions: that is what is asked
         return stretto.Trainer(
-            stages_of(setting.recipe(data), stages, seed), setting.loss, partial(setting.step, lr=rate),
-            method, example=data.train.x[:2], scheduler=setting.scheduler, clip=setting.clip, device="cpu", seed=seed,
+            stages_of(setting.recipe(data), 1 if averaged else stages, seed), setting.loss,
+            partial(setting.step, lr=rate), "backprop" if averaged else method, example=data.train.x[:2],
+            scheduler=setting.scheduler, clip=setting.clip, device="cpu", seed=seed, **replicas,
         )  # fmt: skip
 
 
