@@ -9,6 +9,7 @@ from harness import Cell, Study, held_out, measured_training, shuffled
 from harness.decoder import BATCH as TEXT_BATCH
 from harness.decoder import WINDOWS, decoder, text
 from harness.examples import mnist
+from sections.chunk_tables import more
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -73,6 +74,7 @@ def cells() -> tuple[Cell, ...]:
     )  # fmt: skip
 
 
+ALL = cells()
 STUDY = Study(
     name="chunks",
     title="Chunks with their control",
@@ -80,7 +82,8 @@ STUDY = Study(
         "What of the advantage of local losses is that of their auxiliary heads, which backprop can have, too? And who "
         "is first by steps, by serial compute, and by time?"
     ),
-    cells=cells(),
+    cells=ALL,
+    more=partial(more, ALL),
     train=train,
     horizon=STEPS,
     baseline="backprop",

@@ -43,15 +43,15 @@ def text(path: str | None, context: int) -> Dataset:
     return load("text", context=context, **folder_of(path, "text"))
 
 
-def made_up(shape: tuple[int, ...], classes: int, *, tokens: bool = False) -> Dataset:
+def made_up(shape: tuple[int, ...], classes: int, *, tokens: bool = False, examples: int = 8) -> Dataset:
     """A few random examples of a data set's shape, for networks that are timed."""
     generator = torch.Generator().manual_seed(0)
     if tokens:
-        x = torch.randint(classes, (8, *shape), generator=generator)
+        x = torch.randint(classes, (examples, *shape), generator=generator)
         split, task = Split(x, x), "language"
     else:
-        x = torch.randn((8, *shape), generator=generator)
-        split, task = Split(x, torch.randint(classes, (8,), generator=generator)), "classification"
+        x = torch.randn((examples, *shape), generator=generator)
+        split, task = Split(x, torch.randint(classes, (examples,), generator=generator)), "classification"
     return Dataset(
         name="made-up", task=task, num_classes=classes, train=split, validation=split, test=split,
         description="random numbers", options={},
