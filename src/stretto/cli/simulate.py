@@ -14,7 +14,18 @@ from stretto.cli.output import aligned, inside, print_json, terminal_columns, wr
 from stretto.cli.show import MethodLayout, lay_out
 from stretto.errors import UsageError
 from stretto.options.import_object import is_function
-from stretto.settings.command_line import FLAG, NUMBER, NUMBERS, OPTIONS, TEXTS, WHOLE, Option, parse_metric
+from stretto.settings.command_line import (
+    ANY_OPTIMIZER,
+    FLAG,
+    NUMBER,
+    NUMBERS,
+    OPTIONS,
+    SUITING,
+    TEXTS,
+    WHOLE,
+    Option,
+    parse_metric,
+)
 
 if TYPE_CHECKING:
     from stretto.report.prediction import RunPrediction
@@ -91,8 +102,7 @@ class SimulatedNetwork:
     """Its loss: a name in torch.nn.functional, or path/to/file.py:function."""
     metric: Annotated[tuple[str, ...], TEXTS] = ()
     """Its metrics, as stretto train takes them; they take no time of a step."""
-    optimizer: str = "auto"
-    """Its optimizer, as stretto train takes it."""
+    optimizer: Annotated[str, Parameter(help=f"Its optimizer: {ANY_OPTIMIZER}. {SUITING}")] = "auto"
     batch_size: Annotated[int | None, WHOLE] = None
     """Examples of a minibatch; as many as suit the network unless said otherwise."""
 
