@@ -314,7 +314,7 @@ def write_files(layout: MethodLayout, timeline: "Timeline", prices: ActionPrices
 
         unit = 1e9 / prices.scale if prices.unit == "s" else UNIT
         simulated = recordings(timeline, layout.rules, unit=unit)
-        write_trace(output.trace, simulated, tracks(simulated, layout.schedule))
+        write_trace(output.trace, simulated, tracks(simulated, layout.schedule, layout.rules))
 
 
 def describe(layout: MethodLayout, timeline: "Timeline", facts: dict[str, Any], prices: ActionPrices) -> str:
