@@ -1,6 +1,7 @@
 """Plans that are simulated: by the very code of a forecast; and what their seconds are made of."""
 
 from functools import cache
+from statistics import fmean, stdev
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from torch.nn.functional import mse_loss
 
 from forecasts import forecast
 from stretto.cost import Cluster, Device, Group, Link
-from stretto.cost.step_prediction import turn_seconds
+from stretto.cost.step_prediction import late_turn, turn_seconds
 from stretto.errors import UsageError
 from stretto.measure import layer_costs
 from stretto.methods import method
@@ -20,6 +21,7 @@ from stretto.plan.branch_and_bound import plan_of
 from stretto.plan.candidate_costs import Prices
 from stretto.plan.closed_forms import Passes
 from stretto.plan.objective import Objective
+from stretto.plan.plan_file import content
 from stretto.plan.refine import LaidOut, plainest, pricer_of, refined, simulated, terms
 from stretto.plan.ways import ways_of
 
@@ -183,6 +185,11 @@ def test_plans_run_ahead_of_late_messages_as_far_as_memory_allows():
     usual = turn_seconds(pricer(plan, found.prices))
     assert best.seconds < 0.95 * usual
     assert best.seconds == turn_seconds(pricer(best, found.prices))  # the same draws in each call
+    predicted = content(best, found.prices, Objective(), model="decoder", trained=None)["predicted"]
+    drawn = [late_turn(pricer(best, found.prices), seed) for seed in range(8)]
+    assert fmean(drawn) == predicted["seconds_per_step"]
+    assert predicted["standard_error"] == pytest.approx(stdev(drawn) / 8**0.5)
+    assert predicted["by"] == "simulation, mean of 8 draws of late messages"
     assert max(best.bytes) > max(plan.bytes)
     small = jittery_problem(jittery(2, max(plan.bytes) * 1.01))
     (fitting,) = refined(search(small).plans, search(small).prices)

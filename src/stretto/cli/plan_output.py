@@ -240,13 +240,14 @@ def rows_of(
     axes = " x ".join(f"{axis} {chosen[axis]}" for axis in ("data", "pipeline", "tensor", "space"))
     seconds = predicted["seconds_per_step"]
     spread = f" ± {percent(predicted['spread'], 0)}" if "spread" in predicted else ""
+    error = f", standard error {duration(predicted['standard_error'])}" if "standard_error" in predicted else ""
     return [
         ("method", chosen["method"]),
         ("axes", f"{axes} = {chosen['workers']} worker{'s' * (chosen['workers'] > 1)}"),
         ("stages begin at", " ".join(map(str, chosen["bounds"][:-1]))),
         ("sharding", chosen["sharding"]),
         ("batch size", str(chosen["batch_size"])),
-        ("a step", f"{duration(seconds)}{spread} (by {predicted['by']})"),
+        ("a step", f"{duration(seconds)}{spread} (by {predicted['by']}{error})"),
         *(
             # a bubble may be too short to be one
             (

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
-from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
@@ -30,6 +29,7 @@ from stretto.settings.command_line import (
 if TYPE_CHECKING:
     from stretto.report.prediction import RunPrediction
     from stretto.simulate import Durations, Timeline
+    from stretto.simulate.network import Mean
     from stretto.study.prepare import Prepared
 
 OVERLAY = "overlay.pftrace"  # in a run's folder
@@ -170,16 +170,18 @@ class ActionPrices:
         network = None if network is None else replace(network, seed=seed)
         return simulate(schedule, rules, turns, self.durations, network=network, sizes=sizes)
 
-    def steady(self, layout: MethodLayout) -> tuple[float, float]:
-        """As `Layout.steady`; where messages have sizes, the mean of some turns."""
-        from stretto.report.prediction import busy_of, period_of
+    def steady(self, layout: MethodLayout) -> "tuple[Mean, float]":
+        """As `Layout.steady`; where messages have sizes, the mean of some turns. In `unit`, with its standard error."""
+        from stretto.report.prediction import busy_of, mean_period
+        from stretto.simulate.network import Mean
 
         if self.prediction is None:
-            return layout.steady(self.durations, self.latency)
+            period, bubble = layout.steady(self.durations, self.latency)
+            return Mean(period / self.scale), bubble
         schedule = layout.schedule
-        seconds = period_of(schedule, layout.rules, self.prediction)
+        mean = mean_period(schedule, layout.rules, self.prediction)
         busy = sum(busy_of(schedule, worker, self.prediction) for worker in range(schedule.num_workers))
-        return seconds * self.scale, max(0.0, 1 - busy / (seconds * schedule.num_workers))
+        return mean, max(0.0, 1 - busy / (mean.value * schedule.num_workers))
 
     def describe(self, time: float) -> str:
         """A time, given in `unit`, with it."""
@@ -282,9 +284,19 @@ def megaflops(prepared: "Prepared") -> "Durations":
 
 def facts_of(layout: MethodLayout, timeline: "Timeline", prices: ActionPrices) -> dict[str, Any]:
     """What the simulation came to, as plain data; times are means over draws where messages are late at random."""
+    from stretto.simulate.network import Mean
+
     period, bubble = prices.steady(layout)
-    makespans = prices.makespans(layout) if prices.draws > 1 else [timeline.makespan / prices.scale]
-    drawn = {"late_draws": prices.draws, "makespans": makespans} if prices.draws > 1 else {}
+    makespan, drawn = Mean(timeline.makespan / prices.scale), {}
+    if prices.draws > 1:
+        makespans = prices.makespans(layout)
+        makespan = Mean.of(makespans)
+        drawn = {
+            "late_draws": prices.draws,
+            "makespans": makespans,
+            "makespan_standard_error": makespan.error,
+            "steady_period_standard_error": period.error,
+        }
     return {
         **layout.names,
         "stages": layout.schedule.num_stages,
@@ -293,10 +305,10 @@ def facts_of(layout: MethodLayout, timeline: "Timeline", prices: ActionPrices) -
         "batch_size": prices.batch_size,
         "unit": prices.unit,
         "latency": prices.latency,
-        "makespan": fmean(makespans),
+        "makespan": makespan.value,
         **drawn,
         "bubble": timeline.bubble,
-        "steady_period": period / prices.scale,
+        "steady_period": period.value,
         "steady_bubble": bubble,
         "workers": by_worker(layout, timeline, prices.scale),
     }
@@ -326,9 +338,11 @@ def describe(layout: MethodLayout, timeline: "Timeline", facts: dict[str, Any], 
     late = ""
     if "makespans" in facts:
         least, most = (prices.describe(pick(facts["makespans"])) for pick in (min, max))
+        errors = (prices.describe(facts[f"{name}_standard_error"]) for name in ("makespan", "steady_period"))
         late = (
-            f"some messages are late, at random: times above are means of {facts['late_draws']} draws, from {least} to "
-            f"{most}; drawing and table are the first draw's\n\n"
+            f"some messages are late, at random: times above are means of {facts['late_draws']} draws, with standard "
+            f"errors of {' and '.join(errors)}; the first is from {least} to {most}; drawing and table are the first "
+            "draw's\n\n"
         )
     idle, turn = f"{idle_share(facts['steady_bubble'], 1)} idle", f"a turn of {layout.schedule.per_turn}"
     return (
