@@ -24,6 +24,7 @@ from stretto.plan.refine import simulate_if_short
 from stretto.plan.reliability import Reliability, goodput_of, needs
 from stretto.plan.trials import single_worker
 from stretto.plan.ways import byte_correction, ways_of
+from stretto.report import roofline
 from stretto.report.units import duration, energy, number, percent, seconds
 from stretto.schedule.csv_file import to_csv
 from stretto.schedule.draw import RESOLUTION
@@ -191,6 +192,8 @@ def describe(facts: Mapping[str, Any]) -> str:
         blocks += ["", "one other choice at a time, by closed forms", rows]
     if "frontier" in facts:
         blocks += ["", "not beaten in time, memory, money and energy", frontier_rows(facts["frontier"])]
+    if "roofline" in facts:
+        blocks += ["", roofline.sentence(facts["roofline"])]
     if "scaling" in facts:
         from stretto.report import scaling  # it needs an extra
 

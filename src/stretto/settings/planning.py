@@ -148,6 +148,8 @@ class PlanOutput:
     """How plans scale with the number of workers, 1,10,100: a table and a page."""
     per_worker: Annotated[bool, FLAG] = False
     """With --scale, the batch size is that of each worker."""
+    roofline: Path | None = None
+    """File for a picture (SVG): FLOP/s of each layer's passes against FLOPs a byte, under the bounds of the device."""
     diff: Annotated[tuple[Path, ...] | None, TWO_FILES] = None
     """Compare two plans instead: --diff A.toml B.toml."""
     export: str | None = None
