@@ -46,7 +46,14 @@ def mistake(capsys, *words):
 def test_a_plan_is_written_trained_and_drawn(capsys, tmp_path, cluster):
     file = tmp_path / "plan.toml"
     told = run(capsys, "plan", "--workers", 2, "--cluster", cluster(), "--out", file, "--methods", "1f1b",
-               "--stages", 2, "--all-workers", "--batch-size", 64, "--explain", "--export", "torch")  # fmt: skip
+               "--stages", 2, "--all-workers", "--batch-size", 64, "--explain", "--export", "torch",
+               "--roofline", tmp_path / "roofline.svg")  # fmt: skip
+    passes = told["roofline"]["passes"]
+    assert [each["kind"] for each in passes] == ["F", "B"] * (len(passes) // 2)
+    assert all(each["attained"] <= each["bound"] * (1 + 1e-9) for each in passes)
+    picture = (tmp_path / "roofline.svg").read_text()
+    assert picture.count("<title>") == len(passes)
+    assert f"a micro-batch of {64 / told['chosen']['microbatches']:g}, float32" in picture
     assert told["plan"] == str(file)
     assert told["predicted_seconds"] > 0
     assert len(told["predicted_bytes"]) == 2

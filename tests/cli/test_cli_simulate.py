@@ -1,12 +1,14 @@
 """stretto simulate as a user calls it; what it says is compared with closed forms."""
 
 import json
+from statistics import stdev
 from xml.etree import ElementTree
 
 import pytest
 
 from cluster_text import cluster_text
 from stretto.cli import main
+from stretto.report.units import duration
 
 
 @pytest.fixture(autouse=True)
@@ -151,9 +153,14 @@ def test_late_messages_are_drawn_several_times(capsys, tmp_path):
     assert found["late_draws"] == len(found["makespans"]) == 8
     assert len({*found["makespans"]}) > 1
     assert found["makespan"] == pytest.approx(sum(found["makespans"]) / 8)
+    assert found["makespan_standard_error"] == pytest.approx(stdev(found["makespans"]) / 8**0.5)
+    assert found["steady_period_standard_error"] > 0
     assert facts(capsys, *words) == found
     assert main(["simulate", *map(str, words)]) == 0
-    assert "some messages are late, at random: times above are means of 8 draws" in capsys.readouterr().out
+    said = " ".join(capsys.readouterr().out.split())
+    assert "some messages are late, at random: times above are means of 8 draws" in said
+    errors = " and ".join(duration(found[f"{name}_standard_error"]) for name in ("makespan", "steady_period"))
+    assert f"with standard errors of {errors}" in said
     file.write_text(f"{cluster_text(workers=2)}late_share = 0.2\n")
     assert main(["simulate", *map(str, words)]) == 2
     assert "links.loop.late_share = 0.2, late_seconds = None: give both" in capsys.readouterr().err

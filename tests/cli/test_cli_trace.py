@@ -95,7 +95,9 @@ def test_a_short_runs_overlay_is_the_simulation_of_the_same_turns(capsys, tmp_pa
     assert main(["simulate", "--overlay", "run"]) == 0
     said = capsys.readouterr().out
     assert ("in the steady state, steps" in said) == (run.phase == "steady")
-    assert ("the steady state, after a ramp of" in said) == (run.phase != "steady")
+    after = "the first one" if method == "gpipe" else f"a ramp of {run.ramp_steps}"
+    assert (f"the steady state, after {after}. Of" in said) == (run.phase != "steady")
+    assert ("phase of a step, mean (least to most)" in said) == bool(run.step_phases) == (method == "gpipe")
     assert "off by +0.0%" in said or "off by -0.0%" in said
 
 

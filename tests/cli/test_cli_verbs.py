@@ -18,6 +18,7 @@ import torch
 import stretto.cli
 from stretto.cli import main
 from stretto.cli.program import show_warning
+from stretto.optimizers import OPTIMIZERS
 from stretto.trainer.progress import progress
 
 SMALL = [
@@ -307,6 +308,14 @@ def test_help_imports_nothing_heavy_and_fits_on_two_screens():
     for said in helps:
         if said.split()[2] in ("train", "compare"):
             assert sorted(groups, key=said.index) == groups
+    for verb in ("train", "compare", "plan", "simulate", "doctor"):
+        assert missing_optimizers(next(said for said in helps if said.split()[2] == verb)) == [], verb
+
+
+def missing_optimizers(said):
+    """Of the table, those that the help of --optimizer does not name."""
+    option = re.split(r"[│ ]+--", said.partition("--optimizer ")[2])[0]
+    return sorted(set(OPTIMIZERS) - set(re.findall(r"[a-z0-9-]+", option)))
 
 
 def test_a_schedule_goes_to_torch(capsys, tmp_path):

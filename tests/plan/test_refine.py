@@ -1,6 +1,7 @@
 """Plans that are simulated: by the very code of a forecast; and what their seconds are made of."""
 
 from functools import cache
+from statistics import fmean, stdev
 
 import numpy as np
 import pytest
@@ -10,8 +11,8 @@ from torch import nn
 from torch.nn.functional import mse_loss
 
 from forecasts import forecast
-from stretto.cost import Cluster, Device, Group, Link
-from stretto.cost.step_prediction import turn_seconds
+from stretto.cost import Cluster, Device, Group, Link, step_prediction
+from stretto.cost.step_prediction import late_turn, turn_seconds
 from stretto.errors import UsageError
 from stretto.measure import layer_costs
 from stretto.methods import method
@@ -20,6 +21,7 @@ from stretto.plan.branch_and_bound import plan_of
 from stretto.plan.candidate_costs import Prices
 from stretto.plan.closed_forms import Passes
 from stretto.plan.objective import Objective
+from stretto.plan.plan_file import content
 from stretto.plan.refine import LaidOut, plainest, pricer_of, refined, simulated, terms
 from stretto.plan.ways import ways_of
 
@@ -187,6 +189,17 @@ def test_plans_run_ahead_of_late_messages_as_far_as_memory_allows():
     small = jittery_problem(jittery(2, max(plan.bytes) * 1.01))
     (fitting,) = refined(search(small).plans, search(small).prices)
     assert fitting.candidate.ahead == 0
+
+
+def test_a_mean_over_draws_of_late_messages_is_told_with_its_standard_error(monkeypatch):
+    monkeypatch.setattr(step_prediction, "MOST_LATE_TURNS", 8)  # of 64, to be quick
+    found = search(jittery_problem(jittery(2)))
+    plan = simulated(found.plans[0], found.prices)
+    predicted = content(plan, found.prices, Objective(), model="decoder", trained=None)["predicted"]
+    drawn = [late_turn(pricer(plan, found.prices), seed) for seed in range(8)]
+    assert predicted["seconds_per_step"] == fmean(drawn)
+    assert predicted["standard_error"] == pytest.approx(stdev(drawn) / 8**0.5)
+    assert predicted["by"] == "simulation, mean of 8 draws of late messages"
 
 
 def test_plans_do_not_run_ahead_where_no_message_is_late():

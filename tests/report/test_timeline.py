@@ -6,6 +6,7 @@ import pytest
 
 import stretto
 from pairwise import in_turn, slow_where
+from stretto.report import units
 from stretto.report.html import render
 from stretto.report.recorded_run import Band, Bar, timelines, window
 from stretto.report.timeline import timeline_chart
@@ -104,6 +105,30 @@ def test_ramp_and_drain_of_a_long_run_have_charts_of_their_own():
     for part, names in zip(each.parts, (["ramp", "steady"], ["steady", "drain"]), strict=True):
         assert [band.name for band in part.measured.bands] == [band.name for band in part.simulated.bands] == names
         assert part.measured.seconds == pytest.approx(part.simulated.seconds)
+
+
+def test_of_a_synchronous_run_ramp_and_drain_are_told_for_each_step():
+    """1F1B with four micro-batches on four stages; stage s takes s + 1 times as long as the first one.
+
+    The ramp are the forwards of stages 0 to 2, the drain their last backwards and updates, and the last stage has
+    updated by then. Step 31 begins with forwards of twice that: more of it is ramp.
+    """
+    slow = {Action("F", stage, 4 * 30) for stage in range(3)}
+    found, schedule, rules = run("1f1b(microbatches=4)", durations=lambda action: cost(action) * (1 + (action in slow)))
+    run_of = recorded("run", "1f1b", found, schedule, rules)
+    each = timelines(run_of)
+    measured, simulated = each.shares["ramp"]
+    steps = len(run_of.steady)
+    assert simulated.seconds == pytest.approx(6e-3 * (1 + 1 / (4 * steps)))  # of mean forwards, four in a step
+    assert simulated[1:] == pytest.approx([simulated.mean] * 3)
+    assert measured.least == pytest.approx(simulated.mean, rel=0.01)
+    assert measured.seconds == pytest.approx(6e-3 * (1 + 1 / steps))
+    assert measured.most > 1.5 * measured.mean
+    assert each.shares["drain"][1].seconds == pytest.approx((2 + 4 + 6) * 1e-3 + 0.1e-3 - 0.4e-3)
+    assert [part.title for part in each.parts] == [f"From the start: steps 1 to {1 + each.turns // 2}"]
+    page = render(make_page((), timelines=(each,)))
+    assert "<th>of a step, mean in the steady state (least to most)</th>" in page
+    assert f"<td>{units.part(*measured)}</td><td>{units.part(*simulated)}</td>" in page
 
 
 def test_of_a_run_whose_beginning_was_dropped_no_ramp_is_shown():

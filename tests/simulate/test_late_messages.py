@@ -1,5 +1,7 @@
 """Messages that are late now and then, and forwards that run ahead against it."""
 
+import math
+from itertools import product
 from statistics import fmean
 
 import pytest
@@ -9,6 +11,7 @@ from stretto.errors import UsageError
 from stretto.methods import method
 from stretto.schedule import check
 from stretto.simulate import Link, Network, simulate
+from stretto.simulate.network import LATE_DRAWS, Mean
 
 JITTER = Link(0.1, late_share=0.1, late_time=4.0)
 
@@ -44,6 +47,38 @@ def test_the_share_of_late_messages():
     mean = fmean(makespan("1f1b(microbatches=1)", 2, JITTER, turns, seed) for seed in seeds) / turns
     on_time = makespan("1f1b(microbatches=1)", 2, Link(0.1), turns) / turns
     assert mean - on_time == pytest.approx(2 * 0.1 * 4.0, rel=0.05)
+
+
+def two_stages(late, latency=0.1):
+    """When 1F1B ends, of two micro-batches on two stages, F = 1, B = 2. `late` has the delay of each message."""
+    up, down, upper = (1 + latency + late[0], 2 + latency + late[1]), [], 0.0
+    for arrived in up:  # stage 1 does F0 B0 F1 B1
+        upper = max(upper, arrived) + 3
+        down.append(upper + latency)
+    lower = 2.0
+    for arrived, more in zip(down, late[2:], strict=True):
+        lower = max(lower, arrived + more) + 2
+    return max(lower, upper)
+
+
+def test_the_standard_error_is_that_of_all_cases():
+    """The four messages of a minibatch in all 2^4 cases, each with its probability: so exact mean and deviation."""
+    share, time, draws = 0.3, 4.0, 160
+    cases = {late: share ** sum(late) * (1 - share) ** (4 - sum(late)) for late in product((0, 1), repeat=4)}
+    ends = {late: two_stages([time * each for each in late]) for late in cases}
+    exact = sum(ends[late] * chance for late, chance in cases.items())
+    deviation = math.sqrt(sum((ends[late] - exact) ** 2 * chance for late, chance in cases.items()))
+    link = Link(0.1, late_share=share, late_time=time)
+    drawn = [makespan("1f1b(microbatches=2)", 2, link, seed=seed) for seed in range(draws)]
+    assert {round(end, 9) for end in drawn} == {round(end, 9) for end in ends.values()}
+    mean = Mean.of(drawn)
+    assert mean.error == pytest.approx(deviation / math.sqrt(draws), rel=0.1)
+    assert abs(mean.value - exact) < 3 * mean.error
+    inside = sum(
+        abs(few.value - exact) < 2 * few.error
+        for few in (Mean.of(drawn[at : at + LATE_DRAWS]) for at in range(0, draws, LATE_DRAWS))
+    )
+    assert inside / (draws / LATE_DRAWS) > 0.8  # of 20 means of eight; 0.91 with normal times
 
 
 def test_links_that_cannot_be():

@@ -7,12 +7,21 @@ from stretto.simulate import simulate
 from stretto.simulate.timeline import recordings
 from stretto.tracing import Recording
 from stretto.tracing.recording import PAUSE, pauses, without_pauses
-from stretto.tracing.run_phases import EVERY_TURN, RunPhase, drained, issued, stretches
+from stretto.tracing.run_phases import (
+    EVERY_TURN,
+    RunPhase,
+    by_step,
+    drained,
+    drains_each_turn,
+    issued,
+    shares_of,
+    stretches,
+)
 
 
 def recorded(name, turns, stages=4):
     schedule, rules = stretto.method(name).plan(stages, None)
-    return recordings(simulate(schedule, rules, turns), rules, unit=1), schedule
+    return recordings(simulate(schedule, rules, turns), rules, unit=1), schedule, rules
 
 
 def test_pipelined_backpropagation_of_ten_turns():
@@ -20,8 +29,8 @@ def test_pipelined_backpropagation_of_ten_turns():
 
     Worker 0 then does F7 B1, F8 B2, F9 B3, three units each: the steady state, until 21. B9 ends at 39.
     """
-    found, schedule = recorded("pb", 10)
-    (only,) = stretches(found, schedule)
+    found, schedule, rules = recorded("pb", 10)
+    (only,) = stretches(found, schedule, rules)
     assert only.turns == range(10)
     assert only.steady == range(7, 10)
     assert only.phases == (
@@ -31,21 +40,69 @@ def test_pipelined_backpropagation_of_ten_turns():
     )
 
 
-def test_a_synchronous_pipeline_of_three_minibatches():
+def test_each_step_of_a_synchronous_pipeline_has_a_ramp_and_a_drain():
     """1F1B, four micro-batches on two stages: a turn takes (M + S - 1) (F + B) = 15, stage 1 from 1 to 13 of it."""
-    found, schedule = recorded("1f1b(microbatches=4)", 3, stages=2)
-    (only,) = stretches(found, schedule)
+    found, schedule, rules = recorded("1f1b(microbatches=4)", 3, stages=2)
+    (only,) = stretches(found, schedule, rules)
+    assert only.steady == range(1, 3)
     assert [(phase.name, phase.start, phase.end) for phase in only.phases] == [
-        ("ramp", 0, 16),
-        ("steady", 16, 43),
-        ("drain", 43, 45),
+        (name, start + 15 * step, end + 15 * step)
+        for step in range(3)
+        for name, start, end in (("ramp", 0, 1), ("steady", 1, 13), ("drain", 13, 15))
     ]
+    steps = by_step(only.phases, only.steady)
+    assert steps == {step: {"ramp": 1e-9, "steady": 12e-9, "drain": 2e-9} for step in (2, 3)}
+    assert shares_of(steps)["drain"] == pytest.approx((2e-9, 2 / 15, 2 / 15, 2 / 15))
+
+
+@pytest.mark.parametrize("stages", [1, 3, 4])
+@pytest.mark.parametrize(
+    ("name", "count"), [("gpipe(microbatches=6)", 6), ("1f1b(microbatches=6)", 6), ("backprop", 1)]
+)
+def test_ramp_and_drain_are_the_bubble_of_a_step(name, count, stages):
+    """(S - 1) F until the last stage begins, (S - 1) B once it has finished: the share (S - 1) / (M + S - 1)."""
+    found, schedule, rules = recorded(name, 2, stages=stages)
+    (only,) = stretches(found, schedule, rules)
+    shares = shares_of(by_step(only.phases, range(2)))
+    assert shares["ramp"].seconds == pytest.approx((stages - 1) * 1e-9)
+    assert shares["drain"].seconds == pytest.approx((stages - 1) * 2e-9)
+    assert shares["ramp"].mean + shares["drain"].mean == pytest.approx((stages - 1) / (count + stages - 1))
+    assert only.end == 3 * (count + stages - 1) * 2
+
+
+def test_an_update_that_waits_for_all_stages_is_no_work_of_the_first_to_finish():
+    """With clipping the last stage, which ends its backwards at 13 of 15, waits for the norm of the other one."""
+    schedule, rules = stretto.method("1f1b(microbatches=4)").plan(2, None, reduce=True)
+    found = recordings(simulate(schedule, rules, 2), rules, unit=1)
+    (only,) = stretches(found, schedule, rules)
+    drains = [(phase.start, phase.end) for phase in only.phases if phase.name == "drain"]
+    assert drains == [(13, 15), (28, 30)]
+
+
+def test_what_passes_between_two_steps_is_no_part_of_a_drain():
+    found, schedule, rules = joined("gpipe", [2, 1])
+    (only,) = stretches(found, schedule, rules)
+    drains = [phase for phase in only.phases if phase.name == "drain"]
+    ramps = [phase for phase in only.phases if phase.name == "ramp"]
+    assert [(phase.turns, ramp.start - phase.end) for phase, ramp in zip(drains, ramps[1:], strict=False)] == [
+        (range(1), 0),
+        (range(1, 2), 1000 - drains[1].end),
+    ]
+
+
+def test_steps_whose_beginning_was_dropped_have_no_phases():
+    found, schedule, rules = recorded("gpipe", 4)
+    for worker, recording in enumerate(found):
+        recording.dropped = 5
+        del recording.spans[: 3 + worker]
+    (only,) = stretches(found, schedule, rules)
+    assert {phase.turns for phase in only.phases} == {range(step, step + 1) for step in (1, 2, 3)}
 
 
 def test_greedy_updates_fill_in_time_not_in_turns():
     """No worker waits for a gradient: all are busy once F1 has come to stage 3, which was busy with F0 B0 before."""
-    found, schedule = recorded("greedy", 5)
-    (only,) = stretches(found, schedule)
+    found, schedule, rules = recorded("greedy", 5)
+    (only,) = stretches(found, schedule, rules)
     assert [(phase.name, phase.start, phase.end) for phase in only.phases] == [
         ("ramp", 0, 6),
         ("steady", 6, 15),
@@ -56,16 +113,19 @@ def test_greedy_updates_fill_in_time_not_in_turns():
 @pytest.mark.parametrize("name", ["pb", "pipedream", "1f1b", "zb-h1", "overlapping", "overlapping(delay=1)", "greedy"])
 @pytest.mark.parametrize("turns", [1, 2, 5, 12])
 def test_phases_follow_each_other_and_cover_the_run(name, turns):
-    found, schedule = recorded(name, turns)
-    (only,) = stretches(found, schedule)
+    found, schedule, rules = recorded(name, turns)
+    (only,) = stretches(found, schedule, rules)
     spans = [span for recording in found for span in recording.spans if span.lane == "compute"]
     times = [time for phase in only.phases for time in (phase.start, phase.end)]
     assert times == sorted(times)
     assert times[1:-1:2] == times[2::2]
     assert (times[0], times[-1]) == (min(span.start for span in spans), max(span.end for span in spans))
-    assert [phase.name for phase in only.phases] in (
-        ["ramp", "steady", "drain"], ["ramp", "drain"], ["ramp", "steady"], ["ramp"],
-    )  # fmt: skip
+    names = [phase.name for phase in only.phases]
+    if drains_each_turn(schedule, rules):
+        drains = ["drain"] * (name != "zb-h1")  # its weight gradients keep every worker busy to the end
+        assert names == ["ramp", "steady", *drains] * turns
+    else:
+        assert names in (["ramp", "steady", "drain"], ["ramp", "drain"], ["ramp", "steady"], ["ramp"])
     assert len(only.steady) == max(0, turns - schedule.drain - 1)
 
 
@@ -80,13 +140,13 @@ def joined(name, lengths):
                     stage, number = name_[:2], int(name_[2:]) + entered * schedule.per_turn
                     copy.span(lane, f"{stage}{number}", start + now, end + now)
         entered, now = entered + length, now + 1000
-    return whole, schedule
+    return whole, schedule, rules
 
 
 @pytest.mark.parametrize("name", ["pb", "pipedream", "zb-h1"])
 def test_a_drain_in_the_middle_is_found(name):
-    found, schedule = joined(name, [9, 3, 12])
-    parts = stretches(found, schedule)
+    found, schedule, rules = joined(name, [9, 3, 12])
+    parts = stretches(found, schedule, rules)
     lengths = [len(part.turns) for part in parts]
     assert lengths == ([9, 3, 12] if schedule.drain else [24])
     if schedule.drain:
@@ -96,17 +156,17 @@ def test_a_drain_in_the_middle_is_found(name):
 
 
 def test_dropped_events_are_no_ramp():
-    found, schedule = recorded("pb", 20)
+    found, schedule, rules = recorded("pb", 20)
     for recording in found:
         recording.dropped = 5
-    (only,) = stretches(found, schedule)
+    (only,) = stretches(found, schedule, rules)
     assert not only.whole
     assert [phase.name for phase in only.phases] == ["steady", "drain"]
 
 
 def test_nothing_recorded_has_no_phase():
-    _, schedule = recorded("pb", 1)
-    assert stretches([Recording(worker) for worker in range(4)], schedule) == []
+    _, schedule, rules = recorded("pb", 1)
+    assert stretches([Recording(worker) for worker in range(4)], schedule, rules) == []
 
 
 def test_a_pause_is_where_all_workers_pause():

@@ -10,7 +10,7 @@ from cyclopts import Parameter
 from stretto.cli.output import aligned, print_json
 from stretto.errors import UsageError
 from stretto.options.import_object import is_function, unknown
-from stretto.settings.command_line import FLAG, OPTIONS, TEXTS, WHOLE, WHOLES, Option
+from stretto.settings.command_line import ANY_OPTIMIZER, FLAG, OPTIONS, TEXTS, WHOLE, WHOLES, Option
 
 EXAMPLES = 4  # of a data set, on which a network is tried
 ADVISES_FOR = "adamw"  # unless an optimizer is named
@@ -27,8 +27,7 @@ class TriedFunctions:
     """With --data, a loss as stretto train takes it: a step on the model's examples is tried, and an evaluation."""
     metric: Annotated[tuple[str, ...], TEXTS] = ()
     """Metrics, tried alike: NAME=path/to/file.py:function."""
-    optimizer: str | None = None
-    """An optimizer, tried alike."""
+    optimizer: Annotated[str | None, Parameter(help=f"An optimizer, tried alike: {ANY_OPTIMIZER}.")] = None
 
 
 def doctor(

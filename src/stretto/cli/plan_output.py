@@ -24,6 +24,7 @@ from stretto.plan.refine import simulate_if_short
 from stretto.plan.reliability import Reliability, goodput_of, needs
 from stretto.plan.trials import single_worker
 from stretto.plan.ways import byte_correction, ways_of
+from stretto.report import roofline
 from stretto.report.units import duration, energy, number, percent, seconds
 from stretto.schedule.csv_file import to_csv
 from stretto.schedule.draw import RESOLUTION
@@ -192,6 +193,8 @@ def describe(facts: Mapping[str, Any]) -> str:
         blocks += ["", "one other choice at a time, by closed forms", rows]
     if "frontier" in facts:
         blocks += ["", "not beaten in time, memory, money and energy", frontier_rows(facts["frontier"])]
+    if "roofline" in facts:
+        blocks += ["", roofline.sentence(facts["roofline"])]
     if "scaling" in facts:
         from stretto.report import scaling  # it needs an extra
 
@@ -241,13 +244,14 @@ def rows_of(
     axes = " x ".join(f"{axis} {chosen[axis]}" for axis in ("data", "pipeline", "tensor", "space"))
     seconds = predicted["seconds_per_step"]
     spread = f" ± {percent(predicted['spread'], 0)}" if "spread" in predicted else ""
+    error = f", standard error {duration(predicted['standard_error'])}" if "standard_error" in predicted else ""
     return [
         ("method", chosen["method"]),
         ("axes", f"{axes} = {chosen['workers']} worker{'s' * (chosen['workers'] > 1)}"),
         ("stages begin at", " ".join(map(str, chosen["bounds"][:-1]))),
         ("sharding", chosen["sharding"]),
         ("batch size", str(chosen["batch_size"])),
-        ("a step", f"{duration(seconds)}{spread} (by {predicted['by']})"),
+        ("a step", f"{duration(seconds)}{spread} (by {predicted['by']}{error})"),
         *(
             # a bubble may be too short to be one
             (

@@ -1,16 +1,19 @@
 """What stretto plan does: its settings become a model with costs, this one a problem, which is searched."""
 
 from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
 
-from stretto.cli.output import print_json, writing_to
+from stretto.cli.output import print_json, write, writing_to
 from stretto.cli.plan_output import describe, goodput_facts, reliability_of, summarize, write_plan
 from stretto.cost import Cluster
 from stretto.cost.cluster_file import find_cluster
+from stretto.cost.stage_prediction import Machine
 from stretto.errors import UsageError
 from stretto.models.published import is_planned_only
 from stretto.optimizers import optimizer_of
 from stretto.options.checks import one_of
-from stretto.plan import Problem, search
+from stretto.plan import Plan, Problem, search
 from stretto.plan.explain import explain, frontier, misfit
 from stretto.plan.planned_methods import names_of, planned
 from stretto.plan.problem import RECOMPUTE, SHARDS, USUAL_SPACES, usual_tensors
@@ -18,6 +21,7 @@ from stretto.plan.programs import USUAL, ProgramTraits, program_named
 from stretto.plan.refine import plainest, refined
 from stretto.plan.trials import ROUNDS
 from stretto.replicas.sync_options import CHOICES
+from stretto.report import roofline
 from stretto.settings.planning import EXPORTED, PAGE, SEQUENCE, FailureSettings, PlanOutput, PlanSettings
 from stretto.settings.planning import LAYERS as LAYERS_ARE
 from stretto.settings.runs import DEFAULTS, TrainSettings
@@ -54,6 +58,8 @@ def make_plan(settings: PlanSettings, failures: FailureSettings, output: PlanOut
     check_trials(settings, cluster)
     for ending in (*(EXPORTED if output.export else ()), *((PAGE,) if output.scale is not None else ())):
         check_file(output.out.with_suffix(ending))
+    if output.roofline is not None:
+        check_file(output.roofline)
     reliability, wanted = reliability_of(failures, cluster)
     study = study_of(settings)
     objective = objective_of(settings, study)
@@ -89,6 +95,8 @@ def make_plan(settings: PlanSettings, failures: FailureSettings, output: PlanOut
         facts["explain"] = explain(problem, objective, best, prices)
     if output.frontier:
         facts["frontier"] = frontier(problem, objective)
+    if output.roofline is not None:
+        facts["roofline"] = draw_roofline(output.roofline, best, model, problem)
     if output.scale is not None:
         from stretto.report.scaling import study_scaling  # it needs an extra
 
@@ -101,6 +109,21 @@ def make_plan(settings: PlanSettings, failures: FailureSettings, output: PlanOut
         print_json(facts)
     elif not output.quiet:
         print(describe(facts))
+
+
+def draw_roofline(file: Path, plan: Plan, model: Costed, problem: Problem) -> dict[str, Any]:
+    """Draw the layers on the plan's first worker, for a micro-batch of its size; give what is drawn as plain data."""
+    c, cluster = plan.candidate, problem.cluster
+    workers = (*(c.placement or range(c.workers)),)
+    machine = Machine(cluster.device(workers[0]), problem.costs.dtype, cluster.crowded(workers)[0])
+    names = [
+        f"{name} {layer.type}" if name.isdigit() else name
+        for name, layer in zip(model.layers, problem.costs.layers, strict=False)
+    ]
+    title = f"{model.name} on {cluster.name}, a micro-batch of {c.examples:g}, {problem.costs.dtype}"
+    drawn = roofline.Roofline.of(title, problem.costs, names, machine, c.examples)
+    write(file, roofline.svg(drawn))
+    return {"file": str(file), **drawn.facts()}
 
 
 def costs_of(settings: PlanSettings, methods: Iterable[str], cluster: Cluster) -> Costed:

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
-from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
@@ -14,13 +13,25 @@ from stretto.cli.output import aligned, inside, print_json, terminal_columns, wr
 from stretto.cli.show import MethodLayout, lay_out
 from stretto.errors import UsageError
 from stretto.options.import_object import is_function
-from stretto.settings.command_line import FLAG, NUMBER, NUMBERS, OPTIONS, TEXTS, WHOLE, Option, parse_metric
+from stretto.settings.command_line import (
+    ANY_OPTIMIZER,
+    FLAG,
+    NUMBER,
+    NUMBERS,
+    OPTIONS,
+    SUITING,
+    TEXTS,
+    WHOLE,
+    Option,
+    parse_metric,
+)
 
 if TYPE_CHECKING:
     from stretto.cli.show import Advised
     from stretto.methods import Method
     from stretto.report.prediction import RunPrediction
     from stretto.simulate import Durations, Timeline
+    from stretto.simulate.network import Mean
     from stretto.study.prepare import Prepared
 
 OVERLAY = "overlay.pftrace"  # in a run's folder
@@ -95,8 +106,7 @@ class SimulatedNetwork:
     """Its loss: a name in torch.nn.functional, or path/to/file.py:function."""
     metric: Annotated[tuple[str, ...], TEXTS] = ()
     """Its metrics, as stretto train takes them; they take no time of a step."""
-    optimizer: str = "auto"
-    """Its optimizer, as stretto train takes it."""
+    optimizer: Annotated[str, Parameter(help=f"Its optimizer: {ANY_OPTIMIZER}. {SUITING}")] = "auto"
     batch_size: Annotated[int | None, WHOLE] = None
     """Examples of a minibatch; as many as suit the network unless said otherwise."""
 
@@ -172,16 +182,18 @@ class ActionPrices:
         network = None if network is None else replace(network, seed=seed)
         return simulate(schedule, rules, turns, self.durations, network=network, sizes=sizes)
 
-    def steady(self, layout: MethodLayout) -> tuple[float, float]:
-        """As `Layout.steady`; where messages have sizes, the mean of some turns."""
-        from stretto.report.prediction import busy_of, period_of
+    def steady(self, layout: MethodLayout) -> "tuple[Mean, float]":
+        """As `Layout.steady`; where messages have sizes, the mean of some turns. In `unit`, with its standard error."""
+        from stretto.report.prediction import busy_of, mean_period
+        from stretto.simulate.network import Mean
 
         if self.prediction is None:
-            return layout.steady(self.durations, self.latency)
+            period, bubble = layout.steady(self.durations, self.latency)
+            return Mean(period / self.scale), bubble
         schedule = layout.schedule
-        seconds = period_of(schedule, layout.rules, self.prediction)
+        mean = mean_period(schedule, layout.rules, self.prediction)
         busy = sum(busy_of(schedule, worker, self.prediction) for worker in range(schedule.num_workers))
-        return seconds * self.scale, max(0.0, 1 - busy / (seconds * schedule.num_workers))
+        return mean, max(0.0, 1 - busy / (mean.value * schedule.num_workers))
 
     def describe(self, time: float) -> str:
         """A time, given in `unit`, with it."""
@@ -307,9 +319,19 @@ def megaflops(prepared: "Prepared") -> "Durations":
 
 def facts_of(layout: MethodLayout, timeline: "Timeline", prices: ActionPrices) -> dict[str, Any]:
     """What the simulation came to, as plain data; times are means over draws where messages are late at random."""
+    from stretto.simulate.network import Mean
+
     period, bubble = prices.steady(layout)
-    makespans = prices.makespans(layout) if prices.draws > 1 else [timeline.makespan / prices.scale]
-    drawn = {"late_draws": prices.draws, "makespans": makespans} if prices.draws > 1 else {}
+    makespan, drawn = Mean(timeline.makespan / prices.scale), {}
+    if prices.draws > 1:
+        makespans = prices.makespans(layout)
+        makespan = Mean.of(makespans)
+        drawn = {
+            "late_draws": prices.draws,
+            "makespans": makespans,
+            "makespan_standard_error": makespan.error,
+            "steady_period_standard_error": period.error,
+        }
     return {
         **layout.names,
         "stages": layout.schedule.num_stages,
@@ -318,10 +340,10 @@ def facts_of(layout: MethodLayout, timeline: "Timeline", prices: ActionPrices) -
         "batch_size": prices.batch_size,
         "unit": prices.unit,
         "latency": prices.latency,
-        "makespan": fmean(makespans),
+        "makespan": makespan.value,
         **drawn,
         "bubble": timeline.bubble,
-        "steady_period": period / prices.scale,
+        "steady_period": period.value,
         "steady_bubble": bubble,
         "workers": by_worker(layout, timeline, prices.scale),
     }
@@ -339,7 +361,7 @@ def write_files(layout: MethodLayout, timeline: "Timeline", prices: ActionPrices
 
         unit = 1e9 / prices.scale if prices.unit == "s" else UNIT
         simulated = recordings(timeline, layout.rules, unit=unit)
-        write_trace(output.trace, simulated, tracks(simulated, layout.schedule))
+        write_trace(output.trace, simulated, tracks(simulated, layout.schedule, layout.rules))
 
 
 def describe(layout: MethodLayout, timeline: "Timeline", facts: dict[str, Any], prices: ActionPrices) -> str:
@@ -351,9 +373,11 @@ def describe(layout: MethodLayout, timeline: "Timeline", facts: dict[str, Any], 
     late = ""
     if "makespans" in facts:
         least, most = (prices.describe(pick(facts["makespans"])) for pick in (min, max))
+        errors = (prices.describe(facts[f"{name}_standard_error"]) for name in ("makespan", "steady_period"))
         late = (
-            f"some messages are late, at random: times above are means of {facts['late_draws']} draws, from {least} to "
-            f"{most}; drawing and table are the first draw's\n\n"
+            f"some messages are late, at random: times above are means of {facts['late_draws']} draws, with standard "
+            f"errors of {' and '.join(errors)}; the first is from {least} to {most}; drawing and table are the first "
+            "draw's\n\n"
         )
     idle, turn = f"{idle_share(facts['steady_bubble'], 1)} idle", f"a turn of {layout.schedule.per_turn}"
     return (

@@ -7,7 +7,6 @@ after it, which keeps the worker busy. The transit of a message keeps neither en
 A pipeline's workers on a cluster: their devices, the runtime's own time there, and the links between them.
 """
 
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
@@ -23,7 +22,7 @@ from stretto.methods.cure import GradientPrediction
 from stretto.schedule import Action, Edge, Rules, Schedule
 from stretto.simulate import Link as SimulatedLink
 from stretto.simulate import Network, Transport, simulate, simulate_periodic
-from stretto.simulate.network import LATE_DRAWS
+from stretto.simulate.network import LATE_DRAWS, Mean
 
 FEWEST_LATE_TURNS, MOST_LATE_TURNS = 8, 64  # that are simulated of each draw of late messages,
 LATE_ACTIONS = 8000  # about so many actions
@@ -137,12 +136,17 @@ def turn_seconds(pricer: "Pricer") -> float:
 
     Where messages are late at random, the mean over LATE_DRAWS simulations, the same in each call.
     """
+    return mean_turn(pricer).value
+
+
+def mean_turn(pricer: "Pricer") -> Mean:
+    """As `turn_seconds`, with the standard error of a mean over draws."""
     network = pricer.workers.network()
     if network.is_late:
-        return statistics.fmean(late_turn(pricer, seed) for seed in range(LATE_DRAWS))
+        return Mean.of([late_turn(pricer, seed) for seed in range(LATE_DRAWS)])
     transport = Transport(network=network, sizes=pricer.size)
     timeline = simulate_periodic(pricer.schedule, pricer.rules, TURNS, pricer.seconds, transport=transport)
-    return timeline.makespan / TURNS if timeline.turn is None else timeline.turn
+    return Mean(timeline.makespan / TURNS if timeline.turn is None else timeline.turn)
 
 
 def late_turn(pricer: "Pricer", seed: int) -> float:

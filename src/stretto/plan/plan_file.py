@@ -16,7 +16,7 @@ from stretto.options.kinds import check_values, parse_toml
 from stretto.plan.branch_and_bound import Plan
 from stretto.plan.candidate_costs import Prices
 from stretto.plan.objective import Objective
-from stretto.plan.refine import terms
+from stretto.plan.refine import standard_error, terms
 from stretto.plan.ways import spread_of
 from stretto.simulate.network import LATE_DRAWS
 
@@ -85,6 +85,8 @@ def content(
     }
     if (spread := spread_of(c, problem.spreads)) is not None:
         known[PREDICTED]["spread"] = spread
+    if (error := standard_error(plan, prices)) is not None:
+        known[PREDICTED]["standard_error"] = error
     if plan.money is not None:
         known[PREDICTED]["money_per_step"] = plan.money
     if plan.joules is not None:

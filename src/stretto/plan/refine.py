@@ -9,7 +9,7 @@ from stretto.cost.head_costs import StageHeads, laid_out, uses_in
 from stretto.cost.layer_sums import LayerTimes
 from stretto.cost.layer_table import ModelCosts
 from stretto.cost.stage_prediction import StageTimes
-from stretto.cost.step_prediction import Pricer, turn_seconds
+from stretto.cost.step_prediction import Pricer, mean_turn, turn_seconds
 from stretto.cost.worker_memory import peak_bytes
 from stretto.methods import Method, method
 from stretto.plan.branch_and_bound import Plan, bytes_of_workers, search
@@ -89,6 +89,14 @@ def simulated(plan: Plan, prices: Prices) -> Plan:
     taken = byte_correction(plan.candidate, prices.problem.byte_ratios)
     num_bytes = tuple(taken * peak for peak in peaks(plan, prices, laid))
     return replace(plan.lasting(seconds), bytes=num_bytes, simulated=True)
+
+
+def standard_error(plan: Plan, prices: Prices) -> float | None:
+    """Of a plan's seconds, where they are a mean over draws of late messages."""
+    if not plan.simulated or not any(link.lateness for link in prices.places_of(plan.candidate).ahead):
+        return None
+    mean = mean_turn(pricer_of(plan, prices, LaidOut.of(plan, prices)))
+    return mean.error * prices.correction(plan.candidate)
 
 
 class LaidOut(NamedTuple):

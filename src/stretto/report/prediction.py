@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from stretto.report.charts import ChartSpecs
     from stretto.simulate import Durations, Network
-    from stretto.simulate.network import Sizes
+    from stretto.simulate.network import Mean, Sizes
 
 MEAN_TIMES = "the mean times of the run's own actions, messages taking none"
 OWN_TIMES = "the time that each of the run's own actions took, messages taking none"
@@ -230,13 +230,18 @@ def period_of(schedule: Schedule, rules: Rules, prediction: RunPrediction) -> fl
 
     Where messages are late at random, the mean over LATE_DRAWS simulations.
     """
-    from stretto.simulate.network import LATE_DRAWS
+    return mean_period(schedule, rules, prediction).value
+
+
+def mean_period(schedule: Schedule, rules: Rules, prediction: RunPrediction) -> "Mean":
+    """As `period_of`, with the standard error of a mean over draws."""
+    from stretto.simulate.network import LATE_DRAWS, Mean
 
     network = prediction.network
     if network is None or not network.is_late:
-        return drawn_period(schedule, rules, prediction)
+        return Mean(drawn_period(schedule, rules, prediction))
     draws = (replace(prediction, network=replace(network, seed=seed)) for seed in range(LATE_DRAWS))
-    return fmean(drawn_period(schedule, rules, draw) for draw in draws)
+    return Mean.of([drawn_period(schedule, rules, draw) for draw in draws])
 
 
 def drawn_period(schedule: Schedule, rules: Rules, prediction: RunPrediction) -> float:

@@ -14,7 +14,17 @@ from stretto.schedule import Action, Rules, Schedule
 from stretto.tracing import Recording
 from stretto.tracing.operation_spans import OPERATION, PROFILED, by_action, outermost
 from stretto.tracing.recording import between, without_pauses
-from stretto.tracing.run_phases import EVERY_TURN, RunPhase, Stretch, action_of, stretches
+from stretto.tracing.run_phases import (
+    EVERY_TURN,
+    RunPhase,
+    Share,
+    Stretch,
+    action_of,
+    by_step,
+    drains_each_turn,
+    shares_of,
+    stretches,
+)
 
 if TYPE_CHECKING:
     from stretto.simulate import Network
@@ -45,7 +55,12 @@ class RecordedRun:
     @cached_property
     def stretches(self) -> list[Stretch]:
         """The turns between one drain and the next."""
-        return stretches(self.training, self.schedule, self.among)
+        return stretches(self.training, self.schedule, self.rules, self.among)
+
+    @property
+    def has_phases_in_steps(self) -> bool:
+        """Whether each step has a ramp and a drain of its own."""
+        return drains_each_turn(self.schedule, self.rules)
 
     @property
     def longest(self) -> Stretch | None:
@@ -245,7 +260,7 @@ def excerpts(
     )
     simulation = simulated_recordings(timeline, recorded.rules, unit=1)
     renumbered = between(simulation, 0, 2**63, later)
-    (simulated,) = stretches(renumbered, schedule)
+    (simulated,) = stretches(renumbered, schedule, recorded.rules)
     ends = from_start, to_end
     return (
         excerpt(recorded.training, stretch, turns, schedule, ends),
@@ -322,7 +337,8 @@ class TimelinePart:
 class Timelines:
     """The same turns measured and simulated: of the steady state, or of the whole run where it has none.
 
-    `parts` are the ramp and the drain of a run with a steady state.
+    `parts` are the ramp and the drain of a run with a steady state. Where each step has phases of its own, `shares` are
+    what they take of a step, {phase: (measured, simulated)}.
     """
 
     run: str
@@ -334,6 +350,7 @@ class Timelines:
     emulated: bool  # all workers in one process, on one device
     parts: tuple[TimelinePart, ...] = ()
     operations: Mapping[tuple[str, int], Mapping[str, float]] = field(default_factory=dict)  # seconds in an action
+    shares: Mapping[str, tuple[Share, Share]] = field(default_factory=dict)
     steps: str = ""  # which steps the charts of a run without a steady state show, and how many it takes to be full
 
 
@@ -357,7 +374,8 @@ def timelines(recorded: RecordedRun) -> Timelines | None:
         chosen = typical_turns(recorded.training, schedule, recorded.steady, turns)
         turns -= chosen is None
     around = next(each for each in recorded.stretches if chosen.start in each.turns)
-    measured, simulated = windows(recorded, around, chosen, durations)
+    pair = excerpts(recorded, around, chosen, durations)
+    measured, simulated = map(window_of, pair)
     return Timelines(
         run=recorded.run,
         method=recorded.method,
@@ -365,6 +383,7 @@ def timelines(recorded: RecordedRun) -> Timelines | None:
         measured=measured,
         simulated=simulated,
         period=period(schedule, rules, durations) / 1e9,
+        shares=shares_in_steps(recorded, recorded.steady, pair[1].phases, chosen),
         emulated=recorded.emulated,
         operations=longest_operations(recorded.training, MOST_OPERATIONS),
         parts=tuple(
@@ -377,8 +396,14 @@ def timelines(recorded: RecordedRun) -> Timelines | None:
 def whole_run(recorded: RecordedRun, stretch: Stretch, durations: Durations) -> Timelines:
     """All turns of a run that has no steady state, as far as a chart has room for them."""
     shown = stretch.turns[: room(recorded)]
-    measured, simulated = windows(recorded, stretch, shown, durations)
+    pair = excerpts(recorded, stretch, shown, durations)
+    measured, simulated = map(window_of, pair)
     full = recorded.schedule.drain + 1
+    first = (
+        "the first one is none of it"
+        if recorded.has_phases_in_steps
+        else f"the ramp takes {full} step{'s' * (full > 1)}"
+    )
     return Timelines(
         run=recorded.run,
         method=recorded.method,
@@ -388,7 +413,8 @@ def whole_run(recorded: RecordedRun, stretch: Stretch, durations: Durations) -> 
         period=None,
         emulated=recorded.emulated,
         operations=longest_operations(recorded.training, MOST_OPERATIONS),
-        steps=f"{named(shown)} of {len(stretch.turns)}; the ramp takes {full} step{'s' * (full > 1)}",
+        shares=shares_in_steps(recorded, shown, pair[1].phases, shown),
+        steps=f"{named(shown)} of {len(stretch.turns)}; {first}",
     )
 
 
@@ -397,6 +423,9 @@ def ends_of(recorded: RecordedRun, stretch: Stretch, turns: int) -> dict[str, ra
     full, most = recorded.schedule.drain + 1, room(recorded)
     beginning, end = min(most, full + turns // 2), min(most, turns // 2 + 1)
     all_turns = stretch.turns
+    if recorded.has_phases_in_steps:  # every step has both
+        first = all_turns[:beginning]
+        return {f"From the start: {named(first)}": first} if stretch.whole else {}
     if stretch.whole and len(all_turns) <= min(most, beginning + end):
         return {f"From ramp to drain: {named(all_turns)}": all_turns}
     first, last = all_turns[:beginning], all_turns[-end:]
@@ -418,12 +447,24 @@ def windows(
     recorded: RecordedRun, stretch: Stretch, turns: range, durations: Durations
 ) -> tuple[TurnWindow, TurnWindow]:
     """Turns of a stretch as recorded, and simulated."""
-    pair: Sequence[TurnWindow] = [
-        window(each.recordings, each.start, each.end, each.phases)
-        for each in excerpts(recorded, stretch, turns, durations)
-    ]
-    measured, simulated = pair
-    return measured, simulated
+    measured, simulated = excerpts(recorded, stretch, turns, durations)
+    return window_of(measured), window_of(simulated)
+
+
+def window_of(part: Excerpt) -> TurnWindow:
+    """What a chart shows of an excerpt."""
+    return window(part.recordings, part.start, part.end, part.phases)
+
+
+def shares_in_steps(
+    recorded: RecordedRun, measured: Collection[int], simulation: Sequence[RunPhase], simulated: Collection[int]
+) -> dict[str, tuple[Share, Share]]:
+    """What phases take of the `measured` turns and of the `simulated` ones; nothing where steps have none."""
+    if not recorded.has_phases_in_steps:
+        return {}
+    phases = (phase for stretch in recorded.stretches for phase in stretch.phases)
+    here, there = shares_of(by_step(phases, measured)), shares_of(by_step(simulation, simulated))
+    return {name: (here[name], there[name]) for name in here if there}
 
 
 def window(recordings: Sequence[Recording], start: int, end: int, phases: Sequence[RunPhase] = ()) -> TurnWindow:

@@ -41,6 +41,10 @@ def _of_run(run: Timelines, index: int, specs: ChartSpecs) -> dict[str, Any]:
         "run": run.run,
         "turns": run.turns,
         "steps": run.steps,
+        "shares": [
+            {"phase": name, "measured": units.part(*measured), "simulated": units.part(*simulated)}
+            for name, (measured, simulated) in run.shares.items()
+        ],
         "emulated": run.emulated,
         "profiled": bool(inside),
         "main": _pair(run.measured, run.simulated, f"timeline-{index}", specs, inside, emulated=run.emulated),
@@ -70,10 +74,18 @@ def _pair(
                 ),
             ),
             "busy": f"{window.busy:.0%}",
-            "phases": ", ".join(f"{band.name} {units.duration(band.end - band.start)}" for band in window.bands),
+            "phases": ", ".join(f"{phase} {units.duration(took)}" for phase, took in seconds_of(window.bands).items()),
         }
         for name, window in both.items()
     }
+
+
+def seconds_of(bands: Sequence[Band]) -> dict[str, float]:
+    """{phase: seconds}, sums over steps where each has phases of its own."""
+    sums: dict[str, float] = {}
+    for band in bands:
+        sums[band.name] = sums.get(band.name, 0.0) + band.end - band.start
+    return sums
 
 
 def timeline_chart(

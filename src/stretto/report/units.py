@@ -132,6 +132,16 @@ def duration(value: float) -> str:
     return f"{number(value / scale)} {name}"
 
 
+def part(seconds: float, mean: float, least: float, most: float) -> str:
+    """What a part takes: its seconds, its share, and the range of the share where that varies.
+
+    >>> part(0.002, 0.125, 0.125, 0.125), part(0.002, 0.125, 0.1, 0.15)
+    ('2 ms, 12.5 %', '2 ms, 12.5 % (10.0 % to 15.0 %)')
+    """
+    low, high = percent(least), percent(most)
+    return f"{duration(seconds)}, {percent(mean)}" + f" ({low} to {high})" * (low != high)
+
+
 def short(value: float) -> float:
     """Rounded to five significant digits: as much as a chart can show, at half the size on the page."""
     return float(f"{value:.5g}")

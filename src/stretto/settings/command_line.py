@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from cyclopts import CoercionError, Group, Parameter, Token
 
 from stretto.errors import UsageError
+from stretto.optimizers import OPTIMIZERS
 from stretto.options.import_object import is_function
 from stretto.options.named import split_list
 
@@ -84,6 +85,10 @@ PRODUCTS = list_of(product)
 PAIRS = Parameter(n_tokens=1, consume_multiple=True, converter=pairs, negative="")
 OPTIONS = Parameter(converter=options)
 FLAG = Parameter(negative="")
+ANY_OPTIMIZER = (
+    f"{', '.join(OPTIMIZERS)}, any other of torch.optim, or path/to/file.py:function, which takes parameters and lr="
+)
+SUITING = "auto: adamw for transformers and tokens, else sgd."
 
 # of the help of train and compare, in this order
 NETWORK, TRAINING, WORKERS, PROCESSES, OUTPUT = (

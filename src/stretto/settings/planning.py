@@ -9,7 +9,19 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from stretto.settings.command_line import FLAG, NUMBER, OPTIONS, PAIRS, PRODUCTS, TEXTS, WHOLE, WHOLES, Option
+from stretto.settings.command_line import (
+    ANY_OPTIMIZER,
+    FLAG,
+    NUMBER,
+    OPTIONS,
+    PAIRS,
+    PRODUCTS,
+    SUITING,
+    TEXTS,
+    WHOLE,
+    WHOLES,
+    Option,
+)
 
 PLAN = Path("plan.toml")
 EXPORTED, PAGE = (".csv", ".split.json"), ".html"  # the endings of torch's files, and of a page, beside the plan
@@ -18,6 +30,7 @@ SEQUENCE = {"yes": (True,), "no": (False,), "auto": (False, True)}
 TWO_FILES = Parameter(
     consume_multiple=True, negative="", converter=lambda _, tokens: tuple(Path(token.value) for token in tokens)
 )
+PRICED = "One that has no name here is priced as sgd or adam, which keeps as much state."
 TRY = Parameter(name="--try", converter=WHOLE.converter)
 
 
@@ -47,9 +60,7 @@ class PlanSettings:
     """Loss, as stretto train takes it; your own network's has costs with --data."""
     metric: Annotated[tuple[str, ...], TEXTS] = ()
     """Metrics, as stretto train takes them: free, and kept in the plan's command."""
-    optimizer: str = "auto"
-    """Optimizer, as stretto train takes it; one that it does not list is priced as sgd or adam, which keeps as much
-    state."""
+    optimizer: Annotated[str, Parameter(help=f"{ANY_OPTIMIZER}. {SUITING} {PRICED}")] = "auto"
     batch_size: Annotated[tuple[int, ...] | None, WHOLES] = None
     """Examples of a step to choose from: 64,128."""
     dtype: str | None = None
@@ -137,6 +148,8 @@ class PlanOutput:
     """How plans scale with the number of workers, 1,10,100: a table and a page."""
     per_worker: Annotated[bool, FLAG] = False
     """With --scale, the batch size is that of each worker."""
+    roofline: Path | None = None
+    """File for a picture (SVG): FLOP/s of each layer's passes against FLOPs a byte, under the bounds of the device."""
     diff: Annotated[tuple[Path, ...] | None, TWO_FILES] = None
     """Compare two plans instead: --diff A.toml B.toml."""
     export: str | None = None

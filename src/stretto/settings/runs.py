@@ -19,12 +19,14 @@ from stretto.options.checks import is_whole, of_fields, refuse_float16, shown
 from stretto.options.import_object import is_function, refuse_functions
 from stretto.options.kinds import check_values
 from stretto.settings.command_line import (
+    ANY_OPTIMIZER,
     NETWORK,
     NUMBER,
     NUMBERS,
     OPTIONS,
     OUTPUT,
     PROCESSES,
+    SUITING,
     TEXTS,
     TRAINING,
     WHOLE,
@@ -34,11 +36,6 @@ from stretto.settings.command_line import (
     parse_metric,
 )
 from stretto.system.path_names import words_in_path
-
-OPTIMIZER = Parameter(
-    help=f"{', '.join(OPTIMIZERS)}, any other of torch.optim, or path/to/file.py:function, which takes parameters and "
-    "lr=. auto: adamw for transformers and tokens, else sgd."
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +73,7 @@ class Settings:
     """Updates; by default mlp 600, transformers 300, others 200."""
     examples: Annotated[int | None, WHOLE, TRAINING] = None
     """Examples to train on instead of steps, whatever the batch size."""
-    optimizer: Annotated[str, OPTIMIZER, TRAINING] = "auto"
+    optimizer: Annotated[str, Parameter(help=f"{ANY_OPTIMIZER}. {SUITING}"), TRAINING] = "auto"
     momentum: Annotated[float | None, NUMBER, TRAINING] = None
     """Momentum, or first beta; by default 0.9, nadam 0.99, others as torch."""
     reference_batch: Annotated[int | None, WHOLE, TRAINING] = None

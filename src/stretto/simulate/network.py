@@ -1,8 +1,10 @@
 """How values travel between workers: links, the bytes of each value, when a send may begin."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean, stdev
+from typing import NamedTuple, Self
 
 from stretto.errors import UsageError
 from stretto.options.checks import is_among, shown
@@ -16,6 +18,18 @@ LATE_DRAWS = 8  # simulations, each with another draw of late messages, that pre
 def no_bytes(edge: Edge) -> float:
     """0 bytes for every value: messages keep no lane busy."""
     return 0.0
+
+
+class Mean(NamedTuple):
+    """The mean of times over draws of late messages, and its standard error; 0 where nothing is drawn."""
+
+    value: float
+    error: float = 0.0
+
+    @classmethod
+    def of(cls, times: Sequence[float]) -> Self:
+        """Of two draws or more: their sample standard deviation over the root of their number is the error."""
+        return cls(fmean(times), stdev(times) / math.sqrt(len(times)))
 
 
 @dataclass(frozen=True)

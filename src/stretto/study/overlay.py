@@ -8,7 +8,7 @@ from statistics import fmean, median
 from stretto.cost import Cluster
 from stretto.errors import UsageError
 from stretto.report.recorded_run import Excerpt, RecordedRun, excerpts
-from stretto.report.units import duration
+from stretto.report.units import duration, part
 from stretto.study.predicted_runs import predict, recorded_run, recordings_of
 from stretto.study.prepare import prepare_trial
 from stretto.study.single_run import traced
@@ -16,7 +16,7 @@ from stretto.study.store import RUN
 from stretto.study.study import study_of_run
 from stretto.tracing import Recording
 from stretto.tracing.recording import MEASURED, SIMULATED, first_start, overlay, pauses
-from stretto.tracing.run_phases import STEADY, RunPhase
+from stretto.tracing.run_phases import STEADY, RunPhase, by_step, shares_of
 
 MOST_TURNS = 200
 WHOLE_RUN = "whole run"
@@ -25,7 +25,10 @@ UNUSUAL = 3.0  # times the median of its steps: longer ones, in which other prog
 
 @dataclass(frozen=True, kw_only=True)
 class PhaseSeconds:
-    """How long a phase of the overlay takes, in seconds: measured and simulated. None: it has no such phase."""
+    """How long a phase of the overlay takes, in seconds: measured and simulated. None: it has no such phase.
+
+    The sum over its steps where each has phases of its own.
+    """
 
     phase: str
     measured: float | None
@@ -33,11 +36,21 @@ class PhaseSeconds:
 
 
 @dataclass(frozen=True, kw_only=True)
+class StepPhases:
+    """How long the phases of one step take, {phase: seconds}, measured and simulated; without those that it lacks."""
+
+    step: int
+    measured: Mapping[str, float]
+    simulated: Mapping[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Overlaid:
     """How long a step takes in an overlay, in seconds, from step `first` on: means of `steps` steps of `phase`.
 
     That is the steady state or, of a run without one, the whole run, ramp and drain included. `shown` are the first and
-    the last step in the trace. `pauses` (evaluations, checkpoints) were cut out of the measured run.
+    the last step in the trace. `pauses` (evaluations, checkpoints) were cut out of the measured run. `step_phases` are
+    those of each step, where a minibatch is finished before the next one enters.
     """
 
     method: str
@@ -51,6 +64,7 @@ class Overlaid:
     ramp_steps: int
     shown: tuple[int, int]
     phases: tuple[PhaseSeconds, ...]
+    step_phases: tuple[StepPhases, ...]
     pauses: int
     steady_steps: int  # of the run, MIN_STEPS at least for a figure
 
@@ -100,6 +114,7 @@ def compare(recorded: RecordedRun, turns: range, pair: tuple[Excerpt, Excerpt], 
         first, count, phase = turns.start, len(turns), WHOLE_RUN
         steps = [each.seconds / count for each in pair]
     last = max(span.end for each in recorded.recordings for span in each.spans if span.lane == "compute")
+    by_steps = [by_step(each.phases, turns) if recorded.has_phases_in_steps else {} for each in pair]
     names = dict.fromkeys(part.name for each in pair for part in each.phases)
     return Overlaid(
         method=recorded.method, source=source, phase=phase, first=first + 1, steps=count, measured=steps[0],
@@ -110,6 +125,10 @@ def compare(recorded: RecordedRun, turns: range, pair: tuple[Excerpt, Excerpt], 
             PhaseSeconds(phase=name, measured=measured.in_phase(name) or None,
                          simulated=simulated.in_phase(name) or None)
             for name in names
+        ),
+        step_phases=tuple(
+            StepPhases(step=step, measured=by_steps[0][step], simulated=by_steps[1][step])
+            for step in sorted(by_steps[0].keys() & by_steps[1].keys())
         ),
     )  # fmt: skip
 
@@ -133,21 +152,31 @@ def describe(run: Overlaid) -> tuple[list[str], list[tuple[str, str, str]]]:
         lines.append(f"in the steady state, {of_steps}:")
     else:
         short = f"only {counted(run.steady_steps, 'step')} in" if run.steady_steps else "no step in"
-        lines.append(
-            f"{short} the steady state, after a ramp of {run.ramp_steps}. Of the whole run, ramp and drain included:"
-        )
+        after = "the first one" if run.step_phases else f"a ramp of {run.ramp_steps}"
+        lines.append(f"{short} the steady state, after {after}. Of the whole run, ramp and drain included:")
     error = "" if run.emulated else f", off by {run.simulated / run.measured - 1:+.1%}"
     one = ", one device doing the work of all workers" if run.emulated else ""
     own = " on workers of their own" if run.emulated else ""
     lines.append(f"measured   {duration(run.measured)} a step{one}")
     lines.append(f"simulated  {duration(run.simulated)} a step{own}{error}")
+    if run.step_phases:
+        return lines, step_rows(run)
     rows = [("phase", "measured", "simulated")]
-    for part in run.phases:
+    for each in run.phases:
         measured, simulated = (
-            "none" if value is None else duration(value) for value in (part.measured, part.simulated)
+            "none" if value is None else duration(value) for value in (each.measured, each.simulated)
         )
-        rows.append((part.phase, measured, simulated))
+        rows.append((each.phase, measured, simulated))
     return lines, rows
+
+
+def step_rows(run: Overlaid) -> list[tuple[str, str, str]]:
+    """The rows of a table: what each phase takes of the steps that the figures are of."""
+    steps = [each for each in run.step_phases if run.first <= each.step < run.first + run.steps]
+    measured = shares_of({each.step: each.measured for each in steps})
+    simulated = shares_of({each.step: each.simulated for each in steps})
+    rows = [("phase of a step, mean (least to most)", "measured", "simulated")]
+    return rows + [(name, part(*measured[name]), part(*simulated[name])) for name in measured]
 
 
 def counted(number: int, noun: str) -> str:

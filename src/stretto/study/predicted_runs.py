@@ -32,7 +32,7 @@ def recordings_of(folder: Path, run: TrainSettings) -> list[Recording]:
 
 def phases_of(prepared: Prepared, recordings: Sequence[Recording]) -> dict[str, list[RunPhase]]:
     """The phases of a traced run, those of replica 0, for a track of its trace."""
-    return tracks(recordings, prepared.trainer.schedule, full_turns(prepared))
+    return tracks(recordings, prepared.trainer.schedule, prepared.trainer.rules, full_turns(prepared))
 
 
 def full_turns(prepared: Prepared) -> range:

@@ -4,16 +4,20 @@ In turn n a worker issues the actions of its body, each for a micro-batch that h
 between two drains (`flush`, a checkpoint, a change of the method's phase): in its first `schedule.drain` turns some
 actions have no micro-batch yet. One turn more counts as ramp: under methods without a drain the workers above get their
 first values in it, and in the first turn of a run torch and the caches warm up.
+
+Where each minibatch is finished before the next one enters, each step has phases of its own, ramp-up and ramp-down in
+figure 11 of Laskin, Metz et al. (2020); the first step is no steady turn there either.
 """
 
 import itertools
 import re
 import sys
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from statistics import fmean
 from typing import NamedTuple
 
-from stretto.schedule import Action, Schedule
+from stretto.schedule import Action, Rules, Schedule
 from stretto.tracing.recording import Recording, Span
 
 RAMP, STEADY, DRAIN = "ramp", "steady", "drain"
@@ -22,7 +26,10 @@ EVERY_TURN = range(sys.maxsize)
 
 
 class RunPhase(NamedTuple):
-    """A part of a run, from `start` to `end` in ns, and the turns that enter in it (none while it drains)."""
+    """A part of a run, from `start` to `end` in ns, and the turns that enter in it (none while it drains).
+
+    Where it is a part of one step, that step's turn.
+    """
 
     name: str
     start: int
@@ -33,7 +40,8 @@ class RunPhase(NamedTuple):
 class Stretch(NamedTuple):
     """The turns that enter between two drains, the steady ones among them, and their begin and end (ns).
 
-    `whole` is false if earlier events of a recording were dropped, so that its first turns are not all there.
+    `whole` is false if earlier events of a recording were dropped, so that its first turns are not all there. Where
+    every minibatch is finished before the next one enters, the phases are those of each step.
     """
 
     turns: range
@@ -52,18 +60,49 @@ class Stretch(NamedTuple):
         return self.phases[-1].end
 
 
-def tracks(recordings: Sequence[Recording], schedule: Schedule, among: range = EVERY_TURN) -> dict[str, list[RunPhase]]:
+def by_step(phases: Iterable[RunPhase], among: Collection[int]) -> dict[int, dict[str, float]]:
+    """{step, from 1: {phase: seconds}} of the turns `among`, of phases each of which belongs to one step."""
+    steps: dict[int, dict[str, float]] = {}
+    for phase in phases:
+        if phase.turns.start in among:
+            steps.setdefault(phase.turns.stop, {})[phase.name] = (phase.end - phase.start) / 1e9
+    return steps
+
+
+class Share(NamedTuple):
+    """What a phase takes of a step: mean seconds over steps, its mean share, the least and the most."""
+
+    seconds: float
+    mean: float
+    least: float
+    most: float
+
+
+def shares_of(steps: Mapping[int, Mapping[str, float]]) -> dict[str, Share]:
+    """{phase: its share}, over steps as `by_step` gives them; a step without a phase counts as 0 of it."""
+    found = {}
+    for name in (RAMP, STEADY, DRAIN) if steps else ():
+        parts = [step.get(name, 0.0) / sum(step.values()) for step in steps.values()]
+        seconds = fmean(step.get(name, 0.0) for step in steps.values())
+        found[name] = Share(seconds, fmean(parts), min(parts), max(parts))
+    return found
+
+
+def tracks(
+    recordings: Sequence[Recording], schedule: Schedule, rules: Rules, among: range = EVERY_TURN
+) -> dict[str, list[RunPhase]]:
     """The phases of a run, for a track of their own in a trace."""
-    return {"phases": [phase for stretch in stretches(recordings, schedule, among) for phase in stretch.phases]}
+    return {"phases": [phase for each in stretches(recordings, schedule, rules, among) for phase in each.phases]}
 
 
 class Issued(NamedTuple):
-    """An action that a worker ran: the turn it was issued in, the turn its micro-batch entered in, and its times."""
+    """An action that a worker ran: the turn it was issued in, the turn its micro-batch entered in, times, kind."""
 
     turn: int
     entered: int
     start: int
     end: int
+    kind: str
 
 
 def action_of(span: Span) -> Action | None:
@@ -77,7 +116,9 @@ def action_named(text: str) -> Action | None:
     return None if name is None else Action(name[2], int(name[1]), int(name[3]))
 
 
-def stretches(recordings: Sequence[Recording], schedule: Schedule, among: range = EVERY_TURN) -> list[Stretch]:
+def stretches(
+    recordings: Sequence[Recording], schedule: Schedule, rules: Rules, among: range = EVERY_TURN
+) -> list[Stretch]:
     """The stretches of a run, in order; only minibatches `among` follow the schedule. Recordings: one for each worker.
 
     Empty where a worker recorded no action of the schedule.
@@ -92,11 +133,12 @@ def stretches(recordings: Sequence[Recording], schedule: Schedule, among: range 
     for worker, actions in enumerate(workers):
         for action in actions:
             by_stretch[bisect_right(cuts, action.entered) - 1][worker].append(action)
-    return [
-        stretch(here, schedule, range(cuts[at], cuts[at + 1]), whole=at > 0 or not dropped)
+    found = [
+        stretch(here, schedule, rules, range(cuts[at], cuts[at + 1]), whole=at > 0 or not dropped)
         for at, here in enumerate(by_stretch)
         if all(here)
     ]
+    return [each for each in found if each.phases]
 
 
 def issued(recording: Recording, schedule: Schedule, among: range) -> list[Issued]:
@@ -114,7 +156,7 @@ def issued(recording: Recording, schedule: Schedule, among: range) -> list[Issue
         entered, piece = divmod(action.microbatch, schedule.per_turn)
         offset = offsets.get((action.kind, action.stage, piece))
         if offset is not None and entered in among:
-            actions.append(Issued(entered - offset, entered, span.start, span.end))
+            actions.append(Issued(entered - offset, entered, span.start, span.end, action.kind))
     return actions
 
 
@@ -149,15 +191,25 @@ def filling(schedule: Schedule, worker: int) -> int:
     return max(-(action.microbatch // schedule.per_turn) for action in schedule.body[worker])
 
 
-def stretch(workers: Sequence[Sequence[Issued]], schedule: Schedule, turns: range, *, whole: bool) -> Stretch:
+def drains_each_turn(schedule: Schedule, rules: Rules) -> bool:
+    """Whether every minibatch is finished before the next one enters: as its last gradient ends at the first stage."""
+    return not schedule.drain and rules.reach.stop(schedule.num_stages - 1) == 0
+
+
+def stretch(
+    workers: Sequence[Sequence[Issued]], schedule: Schedule, rules: Rules, turns: range, *, whole: bool
+) -> Stretch:
     """A stretch of minibatches `turns`, from the actions of each worker.
 
     It is steady from the time at which every worker has begun its second full turn until the first one ends the last
     turn in which a minibatch enters. Workers fill at different turns: the last one has full turns from the start.
     """
+    full = turns[schedule.drain + 1 :]
+    if drains_each_turn(schedule, rules):
+        waits = "RUM" if rules.reduces else ""  # for all stages: no work of a worker's own
+        return Stretch(turns, full, tuple(phases_of_steps(workers, waits, whole=whole)), whole)
     start = min(action.start for actions in workers for action in actions)
     end = max(action.end for actions in workers for action in actions)
-    full = turns[schedule.drain + 1 :]
     entered = min(max((a.end for a in actions if a.turn < turns.stop), default=end) for actions in workers)
     begun = max(
         min((a.start for a in actions if a.turn > turns.start + filling(schedule, worker)), default=end)
@@ -170,3 +222,27 @@ def stretch(workers: Sequence[Sequence[Issued]], schedule: Schedule, turns: rang
     if entered < end:
         parts.append(RunPhase(DRAIN, entered, end, turns[:0]))
     return Stretch(turns, full, tuple(parts), whole)
+
+
+def phases_of_steps(workers: Sequence[Sequence[Issued]], waits: str, *, whole: bool) -> Iterator[RunPhase]:
+    """Yield the phases of each step: ramp until every worker has begun, drain from when the first one has finished.
+
+    Actions of the kinds in `waits` are no work that keeps a worker from having finished. Steps whose beginning was
+    dropped from some recording have no phases, unless all were.
+    """
+    steps: dict[int, list[list[Issued]]] = {}
+    for worker, actions in enumerate(workers):
+        for action in actions:
+            steps.setdefault(action.turn, [[] for _ in workers])[worker].append(action)
+    there = [turn for turn in sorted(steps) if all(steps[turn])]
+    there = there if whole else there[1:] or there
+    starts = {turn: min(action.start for actions in steps[turn] for action in actions) for turn in there}
+    for turn in there:
+        start, end = starts[turn], max(action.end for actions in steps[turn] for action in actions)
+        end = min(end, starts.get(turn + 1, end))
+        finished = min(max((a.end for a in actions if a.kind not in waits), default=end) for actions in steps[turn])
+        begun = min(max(min(action.start for action in actions) for actions in steps[turn]), finished)
+        parts = (RAMP, start, begun), (STEADY, begun, finished), (DRAIN, finished, end)
+        yield from (
+            RunPhase(name, since, until, range(turn, turn + 1)) for name, since, until in parts if since < until
+        )
