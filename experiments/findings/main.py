@@ -65,7 +65,7 @@ def write_advice() -> str:
         found += entries(study_called(name), Store(PAGES / name / "runs.jsonl").read(), *of)
     write_findings(FINDINGS, found)
     known = [Finding(**entry) for entry in found]
-    write_between(PAGE, "advice", table(known))
+    write_between(PAGE, "advice", f"\n{table(known)}")
     for page in (PAGE, README):
         write_between(page, "words", words(known))
     return f"{FINDINGS.name}: {len(found)} methods of {', '.join(dict.fromkeys(name for name, *_ in ADVISING))}"

@@ -151,7 +151,7 @@ def words(found: Sequence[Finding]) -> str:
     for word in FAMILY_OF:
         told = [f"{NAMES[optimizer]}: {'; '.join(meant(word, optimizer, found))}" for optimizer in NAMES]
         lines.append(f'- `"{word}"`. {". ".join(told)}.')
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines)
 
 
 def meant(word: str, optimizer: str, found: Sequence[Finding]) -> list[str]:
@@ -169,7 +169,7 @@ def write_between(page: Path, mark: str, written: str) -> None:
     """Put text where a page has its marks. Raises ValueError for a page without them."""
     marked = re.compile(rf"(<!-- {mark} -->\n).*?(<!-- end -->)", re.DOTALL)
     text = page.read_text(encoding="utf-8")
-    new, number = marked.subn(lambda match: f"{match[1]}\n{written}\n{match[2]}", text)
+    new, number = marked.subn(lambda match: f"{match[1]}{written}\n{match[2]}", text)
     if number != 1:
         raise ValueError(f"{page}: {number} places between <!-- {mark} --> and <!-- end -->, not one")
     page.write_text(new, encoding="utf-8")
