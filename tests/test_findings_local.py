@@ -14,7 +14,7 @@ import stretto
 from stretto.data import load
 
 FINDINGS = Path(__file__).parent.parent / "experiments" / "findings"
-MODULES = ("harness", "depth", "heads", "local_updates", "sections")
+MODULES = ("harness", "depth", "heads", "local_updates", "sections", "chunks", "panels", "rotation")
 BATCH = 6
 
 
@@ -75,7 +75,7 @@ def made_up(slow, factor, costs):
 
         curve = [[step, loss(step), loss(step), loss(step) / 10] for step in range(0, steps + 1, every)]
         return {
-            "curve": curve, "validation": abs(rate - cell.rates[1]), "diverged": None, "vocabulary": 90,
+            "curve": curve, "validation": abs(rate - cell.rates[len(cell.rates) // 3]), "diverged": None, "vocabulary": 90,
             "seconds a step": {"wall": 1, "cpu": 1}, **costs(cell),
         }  # fmt: skip
 
@@ -196,3 +196,60 @@ def test_training_losses_count_at_the_steps_of_their_minibatches(imported, metho
     losses = [[point[0], point[sections.TRAINING]] for point in moved if point[sections.TRAINING] is not None]
     assert losses == [[late, 1.5]]
     assert [point[0] for point in moved if point[3] is not None] == [0, 25]
+
+
+def test_the_page_of_chunks_tells_heads_from_local_losses(imported, monkeypatch, tmp_path):
+    """Two chunks need half of backprop's steps, heads behind stage 3 with weight 1 need 0.7, all others as many."""
+    chunks, tables = imported("chunks"), imported("sections.chunk_tables")
+    study = chunks.STUDY
+    assert (study.base_runs, len(study.cells)) == (162, 18)
+    factors = {"2 chunks": 0.5, "heads at 3, weight 1": 0.7}
+
+    def slow(cell):
+        return factors.get(cell.name.partition(", ")[2], 1)
+
+    def train(cell, rate, seed, steps, data):
+        made = made_up(slow, lambda cell: 1, lambda cell: {})(cell, rate, seed, steps, data)
+        return {**made, "validation": made["validation"] + slow(cell)}
+
+    monkeypatch.setattr(tables, "CLUSTER", tmp_path / "cluster.toml")
+    runs = finished(imported, study, train)
+    assert "Not measured yet" in tables.more(study.cells, runs)
+    (tmp_path / "cluster.toml").touch()
+    seconds = {"1f1b": 2.0, "gpipe": 3.0, "zb-h1": 2.5, "greedy": 0.5}
+    monkeypatch.setattr(tables, "seconds_a_step", lambda _, method, *rest: seconds.get(method.partition("(")[0], 1.0))
+    page = tables.more(study.cells, runs)
+    assert (
+        "| decoder | 500 | heads at 3, weight 1 (stands for heads) | 0.7 [0.7, 0.7] | 60 % | more than half |" in page
+    )
+    assert "| ResNet-20 | 2000 | 2 chunks | 0.5 [0.5, 0.5] | 100 % | more than half |" in page
+    assert "| decoder | 2000 | greedy | 1 [1, 1] | 0 % | less than half |" in page
+    # 1f1b with heads takes 2 s and 0.7 of the steps, chunks 1 s and 0.5; greedy, 0.5 s, never arrives
+    assert "soonest synchronous method | 0.357 [0.357, 0.357] | reached |" in page
+    row = next(line for line in page.splitlines() if line.startswith("| decoder | 8 | 100Mbit | greedy |"))
+    assert row.endswith("|  |  | > 0.28 | undecided |")  # 0.5 s for 2,000 steps over 2 s for 1,800
+
+
+def test_the_page_of_panels_compares_batches(imported, monkeypatch):
+    """Greedy gains with large batches alone; its serial compute is a quarter of backprop's."""
+    panels = imported("panels")
+    assert (panels.STUDY.base_runs, len(panels.STUDY.cells)) == (177, 27)
+    monkeypatch.setattr(panels, "serial_compute", lambda width, method: 1.0 if method == "greedy" else 4.0)
+    gains = made_up(lambda cell: 0.5 if "1024, greedy" in cell.name else 1, lambda cell: 1, lambda cell: {})
+    page = panels.more(finished(imported, panels.STUDY, gains))
+    row = next(line for line in page.splitlines() if line.startswith("| 256 | 1024 | greedy |"))
+    assert row.endswith("| less |")
+    assert "| 256 | 1024 | 2 chunks | " in page
+
+
+def test_the_decoder_with_the_delays_of_32_stages(imported):
+    """Blocks of stages 0, 4, ..., 28 have gradients 31, 27, ..., 3 updates old, the readout new ones."""
+    rotation = imported("rotation")
+    deep, whole = (torch.nn.Sequential(*rotation.network(90, stages, 0)) for stages in (rotation.DEEP, 1))
+    owners = [n for n, stage in enumerate(deep) if [*stage.parameters()]]
+    assert owners == [0, 4, 8, 12, 16, 20, 24, 28, 31]
+    chosen = stretto.method("pipedream")
+    delays = chosen.delays(chosen.plan(rotation.DEEP)[0]).mean
+    assert [delays[n] for n in owners] == [31, 27, 23, 19, 15, 11, 7, 3, 0]
+    tokens = torch.randint(90, (2, rotation.CONTEXT))
+    assert torch.equal(deep(tokens), whole(tokens))
