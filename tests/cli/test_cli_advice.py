@@ -148,7 +148,7 @@ def test_plans_take_the_words(capsys, tmp_path, monkeypatch):
 def test_plans_take_the_words_with_heads(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = ["plan", "--cluster", "16-workstations", "--workers", 4, "--model", "mlp", "--json", "--methods"]
-    heads = json.loads(run(capsys, *words, "local(head=linear)"))
+    heads = json.loads(run(capsys, *words, "local(head=linear)", "--optimizer", "adamw"))
     assert "head=linear" in heads["chosen"]["method"]
 
 

@@ -128,7 +128,8 @@ def test_options_are_looked_for_among_what_was_tried_and_then_given():
     assert (given.finding, str(given.method)) == (plain, "greedy(head=blocks)")
     assert stretto.advised("async(warmup=9)", "adamw", 8).options["warmup"] == 9  # which plain training has not
     assert stretto.advised("async(microbatches=2)", "adamw", 8).name == "1f1b"
-    assert stretto.advised("local(head=linear)", "sgd", 8).family == "local"  # 1f1b has heads, too, and detaches none
+    assert str(stretto.advised("local(head=linear)", "sgd", 8)) == "1f1b"  # which has heads, too, and detaches none
+    assert stretto.advised("local(head=linear)", "adamw", 8).options["head"] == "linear"
 
 
 def test_a_method_of_the_same_delay_at_any_depth_counts_at_every_depth_of_its_network():

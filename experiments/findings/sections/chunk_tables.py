@@ -14,7 +14,7 @@ from harness.cells import Cell, Record
 from harness.end_tables import shown
 from harness.halving import final_records, value
 from harness.intervals import Interval, against, bounded, interval
-from harness.results import ERROR, TEST, Records, arrivals, cut_at, finals, ratio_at, sound
+from harness.results import ERROR, TEST, Records, arrivals, cut_at, finals, ratio_at, scaled, sound
 
 from stretto.cost import Cluster, find_cluster
 
@@ -24,6 +24,7 @@ LENGTHS, SHARE, TIMES = (500, 2000), 0.9, 1.5
 CLAIM = f"two chunks at most {1 / TIMES:.3g} of the time of the soonest synchronous method"
 WORKERS, LINK, CUT = (2, 4, 8), "100Mbit", 8  # micro-batches
 LOCAL = ("2 chunks", "4 chunks", "greedy", "overlapping")
+TEXTS = ("decoder", "recurrent")
 SYNCHRONOUS = {"1f1b": "backprop", "gpipe": "backprop", "zb-h1": "backprop", "1f1b with heads": "heads"}
 TIMED = {
     "1f1b": f"1f1b(microbatches={CUT})",
@@ -134,7 +135,8 @@ def _timed(
     cut = None if reference is None else cut_at(reference, ERROR, SHARE)
     if heads is not None:
         methods["1f1b with heads"] = heads.method.replace("backprop(", f"1f1b(microbatches={CUT}, ")
-    seconds = {name: seconds_a_step(network, method, workers, link) for name, method in methods.items()}
+    kind = {"batch": 16, "optimizer": "adamw"} if network == "decoder" else {"batch": 32, "optimizer": "sgd"}
+    seconds = {name: seconds_a_step(network, method, workers, link, **kind) for name, method in methods.items()}
     records = {}
     for name in methods:
         cell = SYNCHRONOUS.get(name, name)
@@ -168,13 +170,14 @@ def _mean_time(records: Records | None, cut: float | None, seconds: float) -> fl
 
 def _over(mine: Records | None, theirs: Records | None, cut: float | None, seconds: float) -> Interval | None:
     """This one's time over the other one's, seed by seed; without an upper end where a seed never arrives."""
-    steps = ratio_at(mine, theirs, ERROR, cut)
-    return None if steps is None else Interval(*(each * seconds for each in steps))
+    return scaled(ratio_at(mine, theirs, ERROR, cut), seconds)
 
 
 @functools.cache
-def seconds_a_step(network: str, method: str, workers: int, link: str | None) -> float:
-    """The simulated time of a step, heads included."""
+def seconds_a_step(
+    network: str, method: str, workers: int, link: str | None, *, batch: int = 16, optimizer: str = "adamw"
+) -> float:
+    """The simulated time of a step of a network of `networks.py` in eight stages, heads included."""
     from stretto.settings.runs import TrainSettings
     from stretto.study.predicted_runs import seconds_per_step
     from stretto.study.prepare import prepare_trial, resolve, with_any_rate
@@ -182,9 +185,9 @@ def seconds_a_step(network: str, method: str, workers: int, link: str | None) ->
     settings = TrainSettings(
         model=f"{HERE / 'networks.py'}:{network.replace('-', '_').lower()}",
         data=f"{HERE / 'networks.py'}:{network.replace('-', '_').lower()}_data",
-        loss="token_cross_entropy" if network == "decoder" else "auto",
-        optimizer="adamw" if network == "decoder" else "sgd",
-        batch_size=16 if network == "decoder" else 32,
+        loss="token_cross_entropy" if network in TEXTS else "auto",
+        optimizer=optimizer,
+        batch_size=batch,
         method=method,
         stages=8,
         workers=workers,

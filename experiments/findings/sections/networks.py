@@ -1,4 +1,4 @@
-"""The networks of study 7 as a user gives them to `stretto simulate`, with a few made-up examples."""
+"""The networks of studies 7 and 11 as a user gives them to `stretto simulate`, with a few made-up examples."""
 
 from typing import Any
 
@@ -8,6 +8,7 @@ from harness.decoder import decoder as build_decoder
 from harness.examples import made_up
 from torch import nn
 
+from sections import trial_networks
 from stretto.data import Dataset
 
 CHARACTERS = 127  # different bytes of the text
@@ -33,6 +34,25 @@ def resnet_20() -> list[nn.Module]:
 def resnet_20_data() -> Any:
     """Random images."""
     return _split(_images())
+
+
+def mixer() -> list[nn.Module]:
+    """Study 11's MLP-Mixer."""
+    return trial_networks.mixer(0)
+
+
+def separable() -> list[nn.Module]:
+    """Study 11's separable convolutions."""
+    return trial_networks.separable(0)
+
+
+def recurrent() -> list[nn.Module]:
+    """Study 11's LSTMs."""
+    return trial_networks.recurrent(0, CHARACTERS)
+
+
+mixer_data = separable_data = resnet_20_data
+recurrent_data = decoder_data
 
 
 def _text() -> Dataset:

@@ -275,7 +275,7 @@ def chosen_layout(
         layout = pipeline.layout(str(chosen))
         prices = prices_of(times, network, layout, cluster)
         turn, _ = prices.steady(layout)
-        return turn if prices.batch_size is not None else turn / layout.schedule.per_turn
+        return turn.value if prices.batch_size is not None else turn.value / layout.schedule.per_turn
 
     def advised_by(word: str, stages: int) -> "Method":
         optimizer, whole = ("adamw", False) if network.model is None else network.traits(pipeline.layout("backprop"))

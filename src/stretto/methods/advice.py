@@ -13,7 +13,7 @@ from functools import cache
 from stretto.errors import ScheduleError, UsageError
 from stretto.methods.definition import Advice, Family, Method
 from stretto.methods.findings import Finding, rows_for, tried_together
-from stretto.methods.table import METHODS, SUPERVISION, is_advised, method
+from stretto.methods.table import METHODS, is_advised, method
 from stretto.options import checks
 from stretto.options.named import parse
 from stretto.schedule.draw import RESOLUTION, idle_share
@@ -228,11 +228,9 @@ def advised(
 
 
 def plainly(options: Mapping[str, object], *, whole: bool) -> Method | None:
-    """Plain training with these options; None where it has not all of them, or would train heads beside it."""
-    if {*options} & {*SUPERVISION}:
-        return None
+    """Plain training with these options, but for those of local losses' heads; None where it has not all of them."""
     try:
-        return method(plain_name(whole=whole), **options)
+        return method(plain_name(whole=whole), **{key: value for key, value in options.items() if key not in HEADS})
     except UsageError:
         return None
 
