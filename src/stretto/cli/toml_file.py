@@ -39,7 +39,7 @@ class OptionRole(Enum):
 ROLES: dict[str, OptionRole] = {
     name: role
     for role, names in {
-        OptionRole.WRITTEN: "out trace",
+        OptionRole.WRITTEN: "out trace roofline",
         OptionRole.BESIDE: "cluster",
         OptionRole.READ: "plan measured diff model_options data_options",
         OptionRole.FUNCTION: "model data loss metric optimizer",

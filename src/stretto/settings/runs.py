@@ -219,8 +219,7 @@ class TrainSettings(Settings):
 
     method: Annotated[str, TRAINING] = "backprop"
     """backprop, greedy, "overlapping(delay=1)", "chunked(chunks=4)", "greedy(head=two-layer)", "greedy(share_top=2)",
-    ...; async or local, what was first at a loss by simulated time in Stretto's studies, for the optimizer and the
-    stages, or 1f1b; or your own,
+    ...; async or local, first at a loss by simulated time in Stretto's studies, or 1f1b; or your own,
     path/to/file.py:function."""
     lr: Annotated[float | None, NUMBER, TRAINING] = None
     """Learning rate; by default 0.01 (sgd), 0.003 (adam, adamw), ..."""
