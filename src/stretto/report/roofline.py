@@ -135,11 +135,12 @@ def svg(roofline: Roofline) -> str:
     def y_of(speed: float) -> float:
         return TOP + (up[1] - math.log10(speed)) / (up[1] - up[0]) * (HEIGHT - TOP - BOTTOM)
 
+    size = min(14.0, (WIDTH - 16) / (0.62 * len(roofline.title)))  # a long title fits, too
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
         f'aria-label="{escape(roofline.title)}" font-family="system-ui, sans-serif" font-size="12">',
         f'<rect width="{WIDTH}" height="{HEIGHT}" fill="{PAPER}"/>'
-        f'<text x="8" y="20" font-size="14" font-weight="600" fill="{INK}">{escape(roofline.title)}</text>',
+        f'<text x="8" y="20" font-size="{size:.1f}" font-weight="600" fill="{INK}">{escape(roofline.title)}</text>',
     ]
     foot, middle = HEIGHT - BOTTOM, (LEFT + WIDTH - RIGHT) / 2
     for power in range(across[0], across[1] + 1):
