@@ -2,10 +2,10 @@
 
 from harness.launches import Launch, interleaved
 
-from clock_parts.settings import LINKS, PROCESSES, SETTINGS, Chosen, Links, Setting, parameters
+from clock_parts.settings import AVERAGED_EVERY, LINKS, PROCESSES, SETTINGS, Chosen, Links, Setting, parameters
 
 THREADS, DDP = "one process", "DistributedDataParallel"
-AVERAGED, AVERAGED_EVERY = "local SGD", 8  # updates between two averages
+AVERAGED = "local SGD"
 MICROBATCHES = 2  # of 1f1b and zb-h1: in a pilot the fastest of 2, 4 and 8, in both settings, on two and four processes
 PIPELINES = ("1f1b", "zb-h1")
 SYNCHRONOUS = (THREADS, DDP, *PIPELINES)

@@ -4,7 +4,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from harness.cells import Cell, Record, Study
-from harness.clock import Timed, doubts_of, load_told, soonest, step_time, time_ratio, time_verdict, times_to_cutoff
+from harness.clock import (
+    Timed,
+    bytes_told,
+    doubts_of,
+    load_told,
+    soonest,
+    step_time,
+    time_ratio,
+    time_verdict,
+    times_to_cutoff,
+)
 from harness.intervals import Interval, bounded
 from harness.markdown import table
 
@@ -40,7 +50,8 @@ def clock(study: Study, methods: Chosen, runs: Records, launches: Records, links
         "from loopback and the bytes that a process sends a step, where links between hosts are not allowed. Links "
         "have no delay of their own. Cores of others leave out what the kernel does for links. Processes beyond the "
         "number of cores take turns, and nothing is concluded from their times. Freed memory is kept in every process, "
-        "as a Trainer has it.\n",
+        "as a Trainer has it. *MB sent*: the most that a process sends a step by the kernel's counts, headers "
+        "included, and by the formula.\n",
         _claims(study, methods, runs, launches, links),
     ]
     places = [Place(letter, number, link) for letter in letters(methods) for number in PROCESSES for link in links]
@@ -118,6 +129,8 @@ def _table(study: Study, methods: Chosen, runs: Records, launches: Records, plac
             found = time_ratio(study, runs, timed[way], timed[theirs], reference)
             ratio, verdict = _as_soon(found), time_verdict(found, ("sooner", "later"), (timed[way].step, *synchronous))
         name = f"{way}, `{method}`" if way not in SYNCHRONOUS else way
-        rows.append([name, shown, str(times.get(way, "")), ratio, verdict, others])
-    head = ("way", "a step, ms", "seconds to the error", "times as soon", "verdict", "cores of others")
+        link = None if way == SYNCHRONOUS[0] else place.link
+        sent = bytes_told(launch(methods, place.letter, way, place.processes, link), launches)
+        rows.append([name, shown, str(times.get(way, "")), ratio, verdict, others, sent])
+    head = ("way", "a step, ms", "seconds to the error", "times as soon", "verdict", "cores of others", "MB sent")
     return f"### {place}\n\n{table(head, rows)}"

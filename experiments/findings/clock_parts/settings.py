@@ -25,6 +25,7 @@ Chosen = Mapping[str, Mapping[str, Mapping[int, str]]]
 """Methods by kind ("asynchronous", "local"), setting and number of processes."""
 Links = Sequence[int | None]
 PROCESSES, LINKS = (2, 4), (None, 100, 400)
+AVERAGED_EVERY = 8  # updates between two averages
 REPLICAS = "local-sgd"  # what begins so is a sync of replicas, each with the whole network
 
 

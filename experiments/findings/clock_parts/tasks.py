@@ -12,7 +12,7 @@ from harness.steps import seconds_a_step
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from clock_parts.settings import SETTINGS, Setting, trainer_of
+from clock_parts.settings import AVERAGED_EVERY, REPLICAS, SETTINGS, Setting, trainer_of
 
 RATE = 1e-3
 
@@ -36,13 +36,15 @@ def replicas(letter: str, steps: int | None = None) -> Measure:
 
 
 def pipeline(letter: str, method: str, steps: int | None = None) -> Measure:
-    """A stage a process, by a method of this package."""
+    """A stage a process, by a method of this package, or a replica a process that averages now and then."""
     setting, stages = SETTINGS[letter], dist.get_world_size()
     trainer = trainer_of(setting, method, stages, setting.random(), rate=RATE, seed=0)
     x, y = _minibatch(setting)
 
     def measure() -> dict[str, float]:
-        figures = seconds_a_step(lambda: trainer.step(x, y), fill=2 * stages, steps=steps)
+        averaged = method.startswith(REPLICAS)
+        how = {"multiple": AVERAGED_EVERY} if averaged else {"fill": 2 * stages}
+        figures = seconds_a_step(lambda: trainer.step(x, y), steps=steps, **how)
         trainer.flush()
         return figures
 

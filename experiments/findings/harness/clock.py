@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from statistics import fmean
 
 from harness.cells import Cell, Record, Study
 from harness.halving import final_records
@@ -70,6 +71,15 @@ def step_time(launch: Launch, launches: Mapping[str, Record], figure: str = SECO
         max(max(record["others"]) for record in records.values()),
         any(launch.processes > record["machine"]["cores"] for record in records.values()),
     )
+
+
+def bytes_told(launch: Launch, launches: Mapping[str, Record]) -> str:
+    """The most that a process sent a step over a link, in MB, and what the formula says; nothing where none counted."""
+    figures = [record.get("figures", {}) for record in _of(launch, launches).values()]
+    counted = [each["bytes a step"] for each in figures if "bytes a step" in each]
+    if launch.link is None or not counted:
+        return ""
+    return f"{fmean(counted) / 1e6:.3f} ({launch.sent / 1e6:.3f})"
 
 
 def doubts_of(times: Iterable[StepTime]) -> str:

@@ -3,11 +3,13 @@
 import math
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 WARM = 2  # steps before the clock starts, beside those that fill a pipeline
+SENT = 8  # column of /proc/net/dev: bytes that were sent
 LASTING, LEAST, MOST = 6.0, 5, 60  # seconds that the timed steps are to take; the fewest and the most of them
 
 
@@ -24,7 +26,16 @@ def seconds_a_step(
         trial = slowest(_timed(step, multiple)) / multiple
         steps = min(max(math.ceil(LASTING / trial), LEAST), MOST)
     steps = math.ceil(steps / multiple) * multiple
-    return {"seconds a step": _timed(step, steps) / steps, "steps": float(steps)}
+    before = sent_bytes()
+    seconds = _timed(step, steps)
+    return {"seconds a step": seconds / steps, "steps": float(steps), "bytes a step": (sent_bytes() - before) / steps}
+
+
+def sent_bytes() -> int:
+    """What this process's host has sent so far, the kernel's headers included; nothing of the loopback's."""
+    rows = Path("/proc/self/net/dev").read_text(encoding="ascii").splitlines()[2:]
+    counts = {name.strip(): figures.split() for name, _, figures in (row.partition(":") for row in rows)}
+    return sum(int(figures[SENT]) for name, figures in counts.items() if name != "lo")
 
 
 def together() -> None:
