@@ -92,6 +92,29 @@ def test_intervals_are_students(harness):
         harness.intervals.interval([1.0])  # one value has no interval
 
 
+def test_a_value_that_all_seeds_have_is_shown_as_one(harness):
+    """Of a quantised measure, such as errors of 500 images: an interval of no width would look like certainty."""
+    ends, same = importlib.import_module("harness.end_tables"), harness.intervals.interval([0.1 - 0.08, 0.02, 0.02])
+    assert str(same) == "0.02 in every run"
+    assert ends.plus_minus(same) == "2.0 in every run"
+    assert ends.points(harness.intervals.interval([2.0, 2.0])) == "+2.0 in every run"
+    assert str(harness.intervals.interval([2.0, 2.1])) == "2.05 [1.41, 2.69]"
+
+
+def test_a_loss_near_0_has_no_percentage(harness):
+    """One seed of the reference below 0.1 nats is enough: then the difference stands there."""
+    ends, finals = importlib.import_module("harness.end_tables"), harness.halving.Finals
+
+    def cell(*losses):
+        records = [{"curve": [[9, None, loss, 0.5], [10, None, loss, 0.5]], "diverged": None} for loss in losses]
+        return finals(dict(enumerate(records)), 2)
+
+    assert ends.above(cell(1.1, 1.1), cell(0.1, 0.11)) == "950 [315, 1.59e+03]"
+    assert ends.above(cell(1.1, 1.1), cell(0.1, 0.09)) == "1 [0.941, 1.07] nats"
+    assert ends.above(cell(1.1, 1.21), cell(1, 1.1), sign=True) == "10 % in every run"
+    assert ends.above(cell(1.1), cell(0.1, 0.09)) == ""
+
+
 def test_ratios_are_formed_seed_by_seed(harness):
     ratio, ends = harness.intervals.ratio, {0: 100, 1: 100, 2: 100}
     same = ratio({0: 20, 1: 40, 2: 80}, {0: 10, 1: 20, 2: 40}, ends)
@@ -193,6 +216,8 @@ def test_the_page_is_made_of_the_store(harness, study, tmp_path):
     assert "| at most 1.05 | **missed** | cured |" in page
     assert "Not finished" not in page
     assert "| late | 0.05: " in page
+    assert "Means of three seeds at the best rate" in page
+    assert "Validation loss after half of the steps, seed 0, at each rate" in page
     harness.page.write_page(study, store.read(), tmp_path)
     assert (tmp_path / "README.md").read_text() == page
     assert (tmp_path / "figure.svg").read_text().count("<circle") == 2
@@ -304,6 +329,10 @@ def test_a_rate_that_the_rules_fix_has_no_first_rung_and_later_seeds_come_last(h
     found = harness.results.result(two, runs, fixed)
     assert found.complete
     assert found.ratio.mean > 1
+    page = harness.page.page(two, runs)
+    assert "Means of four seeds" in page
+    assert "the smallest ratio of four seeds" in " ".join(page.split())
+    assert "Validation loss after 10 steps, seed 0" in page
 
 
 def test_a_run_is_measured_as_plain_training(harness, monkeypatch):
@@ -409,7 +438,7 @@ def test_the_slides_are_answered_by_their_verdicts(harness):
     assert "not to be told by three seeds: 1 (number words, PipeMare 4)." in page
     assert "against PB better, against no delay undecided." in page
     assert "| digits, PipeMare 4 | 400 | 50 | 1 | 0.3010 | 30.1 ± 0.2 | stands for PipeMare |" in page
-    assert "| digits, SpecTrain | 20.1 ± 0.2 | +10.0 [+10.0, +10.0] | worse | better than digits, PipeDream |" in page
+    assert "| digits, SpecTrain | 20.1 ± 0.2 | +10.0 in every run | worse | better than digits, PipeDream |" in page
     assert "main.py slides --jobs 2" in page
     lost = next(key for key in finished if key.startswith("digits, SpecTrain") and "seed 2" in key)
     assert "Not answered yet" in slides.sections({key: run for key, run in finished.items() if key != lost})

@@ -10,7 +10,7 @@ from harness import Cell, Claim, Run, Study, held_out, measured_training, shuffl
 from harness.cells import SEEDS, Record
 from harness.counted import compute
 from harness.decoder import BATCH, BLOCKS, CONTEXT, WIDTH, WINDOWS, decoder, text
-from harness.end_tables import shown
+from harness.end_tables import above, shown
 from harness.intervals import Interval, against, interval, value_at
 from harness.markdown import table
 from harness.results import Records, curve, finals, percent_above, sound
@@ -110,7 +110,7 @@ def more(finished: Mapping[str, Record]) -> str:
         plain = found.get(name_of(chunks, PLAIN))
         own, words = percent_above(mine, reference), ("better", "worse")
         equal, beside = shown(gap_at_equal_compute(mine, reference)), against(percent_above(mine, plain), 0, words)
-        told = [shown(own), *costs, equal, against(own, 0, words), "" if head == PLAIN else beside]
+        told = [above(mine, reference), *costs, equal, against(own, 0, words), "" if head == PLAIN else beside]
         rows.append([f"{chunks}", f"`{head}`", *told])
     head = ("gap, %", "heads, %", "step, %", "gap at equal compute, %", "against backprop", "against `language`")
     return f"{text}{table(('chunks', 'head', *head), rows)}\n{_unfitting(finished)}"
