@@ -93,7 +93,7 @@ def test_intervals_are_students(harness):
 
 
 def test_a_value_that_all_seeds_have_is_shown_as_one(harness):
-    """Of a quantised measure, such as errors of 500 images: an interval of no width would look like certainty."""
+    """Of a quantised measure, such as errors of some hundred images: an interval of no width would look like certainty."""
     ends, same = importlib.import_module("harness.end_tables"), harness.intervals.interval([0.1 - 0.08, 0.02, 0.02])
     assert str(same) == "0.02 in every run"
     assert ends.plus_minus(same) == "2.0 in every run"

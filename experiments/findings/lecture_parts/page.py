@@ -191,11 +191,11 @@ def _links(runs: Launches, launches: Launches) -> str:
                  "soonest by its mean" if best == name else "", "" if step is None else f"{step.others:.2f}"]
             )  # fmt: skip
     return (
-        "### Time to the same test error over links\n\nSeconds to the error that all-reduce has at step 360: steps "
-        "from the runs, times seconds a step over the link, between hosts of one process each (network namespaces; "
-        "p: predicted from loopback and the bytes of a step, where such links are not allowed). Links have no delay "
-        "of their own. Intervals from both: half widths of logarithms as squares. *Sooner* and *later*, against "
-        "all-reduce on the same link, only where all of the ratio's interval lies beside 1.\n\n"
+        "### Time to the same test error over links\n\nSeconds to the error that every seed of all-reduce has by "
+        "step 360: steps from the runs, times seconds a step over the link, between hosts of one process each (network "
+        "namespaces; p: predicted from loopback and the bytes of a step, where such links are not allowed). Links have "
+        "no delay of their own. Intervals from both: half widths of logarithms as squares. *Sooner* and *later*, "
+        "against all-reduce on the same link, only where all of the ratio's interval lies beside 1.\n\n"
         + table(("link", "way", "a step, ms", "seconds to the error", "against all-reduce", "", OTHERS), rows)
     )
 
