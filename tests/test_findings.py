@@ -4,6 +4,7 @@ import dataclasses
 import importlib
 import json
 import math
+import re
 import shutil
 import signal
 import statistics
@@ -27,7 +28,7 @@ def harness(monkeypatch):
     monkeypatch.syspath_prepend(FINDINGS)
     names = ("cells", "halving", "intervals", "store", "work", "results", "page", "again", "training")
     yield type("Harness", (), {name: importlib.import_module(f"harness.{name}") for name in names})
-    own = {"harness", *(path.stem for path in FINDINGS.glob("*.py"))}
+    own = {path.parent.name if path.stem == "__init__" else path.stem for path in FINDINGS.glob("**/*.py")}
     for name in [name for name in sys.modules if name.split(".")[0] in own]:
         del sys.modules[name]
 
@@ -93,7 +94,7 @@ def test_intervals_are_students(harness):
 
 
 def test_a_value_that_all_seeds_have_is_shown_as_one(harness):
-    """Of a quantised measure, such as errors of some hundred images: an interval of no width would look like certainty."""
+    """Of a quantised measure, such as errors of few images: no width would look like certainty."""
     ends, same = importlib.import_module("harness.end_tables"), harness.intervals.interval([0.1 - 0.08, 0.02, 0.02])
     assert str(same) == "0.02 in every run"
     assert ends.plus_minus(same) == "2.0 in every run"
@@ -467,6 +468,28 @@ def test_a_page_without_marks_is_refused(harness, tmp_path):
     (tmp_path / "page.md").write_text("nothing\n")
     with pytest.raises(ValueError, match="0 places"):
         advice.write_table(tmp_path / "page.md", findings())
+
+
+def test_the_gallery_has_what_the_stores_say(harness):
+    """Its cards are those that the command writes today, and every claim stands there once."""
+    main, gallery = importlib.import_module("main"), importlib.import_module("sections.gallery")
+    stores = {study.name: main.stores_of(study.name) for card in gallery.CARDS for study in card.studies}
+    text = gallery.gallery(stores)
+    assert text in main.GALLERY.read_text(encoding="utf-8")
+    claims = re.findall(r"^- (.*?): \*\*", " ".join(text.split("\n")).replace(" - ", "\n- "), re.MULTILINE)
+    assert len(claims) == len(set(claims)) > 25
+    assert "**missed**; 32 stages, AdamW, stash, rates / delay: > 1.55; 32 stages, AdamW, stash: > 1.55." in " ".join(
+        text.split()
+    )
+
+
+def test_claims_of_several_studies_are_one(harness):
+    gallery = importlib.import_module("sections.gallery")
+    missed, less = ["missed", "missed"], ["less", "open"]
+    together = [gallery._together(words) for words in (missed, ["missed", "reached"], ["missed", "undecided"])]
+    assert together == ["missed", "reached", "undecided"]
+    alike = [gallery._all(words) for words in (less, ["less", "undecided"], ["**missed**"], ["open"])]
+    assert alike == ["less", "mixed", "missed", "open"]
 
 
 def test_the_final_trial_reports_what_the_advice_was(harness):

@@ -76,18 +76,19 @@ def sections(finished: Mapping[str, Record]) -> str:
     """What the advice was, verdicts by test error, and the sentences that the advice's page reports."""
     lines = [
         "## What the advice was\n",
-        table(("advice", "method"), [(name, resolved(finished, STUDY.cell(name))) for name in _advised()]),
+        table(("advice", "method"), [(name, resolved(finished, STUDY.cell(name))) for name in advised()]),
         "## Verdicts by test error at the end\n",
         "*Better* and *worse* only where the interval of the difference, seed by seed, leaves out 0 (rule 9).\n",
         error_table(STUDY, finished, STUDY.cells),
         "## What is reported\n",
-        *(f"- {reported(finished, name)}" for name in _advised()),
+        *(f"- {reported(finished, name)}" for name in advised()),
         "",
     ]  # fmt: skip
     return "\n".join(lines)
 
 
-def _advised() -> list[str]:
+def advised() -> list[str]:
+    """The names of the cells whose method is a word."""
     return [f"{optimizer}, {name}" for name in ADVICE for optimizer in OPTIMIZERS]
 
 

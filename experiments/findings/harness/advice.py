@@ -2,7 +2,6 @@
 
 import json
 import math
-import re
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -145,11 +144,7 @@ def beside(best: Way, others: Sequence[Way]) -> str:
 
 def write_table(page: Path, found: Sequence[Finding]) -> None:
     """Put the table where a page has its marks. Raises ValueError for a page without them."""
-    marked, text = re.compile(r"(<!-- advice -->\n).*?(<!-- end -->)", re.DOTALL), page.read_text(encoding="utf-8")
-    new, number = marked.subn(lambda match: f"{match[1]}\n{table(found)}\n{match[2]}", text)
-    if number != 1:
-        raise ValueError(f"{page}: {number} places between <!-- advice --> and <!-- end -->, not one")
-    page.write_text(new, encoding="utf-8")
+    markdown.write_between(page, "advice", table(found))
 
 
 def write_findings(path: Path, found: Sequence[Mapping[str, Any]]) -> None:

@@ -29,7 +29,7 @@ def above(mine: Records | None, theirs: Records | None, *, sign: bool = False) -
 
     Nothing while it is not known. `sign` names % too, which columns do in their heads.
     """
-    near = bool(theirs) and near_zero(theirs)
+    near = theirs is not None and near_zero(theirs)
     found = last_difference(mine, theirs, TEST) if near else percent_above(mine, theirs)
     if found is None:
         return ""

@@ -65,6 +65,12 @@ def _missing(
 def _claims(study: Study, found: Mapping[str, Result]) -> str:
     if not study.claims:
         return ""
+    rows = [[text, f"**{verdict}**", *told] for text, verdict, *told in claim_rows(study, found)]
+    return "## Figures to reach\n\n" + table(("figure", "verdict", "lowest cell", "its value"), rows)
+
+
+def claim_rows(study: Study, found: Mapping[str, Result]) -> list[list[str]]:
+    """Each claim, what became of it, the cell with the lowest value, and this value."""
     rows = []
     for claim in study.claims:
         best, value, _ = judged(claim, found)[0]
@@ -72,15 +78,15 @@ def _claims(study: Study, found: Mapping[str, Result]) -> str:
         if claim.kind == "gap" and best.cell.reference is not None:
             told = above(best.records, found[best.cell.reference].records, sign=True)
         told = "not known yet" if value is None else told
-        rows.append([claim.text, f"**{outcome(claim, found)}**", best.cell.name, told])
-    return "## Figures to reach\n\n" + table(("figure", "verdict", "lowest cell", "its value"), rows)
+        rows.append([claim.text, outcome(claim, found), best.cell.name, told])
+    return rows
 
 
 def _results(study: Study, found: Iterable[Result]) -> str:
     beside = any(cell.beside for cell in study.cells)
     text = (
         "## Every cell\n\n"
-        f"Means of {_seeds(study)} at the best rate, with the 95 % interval of the rules. *Ratio*: steps to the "
+        f"Means of {seeds_told(study)} at the best rate, with the 95 % interval of the rules. *Ratio*: steps to the "
         f"cut-off over those of the same optimizer with {study.baseline}"
         f"{'; *beside*: over those of the optimizer that is not rotated' if beside else ''}. "
         "Memory in numbers for each parameter: copies of the weights + the optimizer's. ms a step is CPU time in "
@@ -92,7 +98,7 @@ def _results(study: Study, found: Iterable[Result]) -> str:
     return text + table(head, rows)
 
 
-def _seeds(study: Study) -> str:
+def seeds_told(study: Study) -> str:
     """How many seeds its cells have, in words."""
     few, most = (of(len(cell.seeds) for cell in study.cells) for of in (min, max))
     words = {2: "two", 3: "three", 4: "four", 5: "five"}
@@ -144,7 +150,7 @@ def _verdicts(study: Study, found: Mapping[str, Result]) -> str:
     text = (
         "## Verdicts\n\n"
         "*Sooner* and *later* only where intervals have no point in common. An interval without an upper end (>) "
-        f"begins at the smallest ratio of {_seeds(study)}, and has no level of 95 %.\n\n"
+        f"begins at the smallest ratio of {seeds_told(study)}, and has no level of 95 %.\n\n"
     )
     rows = [
         [each.cell.name, against_reference(each), *([against_uncured(each, found)] if cured else [])]

@@ -88,7 +88,7 @@ def percent_above(mine: Records | None, theirs: Records | None) -> Interval | No
 
 def near_zero(records: Records) -> bool:
     """Whether the last test loss of some seed is so near 0 that a percentage of it says nothing."""
-    return sound(records) and min(ends(records)) < NEAR_ZERO
+    return bool(records) and sound(records) and min(ends(records)) < NEAR_ZERO
 
 
 def points_above(mine: Records | None, theirs: Records | None) -> Interval | None:

@@ -178,6 +178,12 @@ def counted_claims(found: Found) -> str:
         f"minibatches ({' or '.join(f'`{name}`' for name in PIPELINES)}, the smaller one). *Bytes* between workers in "
         "a step: at most those of model parallelism, backprop on the same stages.\n\n"
     )
+    head = ("memory, MB", "pipelined, MB", "verdict", "bytes, kB", "model parallelism, kB", "verdict")
+    return text + table(("network", "method", *head), counted_rows(found))
+
+
+def counted_rows(found: Found) -> list[list[str]]:
+    """For each network and method: memory, a pipeline's, the verdict; bytes, model parallelism's, the verdict."""
     rows = []
     for where in (*WIDTHS, "decoder", "ResNet-20", HIGH):
         reference = found.get(f"{where}, backprop")
@@ -195,26 +201,34 @@ def counted_claims(found: Found) -> str:
                 _kept(own["sent"], theirs["worker"]["sent"]),
             ]  # fmt: skip
             rows.append([where, name, *told])
-    head = ("memory, MB", "pipelined, MB", "verdict", "bytes, kB", "model parallelism, kB", "verdict")
-    return text + table(("network", "method", *head), rows)
+    return rows
 
 
 def high_compute(found: Found) -> str:
     """Whether serial compute over backprop's falls with the batch."""
-    references = [found.get(f"{where}, backprop") for where in ("MLP 1024", HIGH)]
-    cuts = [cut_at(reference, TEST, SHARE) for reference in references]
-    cut = None if None in cuts else max(each for each in cuts if each is not None)
     text = (
         "*Particularly effective in the high-compute regime*: serial compute to one test loss, times backprop's with "
         "as large batches, falls from batches of 64 to 1024 (MLP 1024). The loss is the higher one of what every "
         "seed of backprop has by 90 % of its steps with either batch, so that both get there: "
-        f"{_number(cut) or 'not known yet'}.\n\n"
+        f"{_number(common_cut(found)) or 'not known yet'}.\n\n"
     )
+    return text + table(("method", "batches of 64", "batches of 1024", "verdict"), high_compute_rows(found))
+
+
+def common_cut(found: Found) -> float | None:
+    """The test loss that backprop reaches with small and with large batches."""
+    references = [found.get(f"{where}, backprop") for where in ("MLP 1024", HIGH)]
+    cuts = [cut_at(reference, TEST, SHARE) for reference in references]
+    return None if None in cuts else max(each for each in cuts if each is not None)
+
+
+def high_compute_rows(found: Found) -> list[list[str]]:
+    """For each method its serial compute over backprop's in small and in large batches, and whether it falls."""
     rows = []
     for name in ("greedy", "2 chunks"):
-        small, large = (both(found, where, name, TEST, cut)[0] for where in ("MLP 1024", HIGH))
+        small, large = (both(found, where, name, TEST, common_cut(found))[0] for where in ("MLP 1024", HIGH))
         rows.append([name, shown(small), shown(large), against(large, small, REACHED)])
-    return text + table(("method", "batches of 64", "batches of 1024", "verdict"), rows)
+    return rows
 
 
 def _kept(value: float, bound: float) -> str:
