@@ -114,18 +114,20 @@ def of_local_updates(runs: Runs, _: Runs) -> list[Verdict]:
         never[where] = local.efficiency([local.both(found, where, name, TEST, cut) for name in local.LOCAL])
     less = {name: _serial(found, "decoder", name, TEST) for name in local.LOCAL}
     images = {name: _serial(found, "ResNet-20", name, ERROR) for name in local.LOCAL}
-    ends = [
-        against(last_difference(found.get(f"MLP 256, {name}"), found.get("MLP 256, backprop"), TEST), 0, local.LOWER)
+    ends = {
+        name: against(
+            last_difference(found.get(f"MLP 256, {name}"), found.get("MLP 256, backprop"), TEST), 0, local.LOWER
+        )
         for name in ("2 chunks", "4 chunks", "greedy")
-    ]
-    fitted = [
-        against(
+    }
+    fitted = {
+        name: against(
             last_difference(found.get(f"random labels, {name}"), found.get("random labels, backprop"), ERROR),
             0,
             ("lower error", "higher error"),
         )
         for name in ("2 chunks", "greedy")
-    ]
+    }
     counted, high = local.counted_rows(found), local.high_compute_rows(found)
     return [
         Verdict(
@@ -143,8 +145,16 @@ def of_local_updates(runs: Runs, _: Runs) -> list[Verdict]:
             _all(verdict for _, verdict in images.values()),
             ", ".join(f"{name} {value} ({verdict})" for name, (value, verdict) in images.items()),
         ),
-        Verdict("Figure 6 (b): 2, 4 or 8 chunks of an MLP end at another loss", _all(ends), ", ".join(ends)),
-        Verdict("Local updates memorise random labels less", _all(fitted), f"two chunks, greedy: {', '.join(fitted)}"),
+        Verdict(
+            "Figure 6 (b), chunks of an MLP: they end at another loss than backprop",
+            _all(ends.values()),
+            ", ".join(f"{name} {verdict}" for name, verdict in ends.items()),
+        ),
+        Verdict(
+            "Local updates memorise random labels less",
+            _all(fitted.values()),
+            ", ".join(f"{name} {verdict}" for name, verdict in fitted.items()),
+        ),
         Verdict("Memory at most pipelined backprop's", *_kept([row[4] for row in counted])),
         Verdict("Bytes at most model parallelism's", *_kept([row[7] for row in counted])),
         Verdict(
@@ -186,7 +196,7 @@ def of_the_lecture(runs: Runs, launches: Runs) -> list[Verdict]:
     for other, name in zip(alone, ("one thread", "two threads"), strict=True):
         value, _, verdict = speed_up(own, other).rpartition(", ")
         rows.append(
-            Verdict(f"A step of AlexNet on two slabs, against one process of {name}", verdict, f"{value} times")
+            Verdict(f"A step of AlexNet on two slabs, against one process of {name}", verdict, f"{value} times as fast")
         )
     for link, way, _, _, ratio, *_ in link_rows(runs, launches):
         if way == "local SGD":
