@@ -451,13 +451,23 @@ def test_the_slides_are_answered_by_their_verdicts(harness):
 
 def test_users_read_what_the_package_has(harness):
     """The table of "Which method?" is the file's, and its rows are what each word stands for."""
-    advice = importlib.import_module("harness.advice")
+    advice, main = importlib.import_module("harness.advice"), importlib.import_module("main")
     page = (FINDINGS.parents[1] / "docs/which-method.md").read_text(encoding="utf-8")
-    assert advice.table(findings()) in page
+    assert advice.table(findings(), main.networks_near_zero()) in page
     for word, optimizer in {(each.advice, each.optimizer) for each in findings()}:
         for stages in advice.DEPTHS:
             (row,) = (line for line in page.splitlines() if line.startswith(f'| `"{word}"` | {optimizer} | {stages} |'))
             assert f"`{stretto.advised(word, optimizer, stages)}`" in row.split(" | ")[3]
+
+
+def test_no_percentage_of_a_loss_near_0_is_advised(harness):
+    """ResNet-20 in batches of 8, a seed of which ends below 0.1 nats, where PipeMare's loss is 14 times as high."""
+    advice, main = importlib.import_module("harness.advice"), importlib.import_module("main")
+    near = main.networks_near_zero()
+    assert near == {"ResNet-20, batches of 8"}
+    (worst,) = (each for each in findings() if each.network in near and each.method.endswith("warmup=100)"))
+    assert advice.percent(worst, near) == "n/a, near 0"
+    assert advice.percent(worst).startswith("+1312")
 
 
 def test_a_page_without_marks_is_refused(harness, tmp_path):

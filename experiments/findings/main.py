@@ -18,7 +18,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))  # also in the processes that this one starts
 
-from harness.advice import entries, write_findings, write_table  # noqa: E402
+from harness.advice import ends_near_zero, entries, write_findings, write_table  # noqa: E402
 from harness.again import train_again  # noqa: E402
 from harness.cells import Record, Study  # noqa: E402
 from harness.halving import next_runs, runs_left  # noqa: E402
@@ -66,8 +66,15 @@ def write_advice() -> str:
     for name, *of in ADVISING:
         found += entries(study_called(name), Store(PAGES / name / "runs.jsonl").read(), *of)
     write_findings(FINDINGS, found)
-    write_table(PAGE, [Finding(**entry) for entry in found])
+    write_table(PAGE, [Finding(**entry) for entry in found], networks_near_zero())
     return f"{FINDINGS.name}: {len(found)} methods of {', '.join(dict.fromkeys(name for name, *_ in ADVISING))}"
+
+
+def networks_near_zero() -> set[str]:
+    """The networks of the advice whose losses end near 0."""
+    return {
+        network for name, network, _, where in ADVISING if ends_near_zero(study_called(name), stores_of(name)[0], where)
+    }
 
 
 def write_gallery() -> str:

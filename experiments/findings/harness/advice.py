@@ -3,7 +3,7 @@
 import json
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from harness import markdown
 from harness.cells import Record, Study
 from harness.halving import final_records
 from harness.intervals import Interval, geometric_error
-from harness.results import percent_above, ratio_to
+from harness.results import near_zero, percent_above, ratio_to
 from stretto.methods.advice import Way, plain_name, soonest, ways
 from stretto.methods.findings import Finding
 
@@ -102,10 +102,11 @@ def rounded(value: float) -> float:
     return float(f"{value:.{DIGITS}g}")
 
 
-def table(found: Sequence[Finding]) -> str:
+def table(found: Sequence[Finding], near: Collection[str] = ()) -> str:
     """A Markdown table of what words stand for by optimizer and depth, and of the method that it was decided by.
 
-    That is the method that the word stands for, or else the one that comes nearest.
+    That is the method that the word stands for, or else the one that comes nearest. `near` are the networks whose
+    losses end so near 0 that the table says no percentage of them.
     """
     columns = (
         "`method=`", "optimizer", "stages", "stands for", "time to the loss, over `1f1b`", "steps to the loss",
@@ -120,15 +121,17 @@ def table(found: Sequence[Finding]) -> str:
             name = f"**`{best.method}`**" if best else f"`{plain_name(whole=False)}`; nearest: `{shown.method}`"
             rows.append([
                 f'`"{word}"`', optimizer, str(stages), name, shown.spread, shown.finding.spread, f"{shown.turn:.2f}",
-                percent(shown.finding), f"{shown.finding.memory:.1f}",
+                percent(shown.finding, near), f"{shown.finding.memory:.1f}",
                 f"{shown.finding.network}, {shown.finding.depth}",
                 beside(shown, [each for each in tried if each is not shown]),
             ])  # fmt: skip
     return markdown.table(columns, rows)
 
 
-def percent(finding: Finding) -> str:
-    """How much higher the loss was at the end, with its interval."""
+def percent(finding: Finding, near: Collection[str] = ()) -> str:
+    """How much higher the loss was at the end, with its interval; no percentage of a loss near 0."""
+    if finding.network in near:
+        return "n/a, near 0"
     return f"{finding.gap:+.1f} [{finding.gap_low:+.1f}, {finding.gap_high:+.1f}] %"
 
 
@@ -142,9 +145,15 @@ def beside(best: Way, others: Sequence[Way]) -> str:
     return ", ".join([*shown, *([f"{more} more"] if more > 0 else [])]) or "none"
 
 
-def write_table(page: Path, found: Sequence[Finding]) -> None:
+def ends_near_zero(study: Study, finished: Mapping[str, Record], where: Mapping[str, Any] | None = None) -> bool:
+    """Whether some seed of some cell without delay, of those with these settings, ends at a test loss near 0."""
+    alone = [cell for cell in study.cells if cell.reference is None and (where or {}).items() <= cell.settings.items()]
+    return any(near_zero(final_records(cell, finished)) for cell in alone)
+
+
+def write_table(page: Path, found: Sequence[Finding], near: Collection[str] = ()) -> None:
     """Put the table where a page has its marks. Raises ValueError for a page without them."""
-    markdown.write_between(page, "advice", table(found))
+    markdown.write_between(page, "advice", table(found, near))
 
 
 def write_findings(path: Path, found: Sequence[Mapping[str, Any]]) -> None:
