@@ -4,6 +4,7 @@ import dataclasses
 import importlib
 import json
 import math
+import re
 import shutil
 import signal
 import statistics
@@ -27,7 +28,7 @@ def harness(monkeypatch):
     monkeypatch.syspath_prepend(FINDINGS)
     names = ("cells", "halving", "intervals", "store", "work", "results", "page", "again", "training")
     yield type("Harness", (), {name: importlib.import_module(f"harness.{name}") for name in names})
-    own = {"harness", *(path.stem for path in FINDINGS.glob("*.py"))}
+    own = {path.parent.name if path.stem == "__init__" else path.stem for path in FINDINGS.glob("**/*.py")}
     for name in [name for name in sys.modules if name.split(".")[0] in own]:
         del sys.modules[name]
 
@@ -90,6 +91,29 @@ def test_intervals_are_students(harness):
     assert harness.intervals.quantile(3) == 4.303  # as rules.md has it
     with pytest.raises(statistics.StatisticsError):
         harness.intervals.interval([1.0])  # one value has no interval
+
+
+def test_a_value_that_all_seeds_have_is_shown_as_one(harness):
+    """Of a quantised measure, such as errors of few images: no width would look like certainty."""
+    ends, same = importlib.import_module("harness.end_tables"), harness.intervals.interval([0.1 - 0.08, 0.02, 0.02])
+    assert str(same) == "0.02 in every run"
+    assert ends.plus_minus(same) == "2.0 in every run"
+    assert ends.points(harness.intervals.interval([2.0, 2.0])) == "+2.0 in every run"
+    assert str(harness.intervals.interval([2.0, 2.1])) == "2.05 [1.41, 2.69]"
+
+
+def test_a_loss_near_0_has_no_percentage(harness):
+    """One seed of the reference below 0.1 nats is enough: then the difference stands there."""
+    ends, finals = importlib.import_module("harness.end_tables"), harness.halving.Finals
+
+    def cell(*losses):
+        records = [{"curve": [[9, None, loss, 0.5], [10, None, loss, 0.5]], "diverged": None} for loss in losses]
+        return finals(dict(enumerate(records)), 2)
+
+    assert ends.above(cell(1.1, 1.1), cell(0.1, 0.11)) == "950 [315, 1.59e+03]"
+    assert ends.above(cell(1.1, 1.1), cell(0.1, 0.09)) == "1 [0.941, 1.07] nats"
+    assert ends.above(cell(1.1, 1.21), cell(1, 1.1), sign=True) == "10 % in every run"
+    assert ends.above(cell(1.1), cell(0.1, 0.09)) == ""
 
 
 def test_ratios_are_formed_seed_by_seed(harness):
@@ -193,6 +217,8 @@ def test_the_page_is_made_of_the_store(harness, study, tmp_path):
     assert "| at most 1.05 | **missed** | cured |" in page
     assert "Not finished" not in page
     assert "| late | 0.05: " in page
+    assert "Means of three seeds at the best rate" in page
+    assert "Validation loss after half of the steps, seed 0, at each rate" in page
     harness.page.write_page(study, store.read(), tmp_path)
     assert (tmp_path / "README.md").read_text() == page
     assert (tmp_path / "figure.svg").read_text().count("<circle") == 2
@@ -304,6 +330,10 @@ def test_a_rate_that_the_rules_fix_has_no_first_rung_and_later_seeds_come_last(h
     found = harness.results.result(two, runs, fixed)
     assert found.complete
     assert found.ratio.mean > 1
+    page = harness.page.page(two, runs)
+    assert "Means of four seeds" in page
+    assert "the smallest ratio of four seeds" in " ".join(page.split())
+    assert "Validation loss after 10 steps, seed 0" in page
 
 
 def test_a_run_is_measured_as_plain_training(harness, monkeypatch):
@@ -409,7 +439,7 @@ def test_the_slides_are_answered_by_their_verdicts(harness):
     assert "not to be told by three seeds: 1 (number words, PipeMare 4)." in page
     assert "against PB better, against no delay undecided." in page
     assert "| digits, PipeMare 4 | 400 | 50 | 1 | 0.3010 | 30.1 ± 0.2 | stands for PipeMare |" in page
-    assert "| digits, SpecTrain | 20.1 ± 0.2 | +10.0 [+10.0, +10.0] | worse | better than digits, PipeDream |" in page
+    assert "| digits, SpecTrain | 20.1 ± 0.2 | +10.0 in every run | worse | better than digits, PipeDream |" in page
     assert "main.py slides --jobs 2" in page
     lost = next(key for key in finished if key.startswith("digits, SpecTrain") and "seed 2" in key)
     assert "Not answered yet" in slides.sections({key: run for key, run in finished.items() if key != lost})
@@ -421,9 +451,9 @@ def test_the_slides_are_answered_by_their_verdicts(harness):
 
 def test_users_read_what_the_package_has(harness):
     """The table of "Which method?" is the file's, and its rows are what each word stands for."""
-    advice = importlib.import_module("harness.advice")
+    advice, main = importlib.import_module("harness.advice"), importlib.import_module("main")
     page = (FINDINGS.parents[1] / "docs/which-method.md").read_text(encoding="utf-8")
-    assert advice.table(findings()) in page
+    assert advice.table(findings(), main.networks_near_zero()) in page
     said = advice.words(findings())
     assert said in page
     assert said in (FINDINGS.parents[1] / "README.md").read_text(encoding="utf-8")
@@ -433,14 +463,46 @@ def test_users_read_what_the_package_has(harness):
             assert f"`{stretto.advised(word, optimizer, stages)}`" in row.split(" | ")[3]
 
 
+def test_no_percentage_of_a_loss_near_0_is_advised(harness):
+    """ResNet-20 in batches of 8, a seed of which ends below 0.1 nats, where PipeMare's loss is 14 times as high."""
+    advice, main = importlib.import_module("harness.advice"), importlib.import_module("main")
+    near = main.networks_near_zero()
+    assert near == {"ResNet-20, batches of 8"}
+    (worst,) = (each for each in findings() if each.network in near and each.method.endswith("warmup=100)"))
+    assert advice.percent(worst, near) == "n/a, near 0"
+    assert advice.percent(worst).startswith("+1312")
+
+
 def test_a_page_without_marks_is_refused(harness, tmp_path):
-    advice = importlib.import_module("harness.advice")
+    markdown = importlib.import_module("harness.markdown")
     (tmp_path / "page.md").write_text("<!-- advice -->\nold\n<!-- end -->\n<!-- advice -->\n")
-    advice.write_between(tmp_path / "page.md", "advice", "new")
+    markdown.write_between(tmp_path / "page.md", "advice", "new", blank="")
     assert (tmp_path / "page.md").read_text() == "<!-- advice -->\nnew\n<!-- end -->\n<!-- advice -->\n"
     (tmp_path / "page.md").write_text("nothing\n")
     with pytest.raises(ValueError, match="0 places"):
-        advice.write_between(tmp_path / "page.md", "advice", "new")
+        markdown.write_between(tmp_path / "page.md", "advice", "new", blank="")
+
+
+def test_the_gallery_has_what_the_stores_say(harness):
+    """Its cards are those that the command writes today, and every claim stands there once."""
+    main, gallery = importlib.import_module("main"), importlib.import_module("sections.gallery")
+    stores = {study.name: main.stores_of(study.name) for card in gallery.CARDS for study in card.studies}
+    text = gallery.gallery(stores)
+    assert text in main.GALLERY.read_text(encoding="utf-8")
+    claims = re.findall(r"^- (.*?): \*\*", " ".join(text.split("\n")).replace(" - ", "\n- "), re.MULTILINE)
+    assert len(claims) == len(set(claims)) > 25
+    assert "**missed**; 32 stages, AdamW, stash, rates / delay: > 1.55; 32 stages, AdamW, stash: > 1.55." in " ".join(
+        text.split()
+    )
+
+
+def test_claims_of_several_studies_are_one(harness):
+    gallery = importlib.import_module("sections.gallery")
+    missed, less = ["missed", "missed"], ["less", "open"]
+    together = [gallery._together(words) for words in (missed, ["missed", "reached"], ["missed", "undecided"])]
+    assert together == ["missed", "reached", "undecided"]
+    alike = [gallery._all(words) for words in (less, ["less", "undecided"], ["**missed**"], ["open"])]
+    assert alike == ["less", "mixed", "missed", "open"]
 
 
 def test_the_final_trial_reports_what_the_advice_was(harness):

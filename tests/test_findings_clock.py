@@ -108,7 +108,7 @@ def test_the_page_by_the_clock_is_made_of_runs_and_launches(harness):
 
     page = harness.page.page(study, runs, made_up_launches(study, seconds_of))
     assert "Not finished" not in page
-    told = "3.33 [3.33, 3.33] as one process, 3.33 [3.33, 3.33] as DistributedDataParallel, 1.67 [1.67, 1.67] as 1f1b, "
+    told = "3.33 in every run as one process, 3.33 in every run as DistributedDataParallel, 1.67 in every run as 1f1b, "
     assert f"| **reached** | local: {told}" in page
     assert "| local, `chunked(chunks=4)` | 121 [" in page
     assert "undecided (more processes than cores) | 0.10 |" in page.split("### B, 4 processes, loopback")[1]
@@ -157,15 +157,15 @@ def test_the_page_of_the_lecture_is_made_of_runs_and_launches(harness):
             launches[each.key]["figures"]["bytes"] = parts.bytes_by_formula("data")
     page = harness.page.page(study, runs, launches)
     assert "Not finished" not in page
-    even = "1010 [985, 1040] | 1 [1, 1], undecided | 1 [1, 1], undecided"
-    assert f"| 2 | 505 [493, 518] | 2 [2, 2], faster | 2 [2, 2], faster | {even} | 0.10 |" in page
-    assert "| 4 | 252 [246, 259] | 4 [4, 4], undecided (more processes than cores) | " in page
+    even = "1010 [985, 1040] | 1 in every run, undecided | 1 in every run, undecided"
+    assert f"| 2 | 505 [493, 518] | 2 in every run, faster | 2 in every run, faster | {even} | 0.10 |" in page
+    assert "| 4 | 252 [246, 259] | 4 in every run, undecided (more processes than cores) | " in page
     assert "| 1 of 2 threads | 1010 [985, 1040] |  |  | " in page
-    assert "| 1 | 2020 [1970, 2070] | 2220 | 10 [10, 10] | 50 | 50 | " in page
+    assert "| 1 | 2020 [1970, 2070] | 2220 | 10 in every run | 50 | 50 | " in page
     assert "Mean error of the prediction 10.0 %, the largest 10.0 %" in page
     assert "| data | 109,643,232 | 109,643,232 | equal |" in page
     assert "| operator | 7; 7; 7 | 17,021,440 | **not equal** |" in page
-    assert page.count("| 0.5 [0.5, 0.5], sooner | soonest by its mean |") == len(parts.LINKS)
+    assert page.count("| 0.5 in every run, sooner | soonest by its mean |") == len(parts.LINKS)
 
 
 def test_the_formula_of_bytes_has_the_layers_of_alexnet(harness):

@@ -53,24 +53,26 @@ STUDY = Study(
     metric="error",
     baseline="all-reduce",
     answer=(
-        "**Over narrow links local SGD wins.** At all-reduce's test error it is 3.4 times as soon over 400 Mbit/s, "
-        "5.5 over 100, 6.8 over 20; over loopback they cannot be told apart, and by steps nowhere. The parameter "
-        "server is later everywhere, 2.3 to 2.4 times: its two replicas send gradients and take back weights, one "
-        "after the other; its steps, 1.35 times all-reduce's by the mean, are not told from them.",
-        "**Two processes gain nothing over one with two threads** in spatial parallelism: a step of AlexNet takes "
-        "569 ms on two slabs, 318 ms in one process with both cores, 531 with one. Bytes of data and operator "
-        "parallelism are those of the formulas, to the byte. Steps are predicted with a mean error of 14 % over "
-        "batches of 1 to 256, on a machine whose own launches differ by 5 to 53 %; a batch of 64 has 78 % of the "
+        "**Over narrow links local SGD wins.** At the test error that every seed of all-reduce has by step 360 it is "
+        "3.3 times as soon over 400 Mbit/s [1.9, 5.8], 5.4 over 100 [3.1, 9.2], 6.7 over 20 [3.9, 11]; over loopback "
+        "they cannot be told apart, and by steps nowhere. The parameter server is later everywhere, by a factor of "
+        "2.3 to 2.4: its two replicas send gradients and take back weights, one after the other; its steps, 1.37 "
+        "times all-reduce's by the mean, are not told from them.",
+        "**Two processes are slower than one with two threads** in spatial parallelism: a step of AlexNet takes 569 "
+        "ms on two slabs, 318 ms in one process with both cores, 531 with one, which is not told from two slabs. "
+        "Bytes of data and operator parallelism are those of the formulas, to the byte. Steps are predicted with a "
+        "mean error of 14 % over batches of 1 to 256, at most 45 %; the machine's own times vary so much that only "
+        "one of the 18 errors, that of the MLP's single examples, is told from 0. A batch of 64 has 78 % of the "
         "utilisation of 256 (MLP), batches of 8 to 128 have 86 to 101 % (CNN).",
     ),
     setting=(
         "Cells: the MLP of 8 layers of 256 on the first 10,000 training images of MNIST, two replicas with half of "
-        "each minibatch of 64, SGD without momentum at a constant rate, 624 steps, the cut-off at step 360 of "
-        "all-reduce, by test error on all 10,000 test images: [rules](../../rules.md), study 4. Timed parts: processes "
-        "of one thread each, pinned to cores in turn, gloo, figures of three launches of each configuration, in turns. "
-        "Evaluated every 24 steps, when the replicas of local SGD have just been merged. Two equal replicas take turns "
-        "at the parameter server, so that gradients are at most one update old: the bound of 4 is never reached, and "
-        "the row is asynchronous SGD with a delay of one."
+        "each minibatch of 64, SGD without momentum at a constant rate, 624 steps; the cut-off is the "
+        "error on all 10,000 test images that every seed of all-reduce has reached by step 360: "
+        "[rules](../../rules.md), study 4. Timed parts: processes of one thread each, pinned to cores in turn, gloo, "
+        "figures of three launches of each configuration, in turns. Evaluated every 24 steps, when the replicas of "
+        "local SGD have just been merged. Two equal replicas take turns at the parameter server, so that gradients are "
+        "at most one update old: the bound of 4 is never reached, and the row is asynchronous SGD with a delay of one."
     ),
     launches=LAUNCHES,
     clock=clock,

@@ -3,6 +3,7 @@
 OMP_NUM_THREADS=1 python experiments/findings/main.py depth --data FOLDER [--jobs 2]
 OMP_NUM_THREADS=1 python experiments/findings/main.py lecture --launch
 python experiments/findings/main.py advice
+python experiments/findings/main.py gallery
 """
 
 import argparse
@@ -17,11 +18,12 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))  # also in the processes that this one starts
 
-from harness.advice import entries, table, words, write_between, write_findings  # noqa: E402
+from harness.advice import ends_near_zero, entries, table, words, write_findings  # noqa: E402
 from harness.again import train_again  # noqa: E402
-from harness.cells import Study  # noqa: E402
+from harness.cells import Record, Study  # noqa: E402
 from harness.halving import next_runs, runs_left  # noqa: E402
 from harness.launches import launches_left, make_launches  # noqa: E402
+from harness.markdown import write_between  # noqa: E402
 from harness.page import write_page  # noqa: E402
 from harness.store import Store  # noqa: E402
 from harness.work import work  # noqa: E402
@@ -31,7 +33,8 @@ from stretto.methods.findings import Finding  # noqa: E402
 
 PAGES = HERE / "pages"
 FINDINGS = HERE.parents[1] / "src/stretto/methods/findings.json"
-PAGE, README = HERE.parents[1] / "docs/which-method.md", HERE.parents[1] / "README.md"
+PAGE, GALLERY = (HERE.parents[1] / "docs" / name for name in ("which-method.md", "gallery.md"))
+README = HERE.parents[1] / "README.md"
 ADVISING = (
     ("depth", "a decoder of 32 thin blocks", None, None),
     ("depth_ideas", "a decoder of 32 thin blocks", None, None),
@@ -65,10 +68,31 @@ def write_advice() -> str:
         found += entries(study_called(name), Store(PAGES / name / "runs.jsonl").read(), *of)
     write_findings(FINDINGS, found)
     known = [Finding(**entry) for entry in found]
-    write_between(PAGE, "advice", f"\n{table(known)}")
+    write_between(PAGE, "advice", table(known, networks_near_zero()))
     for page in (PAGE, README):
-        write_between(page, "words", words(known))
+        write_between(page, "words", words(known), blank="")
     return f"{FINDINGS.name}: {len(found)} methods of {', '.join(dict.fromkeys(name for name, *_ in ADVISING))}"
+
+
+def networks_near_zero() -> set[str]:
+    """The networks of the advice whose losses end near 0."""
+    return {
+        network for name, network, _, where in ADVISING if ends_near_zero(study_called(name), stores_of(name)[0], where)
+    }
+
+
+def write_gallery() -> str:
+    """Write the verdicts of the gallery from all stores; say how many studies they are of."""
+    from sections.gallery import CARDS, gallery
+
+    stores = {study.name: stores_of(study.name) for card in CARDS for study in card.studies}
+    write_between(GALLERY, "findings", gallery(stores))
+    return f"{GALLERY.name}: verdicts of {len(stores)} studies"
+
+
+def stores_of(name: str) -> tuple[dict[str, Record], dict[str, Record]]:
+    """A study's finished runs and launches, by key."""
+    return Store(PAGES / name / "runs.jsonl").read(), Store(PAGES / name / "launches.jsonl").read()
 
 
 def main() -> None:
@@ -77,7 +101,7 @@ def main() -> None:
     parser.add_argument(
         "study",
         help="the name of a file beside this one, without .py; or advice: from all runs that there are, write the file "
-        "of the package that method='async', 'local' and plans rest on",
+        "of the package that method='async', 'local' and plans rest on; or gallery: the verdicts of docs/gallery.md",
     )
     parser.add_argument("--data", help="the folder with the study's data; its own default unless given")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time, a process of one thread each")
@@ -97,6 +121,9 @@ def main() -> None:
         parser.error(f"--jobs {chosen.jobs}: at least 1")
     if chosen.study == "advice":
         print(write_advice())
+        return
+    if chosen.study == "gallery":
+        print(write_gallery())
         return
     study = study_called(chosen.study)
     if chosen.data is not None and not study.needs_data:

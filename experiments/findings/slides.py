@@ -306,26 +306,32 @@ STUDY = Study(
     needs_data=False,
     added=ADDED,
     answer=(
-        "**SpecTrain ends lowest of the cures on digits**, in batches of 8: 2.0 points above no delay in each of "
-        "the three seeds, and later. PipeMare stays within three points of no delay from step 160 to 320, while its "
-        "T1 divides rates by the delay, and climbs as that division fades: at its best setting to 44 %. Its rates "
-        "are chosen after half the steps, when T1 still acts; but at smaller rates, added for this, it does the "
-        "same: a ninth of the rate keeps up to step 360 (4.8 %, one seed) and ends at 30 %. Of the other settings "
-        "one has two diverged seeds, one has one.",
-        "**With updates of one example** SC + LWP is the one cure that ends better than PB, the same schedule "
-        "without a cure (13 %; PB 33 %). None can be told from no delay by the test error: SpecTrain ends within "
-        "2.6 points of it, of the others three seeds tell less. SC alone, PipeDream and PB alone are later than no "
-        "delay.",
+        "**SpecTrain ends lower than PipeMare on digits**, in batches of 8: 5.3 % and 44 %. It is 2.0 points above no "
+        "delay in every run (7 of 355 images), later, and three seeds do not tell it from PipeDream, the "
+        "same delay without it. PipeMare's mean stays within about three points of no delay's from step 160 to 320, "
+        "while its T1 divides rates by the delay, and climbs as that division fades. Its rates are chosen after half "
+        "the steps, when T1 still acts; but at smaller rates, added for this, it does the same: a ninth of the rate "
+        "keeps up to step 360 (4.8 %, one seed) and ends at 30 %. Of the other settings one has two diverged seeds, "
+        "one has one.",
+        "**With updates of one example** SC + LWP is the one cure that ends better than PB, the same schedule without "
+        "a cure (13 %; PB 33 %), and comes sooner to no delay's loss than PB does. By the test error none can be "
+        "told from no delay: SpecTrain ends within 2.6 points of it, of the others three seeds tell less. By steps "
+        "SpecTrain is sooner than no delay (0.43 times [0.23, 0.79]; its best rate lies at the edge of the grid) and "
+        "than PipeDream; SC alone, PipeDream and PB alone are later than no delay.",
         "**On number words with AdamW** PB and PipeDream end worse than no delay, by 59 and 50 points. PipeMare's "
-        "best setting ends at 59 %, better than PB (79 %), and three seeds do not tell it from no delay (20 %). "
-        "Ratios of steps are not known there, since one seed of no delay never comes to the mean of the three at "
-        "step 360; their verdicts are open.",
+        "best setting ends at 59 %, better than PB (79 %), and three seeds do not tell it from no delay (20 %). No "
+        "seed of any of these cells comes to no delay's loss in 400 steps, which makes PipeDream and PipeMare's best "
+        "setting later; PB and the other settings end too early to tell (more than 0.94 times).",
+        "**Verdicts by steps changed with the [mended rules](../../rules.md#rules-mended)**, with all runs known, so "
+        "that they are no tests: those of SpecTrain and of SC + LWP above were undecided, those of number words open, "
+        "since one seed of no delay never came to the mean of the three; PB and PipeMare's settings 1, 2 and 4 on "
+        "digits were later, and are undecided.",
     ),
     setting=(
         "ResNet-20 with group norm in 34 stages on digits, updates of one example (1400 steps) and batches of 8 (400 "
         "steps), SGD; an encoder and a decoder of six layers each in 32 stages on number words, batches of 32, AdamW, "
-        "400 steps: [rules](../../rules.md), study 2. Data are made by the package. The cut-off is the reference's "
-        "loss at 90 % of the steps.\n\n"
+        "400 steps: [rules](../../rules.md), study 2. Data are made by the package. The cut-off is the loss "
+        "that every seed of no delay has reached by 90 % of the steps.\n\n"
         "What the rules leave open is read so: rates are constant, there is no clipping and no weight decay; SGD has "
         "momentum 0.9 (of updates of one example 0.9 and the rate are those at batches of 128, scaled), AdamW betas of "
         "0.9 and 0.999, as `experiments/studies` has it. No delay is the network in one stage. Evaluated ten times, on "

@@ -79,6 +79,14 @@ def _best(times: Mapping[str, Interval], *, synchronous: bool, complete: int) ->
 
 def _claims(study: Study, methods: Chosen, runs: Records, launches: Records, links: Links) -> str:
     """The figure, and what the same setting comes to over other links."""
+    rows = [[text, f"**{verdict}**", told] for text, verdict, told in claim_rows(study, methods, runs, launches, links)]
+    return table(("figure", "verdict", "way and times as soon"), rows)
+
+
+def claim_rows(
+    study: Study, methods: Chosen, runs: Records, launches: Records, links: Links = LINKS
+) -> list[tuple[str, str, str]]:
+    """The figure in each place, what became of it, and how many times as soon which way is."""
     rows = []
     letter, processes, fixed = CLAIMED
     reference = study.cell(f"{letter}, synchronous")
@@ -91,8 +99,8 @@ def _claims(study: Study, methods: Chosen, runs: Records, launches: Records, lin
         verdict, told = "not finished", ""
         if ours is not None and times.keys() >= {*SYNCHRONOUS}:
             verdict, told = _judged(study, runs, ours, timed, reference)
-        rows.append([f"{place}: {text if link == fixed else 'the same, no figure'}", f"**{verdict}**", told])
-    return table(("figure", "verdict", "way and times as soon"), rows)
+        rows.append((f"{place}: {text if link == fixed else 'the same, no figure'}", verdict, told))
+    return rows
 
 
 def _judged(study: Study, runs: Records, ours: str, timed: Mapping[str, Timed], reference: Cell) -> tuple[str, str]:

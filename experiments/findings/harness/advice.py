@@ -2,9 +2,8 @@
 
 import json
 import math
-import re
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from harness import markdown
 from harness.cells import Record, Study
 from harness.halving import final_records
 from harness.intervals import Interval, geometric_error
-from harness.results import percent_above, ratio_to
+from harness.results import near_zero, percent_above, ratio_to
 from stretto.methods.advice import FAMILY_OF, Way, plain_name, soonest, ways
 from stretto.methods.findings import Finding
 
@@ -105,10 +104,11 @@ def rounded(value: float) -> float:
     return float(f"{value:.{DIGITS}g}")
 
 
-def table(found: Sequence[Finding]) -> str:
+def table(found: Sequence[Finding], near: Collection[str] = ()) -> str:
     """A Markdown table of what words stand for by optimizer and depth, and of the method that it was decided by.
 
-    That is the method that the word stands for, or else the one that comes nearest.
+    That is the method that the word stands for, or else the one that comes nearest. `near` are the networks whose
+    losses end so near 0 that the table says no percentage of them.
     """
     columns = (
         "`method=`", "optimizer", "stages", "stands for", "time to the loss, over `1f1b`", "steps to the loss",
@@ -123,15 +123,17 @@ def table(found: Sequence[Finding]) -> str:
             name = f"**`{best.method}`**" if best else f"`{plain_name(whole=False)}`; nearest: `{shown.method}`"
             rows.append([
                 f'`"{word}"`', optimizer, str(stages), name, shown.spread, shown.finding.spread, f"{shown.turn:.2f}",
-                percent(shown.finding), f"{shown.finding.memory:.1f}",
+                percent(shown.finding, near), f"{shown.finding.memory:.1f}",
                 f"{shown.finding.network}, {shown.finding.depth}",
                 beside(shown, [each for each in tried if each is not shown]),
             ])  # fmt: skip
     return markdown.table(columns, rows)
 
 
-def percent(finding: Finding) -> str:
-    """How much higher the loss was at the end, with its interval."""
+def percent(finding: Finding, near: Collection[str] = ()) -> str:
+    """How much higher the loss was at the end, with its interval; no percentage of a loss near 0."""
+    if finding.network in near:
+        return "n/a, near 0"
     return f"{finding.gap:+.1f} [{finding.gap_low:+.1f}, {finding.gap_high:+.1f}] %"
 
 
@@ -165,14 +167,10 @@ def meant(word: str, optimizer: str, found: Sequence[Finding]) -> list[str]:
     return [f"{f'from {stages} stages on ' if index else ''}`{name}`" for index, (stages, name) in enumerate(changes)]
 
 
-def write_between(page: Path, mark: str, written: str) -> None:
-    """Put text where a page has its marks. Raises ValueError for a page without them."""
-    marked = re.compile(rf"(<!-- {mark} -->\n).*?(<!-- end -->)", re.DOTALL)
-    text = page.read_text(encoding="utf-8")
-    new, number = marked.subn(lambda match: f"{match[1]}{written}\n{match[2]}", text)
-    if number != 1:
-        raise ValueError(f"{page}: {number} places between <!-- {mark} --> and <!-- end -->, not one")
-    page.write_text(new, encoding="utf-8")
+def ends_near_zero(study: Study, finished: Mapping[str, Record], where: Mapping[str, Any] | None = None) -> bool:
+    """Whether some seed of some cell without delay, of those with these settings, ends at a test loss near 0."""
+    alone = [cell for cell in study.cells if cell.reference is None and (where or {}).items() <= cell.settings.items()]
+    return any(near_zero(final_records(cell, finished)) for cell in alone)
 
 
 def write_findings(path: Path, found: Sequence[Mapping[str, Any]]) -> None:

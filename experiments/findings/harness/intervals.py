@@ -19,9 +19,16 @@ class Interval(NamedTuple):
     low: float
     high: float
 
+    @property
+    def is_one_value(self) -> bool:
+        """Whether all runs have the same value, as they may of a quantised measure: there is no spread to tell."""
+        return math.isclose(self.low, self.high, rel_tol=1e-9, abs_tol=1e-9)
+
     def __str__(self) -> str:
         if math.isinf(self.high):
             return f"> {self.low:.2f}"
+        if self.is_one_value:
+            return f"{self.mean:.3g} in every run"
         return f"{self.mean:.3g} [{self.low:.3g}, {self.high:.3g}]"
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from harness.cells import MOST_RUNS, Record, Study
-from harness.end_tables import plus_minus, shown
+from harness.end_tables import above, plus_minus, shown
 from harness.figure import figure
 from harness.halving import extensions, rung_run, runs_left, used_rates
 from harness.intervals import Interval
@@ -65,20 +65,29 @@ def _missing(
 def _claims(study: Study, found: Mapping[str, Result]) -> str:
     if not study.claims:
         return ""
+    rows = [[text, f"**{verdict}**", *told] for text, verdict, *told in claim_rows(study, found)]
+    return "## Figures to reach\n\n" + table(("figure", "verdict", "lowest cell", "its value"), rows)
+
+
+def claim_rows(study: Study, found: Mapping[str, Result]) -> list[list[str]]:
+    """Each claim, what became of it, the cell with the lowest value, and this value."""
     rows = []
     for claim in study.claims:
         best, value, _ = judged(claim, found)[0]
-        told = "not known yet" if value is None else f"{value}{' %' if claim.kind == 'gap' else ''}"
-        rows.append([claim.text, f"**{outcome(claim, found)}**", best.cell.name, told])
-    return "## Figures to reach\n\n" + table(("figure", "verdict", "lowest cell", "its value"), rows)
+        told = str(value)
+        if claim.kind == "gap" and best.cell.reference is not None:
+            told = above(best.records, found[best.cell.reference].records, sign=True)
+        told = "not known yet" if value is None else told
+        rows.append([claim.text, outcome(claim, found), best.cell.name, told])
+    return rows
 
 
 def _results(study: Study, found: Iterable[Result]) -> str:
     beside = any(cell.beside for cell in study.cells)
     text = (
         "## Every cell\n\n"
-        "Means of three seeds at the best rate, with the 95 % interval of the rules. *Ratio*: steps to the cut-off "
-        f"over those of the same optimizer with {study.baseline}"
+        f"Means of {seeds_told(study)} at the best rate, with the 95 % interval of the rules. *Ratio*: steps to the "
+        f"cut-off over those of the same optimizer with {study.baseline}"
         f"{'; *beside*: over those of the optimizer that is not rotated' if beside else ''}. "
         "Memory in numbers for each parameter: copies of the weights + the optimizer's. ms a step is CPU time in "
         "emulation; ~ marks a machine that was not quiet.\n\n"
@@ -87,6 +96,23 @@ def _results(study: Study, found: Iterable[Result]) -> str:
     ratios = ("ratio", "beside") if beside else ("ratio",)
     head = ("cell", "method", "best rate", "steps", *ratios, "last test loss", "test error, %", "memory", "ms")
     return text + table(head, rows)
+
+
+def seeds_told(study: Study) -> str:
+    """How many seeds its cells have, in words."""
+    few, most = (of(len(cell.seeds) for cell in study.cells) for of in (min, max))
+    words = {2: "two", 3: "three", 4: "four", 5: "five"}
+    told = [words.get(number, str(number)) for number in dict.fromkeys((few, most))]
+    return f"{' to '.join(told)} seeds"
+
+
+def _first(study: Study) -> str:
+    """Where the first rung ends, and with which seed."""
+    chosen = [cell for cell in study.cells if not cell.is_fixed]
+    half = all(2 * cell.rung == cell.steps for cell in chosen)
+    steps = ", ".join(map(str, sorted({cell.rung for cell in chosen})))
+    seeds = ", ".join(map(str, sorted({cell.seeds[0] for cell in chosen})))
+    return f"after {'half of the' if half else steps} steps, seed {seeds}"
 
 
 def _cells(each: Result, *, beside: bool) -> list[str]:
@@ -108,6 +134,8 @@ def _cells(each: Result, *, beside: bool) -> list[str]:
 
 
 def _plus_minus(loss: Interval) -> str:
+    if loss.is_one_value:
+        return f"{loss.mean:.4f} in every run"
     return f"{loss.mean:.4f} ± {loss.high - loss.mean:.4f}"
 
 
@@ -122,7 +150,7 @@ def _verdicts(study: Study, found: Mapping[str, Result]) -> str:
     text = (
         "## Verdicts\n\n"
         "*Sooner* and *later* only where intervals have no point in common. An interval without an upper end (>) "
-        "begins at the smallest ratio of three seeds, and has no level of 95 %.\n\n"
+        f"begins at the smallest ratio of {seeds_told(study)}, and has no level of 95 %.\n\n"
     )
     rows = [
         [each.cell.name, against_reference(each), *([against_uncured(each, found)] if cured else [])]
@@ -145,7 +173,7 @@ def _cutoffs(study: Study, finished: Mapping[str, Record]) -> str:
 def _rates(study: Study, finished: Mapping[str, Record]) -> str:
     text = (
         "## The first rung\n\n"
-        f"Validation loss after half of the steps, seed 0, at each rate; {extensions(study, finished)} runs extended "
+        f"Validation loss {_first(study)}, at each rate; {extensions(study, finished)} runs extended "
         f"grids. {len(finished)} runs of at most {MOST_RUNS} in all.\n\n"
     )
     rows = []

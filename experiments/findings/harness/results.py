@@ -17,6 +17,7 @@ PLACES = {"loss": TEST, "error": ERROR, "training": TRAINING}
 Records = Finals
 """The runs of rung 2 of a cell, by seed."""
 SOONER = ("sooner", "later")
+NEAR_ZERO = 0.1  # nats: of a loss below it pages say no percentage (rules.md, Pages)
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,11 @@ def last(records: Records | None, place: int = TEST) -> Interval | None:
 def percent_above(mine: Records | None, theirs: Records | None) -> Interval | None:
     """The last test loss above the other cell's, in %."""
     return _compared_ends(mine, theirs, TEST, lambda one, other: 100 * (one / other - 1))
+
+
+def near_zero(records: Records) -> bool:
+    """Whether the last test loss of some seed is so near 0 that a percentage of it says nothing."""
+    return bool(records) and sound(records) and min(ends(records)) < NEAR_ZERO
 
 
 def points_above(mine: Records | None, theirs: Records | None) -> Interval | None:

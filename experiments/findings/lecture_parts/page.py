@@ -64,7 +64,7 @@ def _spatial(launches: Launches) -> str:
                 step_time(spatial(*place), launches, part) for place in ((processes, threads), *SPATIAL[:2])
             )
             row.append(OPEN if own is None else own.shown)
-            row += ["" if processes == 1 else _speed_up(own, other) for other in others]
+            row += ["" if processes == 1 else speed_up(own, other) for other in others]
         rows.append([*row, "" if own is None else f"{own.others:.2f}"])
     return (
         f"### Spatial parallelism\n\nAlexNet on {SPATIAL_BATCH} random images of 3 x 128 x 128, slabs of rows on 2 "
@@ -75,7 +75,8 @@ def _spatial(launches: Launches) -> str:
     )
 
 
-def _speed_up(own: StepTime | None, alone: StepTime | None) -> str:
+def speed_up(own: StepTime | None, alone: StepTime | None) -> str:
+    """How many times as fast one configuration is as another, with the verdict."""
     if own is None or alone is None:
         return ""
     found = ratio(alone.seconds, own.seconds, dict.fromkeys(own.seconds, 0.0))
@@ -173,7 +174,8 @@ def _bytes(launches: Launches) -> str:
     )
 
 
-def _links(runs: Launches, launches: Launches) -> str:
+def link_rows(runs: Launches, launches: Launches) -> list[list[str]]:
+    """For each link and way: a step, the time to the error, how it lies to all-reduce's, whether it is the soonest."""
     import lecture
 
     study: Study = lecture.STUDY
@@ -190,13 +192,20 @@ def _links(runs: Launches, launches: Launches) -> str:
                  str(times.get(name, "")), _against(study, runs, ways.get(name), ways.get(reference.name)),
                  "soonest by its mean" if best == name else "", "" if step is None else f"{step.others:.2f}"]
             )  # fmt: skip
+    return rows
+
+
+def _links(runs: Launches, launches: Launches) -> str:
     return (
-        "### Time to the same test error over links\n\nSeconds to the error that all-reduce has at step 360: steps "
-        "from the runs, times seconds a step over the link, between hosts of one process each (network namespaces; "
-        "p: predicted from loopback and the bytes of a step, where such links are not allowed). Links have no delay "
-        "of their own. Intervals from both: half widths of logarithms as squares. *Sooner* and *later*, against "
-        "all-reduce on the same link, only where all of the ratio's interval lies beside 1.\n\n"
-        + table(("link", "way", "a step, ms", "seconds to the error", "against all-reduce", "", OTHERS), rows)
+        "### Time to the same test error over links\n\nSeconds to the error that every seed of all-reduce has by "
+        "step 360: steps from the runs, times seconds a step over the link, between hosts of one process each (network "
+        "namespaces; p: predicted from loopback and the bytes of a step, where such links are not allowed). Links have "
+        "no delay of their own. Intervals from both: half widths of logarithms as squares. *Sooner* and *later*, "
+        "against all-reduce on the same link, only where all of the ratio's interval lies beside 1.\n\n"
+        + table(
+            ("link", "way", "a step, ms", "seconds to the error", "against all-reduce", "", OTHERS),
+            link_rows(runs, launches),
+        )
     )
 
 
