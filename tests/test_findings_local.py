@@ -223,12 +223,12 @@ def test_the_page_of_chunks_tells_heads_from_local_losses(imported, monkeypatch,
     )
     page = tables.more(study.cells, runs)
     assert (
-        "| decoder | 500 | heads at 3, weight 1 (stands for heads) | 0.7 [0.7, 0.7] | 60 % | more than half |" in page
+        "| decoder | 500 | heads at 3, weight 1 (stands for heads) | 0.7 in every run | 60 % | more than half |" in page
     )
-    assert "| ResNet-20 | 2000 | 2 chunks | 0.5 [0.5, 0.5] | 100 % | more than half |" in page
-    assert "| decoder | 2000 | greedy | 1 [1, 1] | 0 % | less than half |" in page
+    assert "| ResNet-20 | 2000 | 2 chunks | 0.5 in every run | 100 % | more than half |" in page
+    assert "| decoder | 2000 | greedy | 1 in every run | 0 % | less than half |" in page
     # 1f1b with heads takes 2 s and 0.7 of the steps, chunks 1 s and 0.5; greedy, 0.5 s, never arrives
-    assert "soonest synchronous method | 0.357 [0.357, 0.357] | reached |" in page
+    assert "soonest synchronous method | 0.357 in every run | reached |" in page
     row = next(line for line in page.splitlines() if line.startswith("| decoder | 8 | 100Mbit | greedy |"))
     assert row.endswith("|  |  | > 0.28 | undecided |")  # 0.5 s for 2,000 steps over 2 s for 1,800
 
