@@ -1,6 +1,6 @@
-"""A convolution on two workers, each with half of the image, against one: see README.md in this folder.
+"""A convolution on two workers or four, each with a part of the image, against one: see README.md in this folder.
 
-OMP_NUM_THREADS=1 python benchmarks/spatial/main.py [--rounds 7] [--sizes 128 256 512] [--out FILE] [--picture FILE]
+OMP_NUM_THREADS=1 python benchmarks/spatial/main.py [--processes 2] [--rounds 7] [--sizes 128 256 512] [--out FILE]
 """
 
 import argparse
@@ -26,22 +26,33 @@ from stretto.measure.busy_cores import busy_seconds
 
 CHANNELS, KERNEL = 64, 3
 BATCHES = {128: 32, 256: 8, 512: 2}  # examples, by height and width: 134 MB an image of 64 channels, at each size
-ONE, HALVES, SPACE = "one worker", "two workers, halves that do not talk", "two workers, spatial"
+ONE, TWO_THREADS = "one worker", "one worker of two threads"
+HALVES, SPACE = "parts that do not talk", "spatial"
+GRIDS = {2: (2, 1), 4: (2, 2)}  # height x width, by processes
 BAR, BARRED = 1.7, 512
-LECTURE = {128: (1.7, 1.9), 256: (1.9, 2.3), 512: (2.2, 2.1)}  # its table: two V100 against one, batch 32
+LECTURE = {
+    2: {128: (1.7, 1.9), 256: (1.9, 2.3), 512: (2.2, 2.1)},
+    4: {128: (2.1, 2.8), 256: (3.2, 3.9), 512: (4.2, 4.7)},
+}  # its table by processes: V100 against one, batch 32
 PASSES = ("forward", "backward", "both")
 Times = dict[str, list[tuple[float, float]]]  # seconds of forward and backward in each round, by variant
 
 
 def start(rank: int, port: int, chosen: argparse.Namespace) -> None:
-    """One of the two processes."""
-    own = {"RANK": rank, "WORLD_SIZE": 2, "LOCAL_RANK": rank, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    """One of the processes."""
+    own = {
+        "RANK": rank,
+        "WORLD_SIZE": chosen.processes,
+        "LOCAL_RANK": rank,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+    }
     os.environ.update({name: str(value) for name, value in own.items()})
     os.environ.update(TORCHELASTIC_USE_AGENT_STORE="True", GLOO_SOCKET_IFNAME="lo")
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=timedelta(minutes=5))
-    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("height",))
+    mesh = init_device_mesh("cpu", GRIDS[chosen.processes], mesh_dim_names=("height", "width"))
     begin, before = time.perf_counter(), disturbance()
     times = {size: measure(size, batch, chosen.rounds, mesh) for size, batch in BATCHES.items() if size in chosen.sizes}
     others = (disturbance() - before) / (time.perf_counter() - begin)
@@ -52,27 +63,30 @@ def start(rank: int, port: int, chosen: argparse.Namespace) -> None:
 
 
 def measure(size: int, batch: int, rounds: int, mesh: DeviceMesh) -> Times:
-    """All variants, interleaved, in another order each round; a time is that of the slower process."""
+    """All variants, interleaved, in another order each round; a time is that of the slowest process."""
     torch.manual_seed(0)
     plain = nn.Conv2d(CHANNELS, CHANNELS, KERNEL, padding=KERNEL // 2)
     spatial = stretto.parallel.spatial(copy.deepcopy(plain), mesh)
     image = torch.randn(batch, CHANNELS, size, size)
     slab = stretto.parallel.scatter(image, mesh)
     check(plain, spatial, image[:1], mesh)
-    alone = (plain, image if dist.get_rank() == 0 else None)
-    variants: dict[str, tuple[nn.Module, Tensor | None]] = {ONE: alone, HALVES: (plain, slab), SPACE: (spatial, slab)}
+    alone = image if dist.get_rank() == 0 else None
+    variants: dict[str, tuple[nn.Module, Tensor | None, int]] = {
+        ONE: (plain, alone, 1), TWO_THREADS: (plain, alone, 2), HALVES: (plain, slab, 1), SPACE: (spatial, slab, 1),
+    }  # fmt: skip
     times: Times = {name: [] for name in variants}
     names = list(variants)
     for turn in range(rounds + 1):
-        for name in (*names[turn % 3 :], *names[: turn % 3]):
+        for name in (*names[turn % len(names) :], *names[: turn % len(names)]):
             taken = seconds(*variants[name])
             if turn:  # the first one warms up
                 times[name].append(taken)
     return times
 
 
-def seconds(module: nn.Module, x: Tensor | None) -> tuple[float, float]:
-    """Of one forward and one backward, on the slower process; x is None where this process has no part."""
+def seconds(module: nn.Module, x: Tensor | None, threads: int) -> tuple[float, float]:
+    """Of one forward and one backward, on the slowest process; x is None where this process has no part."""
+    torch.set_num_threads(threads)
     taken = torch.zeros(2, dtype=torch.float64)
     gradient = None if x is None else torch.ones_like(x)
     leaf = None if x is None else x.detach().requires_grad_()
@@ -137,8 +151,11 @@ def write(times: dict[int, Times], others: float, chosen: argparse.Namespace) ->
         print(f"{size}^2, batch {BATCHES[size]}")
         for name, row in rows.items():
             print(f"  {name:<40}" + "".join(f"{value:9.2f}" for value in row.values()))
-        print(f"  the lecture's two V100: {LECTURE[size][0]} forward, {LECTURE[size][1]} backward")
-    if BARRED in figures:
+        forward, backward = LECTURE[chosen.processes][size]
+        print(f"  the lecture's {chosen.processes} V100: {forward} forward, {backward} backward")
+    if chosen.processes > (os.cpu_count() or 1):
+        print("more processes than cores: they take turns, and nothing is concluded from these times")
+    elif BARRED in figures and chosen.processes == min(GRIDS):
         judge(figures)
     print(f"other programs used {others:.2f} cores meanwhile")
     machine = {"python": platform.python_version(), "torch": torch.__version__, "machine": platform.machine()}
@@ -150,7 +167,7 @@ def write(times: dict[int, Times], others: float, chosen: argparse.Namespace) ->
         "seconds": times,
     }
     chosen.out.write_text(json.dumps(result, indent=1) + "\n")
-    if set(figures) == set(BATCHES):
+    if set(figures) == set(BATCHES) and chosen.processes == min(GRIDS):
         draw(figures, chosen.picture)
 
 
@@ -166,18 +183,24 @@ def draw(figures: dict[int, dict[str, dict[str, float]]], path: Path) -> None:
     """Speed-up against size, ours beside the lecture's."""
     import altair as alt
 
-    sources = {"ours, two one-thread workers": SPACE, "halves that do not talk (ceiling)": HALVES}
+    sources = {
+        "ours, two one-thread workers": SPACE,
+        "halves that do not talk (ceiling)": HALVES,
+        "one worker of two threads": TWO_THREADS,
+    }
     rows = [
         {"size": f"{size}²", "pass": part, "speed-up": figures[size][name][f"{part}, times one worker"], "who": who}
         for size in BATCHES for part in PASSES[:2] for who, name in sources.items()
     ] + [
         {"size": f"{size}²", "pass": part, "speed-up": value, "who": "the lecture's table, two V100"}
-        for size, pair in LECTURE.items() for part, value in zip(PASSES, pair, strict=False)
+        for size, pair in LECTURE[2].items() for part, value in zip(PASSES, pair, strict=False)
     ]  # fmt: skip
     who = [*sources, "the lecture's table, two V100"]
-    color = alt.Color("who:N", title=None, scale=alt.Scale(domain=who, range=["#d55e00", "#747b87", "#0072b2"]),
-                      legend=alt.Legend(orient="bottom", columns=3, labelLimit=300))  # fmt: skip
-    dash = alt.StrokeDash("who:N", title=None, legend=None, scale=alt.Scale(domain=who, range=[[1, 0], [2, 3], [6, 3]]))
+    color = alt.Color("who:N", title=None, scale=alt.Scale(domain=who, range=["#d55e00", "#747b87", "#009e73", "#0072b2"]),
+                      legend=alt.Legend(orient="bottom", columns=2, labelLimit=300))  # fmt: skip
+    dash = alt.StrokeDash(
+        "who:N", title=None, legend=None, scale=alt.Scale(domain=who, range=[[1, 0], [2, 3], [4, 2], [6, 3]])
+    )
     base = alt.Chart(alt.Data(values=rows)).encode(
         x=alt.X("size:O", title="image, pixels", sort=[f"{size}²" for size in BATCHES], axis=alt.Axis(labelAngle=0)),
         y=alt.Y("speed-up:Q", title="times one worker", scale=alt.Scale(domain=[1, 2.4], clamp=True)),
@@ -192,11 +215,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--sizes", type=int, nargs="+", choices=BATCHES, default=list(BATCHES))
-    parser.add_argument("--out", type=Path, default=here / "result.json")
+    parser.add_argument("--processes", type=int, choices=GRIDS, default=min(GRIDS))
+    parser.add_argument("--out", type=Path, help="result.json beside this file; with four processes result-4.json")
     parser.add_argument("--picture", type=Path, default=here / "speedup.svg")
     chosen = parser.parse_args()
+    chosen.out = chosen.out or here / ("result.json" if chosen.processes == min(GRIDS) else "result-4.json")
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    mp.spawn(start, (store.port, chosen), nprocs=2, daemon=True)
+    mp.spawn(start, (store.port, chosen), nprocs=chosen.processes, daemon=True)
 
 
 if __name__ == "__main__":
