@@ -196,11 +196,10 @@ def draw(figures: dict[int, dict[str, dict[str, float]]], path: Path) -> None:
         for size, pair in LECTURE[2].items() for part, value in zip(PASSES, pair, strict=False)
     ]  # fmt: skip
     who = [*sources, "the lecture's table, two V100"]
-    color = alt.Color("who:N", title=None, scale=alt.Scale(domain=who, range=["#d55e00", "#747b87", "#009e73", "#0072b2"]),
+    colors, dashes = ["#d55e00", "#747b87", "#009e73", "#0072b2"], [[1, 0], [2, 3], [4, 2], [6, 3]]
+    color = alt.Color("who:N", title=None, scale=alt.Scale(domain=who, range=colors),
                       legend=alt.Legend(orient="bottom", columns=2, labelLimit=300))  # fmt: skip
-    dash = alt.StrokeDash(
-        "who:N", title=None, legend=None, scale=alt.Scale(domain=who, range=[[1, 0], [2, 3], [4, 2], [6, 3]])
-    )
+    dash = alt.StrokeDash("who:N", title=None, legend=None, scale=alt.Scale(domain=who, range=dashes))
     base = alt.Chart(alt.Data(values=rows)).encode(
         x=alt.X("size:O", title="image, pixels", sort=[f"{size}²" for size in BATCHES], axis=alt.Axis(labelAngle=0)),
         y=alt.Y("speed-up:Q", title="times one worker", scale=alt.Scale(domain=[1, 2.4], clamp=True)),
