@@ -29,7 +29,7 @@ GROUPS = {
     "doors": "doctor cli lightning transformers",
 }
 ORDER = [folder for folders in GROUPS.values() for folder in folders.split()]
-MOST_CODE_LINES = 60_500  # of src
+MOST_CODE_LINES = 60_900  # of src
 WITHOUT_TORCH = (
     "options",
     "mesh",

@@ -12,8 +12,8 @@ import pytest
 import stretto
 from pairwise import in_turn
 from stretto.schedule.lower import lower
+from stretto.schedule.pace import dependences
 from stretto.simulate import Link, Network, Transport, period, simulate, simulate_periodic
-from stretto.simulate.periodic import dependences
 
 ASYNCHRONOUS = ["pb", "pipedream", "pipedream-2bw", "paci(every=3)", "pipemare(recompute=2)"]
 SYNCHRONOUS = ["1f1b", "zb-h1"]

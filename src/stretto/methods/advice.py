@@ -17,6 +17,7 @@ from stretto.methods.table import METHODS, is_advised, method
 from stretto.options import checks
 from stretto.options.named import parse
 from stretto.schedule.draw import RESOLUTION, idle_share
+from stretto.schedule.pace import period
 
 PLAIN, WHOLE = "1f1b", "backprop"  # plain training as a pipeline, and where minibatches stay whole
 DEEPEST = 16  # stages with as many micro-batches: with more of both, the shares of time hardly change
@@ -24,6 +25,7 @@ ALIKE = 1.1  # compute, or memory, within this factor counts as the same
 HEADS = ("head", "share_top")  # options that change no schedule; their compute is counted by itself
 ENOUGH = 8  # stages: a studied method that can be had there, or cuts minibatches there, does so on more, too
 LEAST = 4  # micro-batches within chunks
+UNITS = {"F": 1, "B": 2, "I": 1, "W": 1, "C": 1, "L": 1}  # the time of an action on each of the equal stages
 HALF = 0.5  # of the time two stages of a chunk idle
 FAMILY_OF: Mapping[str, Family] = {"async": "asynchronous", "local": "local"}
 KIND_OF = {"async": "stale gradients", "local": "local losses"}
@@ -170,13 +172,11 @@ def equal_stages(stages: int) -> Seconds:
 @cache
 def pace(name: str, stages: int) -> float:
     """`equal_stages` of a method by its name."""
-    from stretto.simulate import action_durations, period
-
     schedule, rules = method(name).plan(stages)
     if min(stages, schedule.per_turn) > DEEPEST:
         base, options = parse(name)
         schedule, rules = method(base, **{**options, "microbatches": DEEPEST}).plan(DEEPEST)
-    return period(schedule, rules, action_durations(schedule.num_stages)) / schedule.per_turn
+    return period(schedule, rules, lambda action: UNITS.get(action.kind, 0)) / schedule.per_turn
 
 
 def fits(name: str, stages: int, *, whole: bool) -> bool:

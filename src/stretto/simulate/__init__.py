@@ -6,9 +6,10 @@ Late messages are drawn by a seed for each minibatch, so plans are compared on t
 no period, and the mean over turns and draws takes its place.
 """
 
+from stretto.schedule.pace import period
 from stretto.simulate.memory import Ledger, ledgers
 from stretto.simulate.network import Link, Network, Transport
-from stretto.simulate.periodic import PeriodicTimeline, period, simulate_periodic
+from stretto.simulate.periodic import PeriodicTimeline, simulate_periodic
 from stretto.simulate.simulator import Durations, Noise, action_durations, simulate, unit_costs
 from stretto.simulate.timeline import Timeline
 
