@@ -13,7 +13,7 @@ from harness.cells import Record
 from harness.end_tables import shown
 from harness.halving import final_records
 from harness.markdown import table
-from harness.results import TEST, cutoff, ratio_at, scaled
+from harness.results import TEST, complete, cutoff, ratio_at, scaled
 from sections.chunk_tables import CLUSTER, seconds_a_step
 from sections.trial_networks import mixer, recurrent, separable
 from torch import nn
@@ -109,7 +109,7 @@ def more(finished: Mapping[str, Record]) -> str:
         cell, plain = (STUDY.cell(f"{network}, {optimizer}, {what}") for what in (word, "plain"))
         mine, theirs = final_records(cell, finished), final_records(plain, finished)
         where = [network, f"`{word}`", optimizer, f"{workers}", link or "one machine"]
-        if len(mine) < mine.wanted or len(theirs) < theirs.wanted:
+        if not (complete(mine) and complete(theirs)):
             rows.append([*where, "", "", "", "", "open"])
             continue
         named = next(iter(mine.values()))["resolved"]

@@ -5,6 +5,7 @@ them (`networks` below) on the cluster that `stretto calibrate` measured (`pages
 """
 
 import functools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -103,7 +104,7 @@ def _share(mine: Records | None, chunks: Records | None, plain: Records | None, 
 
 
 def times(cells: Sequence[Cell], finished: Mapping[str, Record], chosen: Mapping[str, Cell | None]) -> str:
-    """Simulated time to the test error of backprop with heads, and to backprop's test loss."""
+    """Simulated time to the test error of backprop with heads."""
     text = (
         "## By simulated time\n\n"
         f"A step's time with {CUT} micro-batches (`greedy` and `overlapping`: whole minibatches), one worker a machine "
@@ -141,16 +142,14 @@ def _timed(
     for name in methods:
         cell = SYNCHRONOUS.get(name, name)
         records[name] = reference if cell == "heads" else found.get(f"{network}, {cell}")
-    means = {name: _mean_time(records[name], cut, seconds[name]) for name in SYNCHRONOUS if name in methods}
-    best = min(means, key=lambda name: means[name])
+    steps = {name: _mean_steps(records[name], cut) for name in methods}
+    best = min((name for name in SYNCHRONOUS if name in methods), key=lambda name: steps[name] * seconds[name])
     rows, claim = [], None
     for name in methods:
-        arrived = {} if records[name] is None or cut is None else arrivals(records[name], ERROR, cut)
-        known = [step for step in arrived.values() if step is not None]
-        steps = sum(known) / len(known) if known and len(known) == len(arrived) else None
         over = _over(records[name], records[best], cut, seconds[name] / seconds[best])
         place = [network, f"{workers}", link or "in one machine", name, f"{1000 * seconds[name]:.1f}"]
-        taken = ["", ""] if steps is None else [f"{steps:.0f}", f"{steps * seconds[name]:.1f}"]
+        known = math.isfinite(steps[name])
+        taken = [f"{steps[name]:.0f}", f"{steps[name] * seconds[name]:.1f}"] if known else ["", ""]
         judged = ["", "soonest synchronous"] if name == best else [shown(over), against(over, 1, ("sooner", "later"))]
         rows.append([*place, *taken, *judged])
         if name == "2 chunks":
@@ -158,14 +157,11 @@ def _timed(
     return rows, claim
 
 
-def _mean_time(records: Records | None, cut: float | None, seconds: float) -> float:
-    """The mean time to the cut-off; infinite where it is not known or a seed never arrives."""
-    if records is None or cut is None:
-        return float("inf")
-    arrived = arrivals(records, ERROR, cut)
-    if not arrived or any(step is None for step in arrived.values()):
-        return float("inf")
-    return seconds * sum(step for step in arrived.values() if step is not None) / len(arrived)
+def _mean_steps(records: Records | None, cut: float | None) -> float:
+    """The mean steps to the cut-off; infinite where it is not known or a seed never arrives."""
+    arrived = [] if records is None or cut is None else [*arrivals(records, ERROR, cut).values()]
+    known = [step for step in arrived if step is not None]
+    return sum(known) / len(known) if known and len(known) == len(arrived) else math.inf
 
 
 def _over(mine: Records | None, theirs: Records | None, cut: float | None, seconds: float) -> Interval | None:

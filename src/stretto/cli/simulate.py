@@ -246,8 +246,7 @@ def simulate(
         return
     if pipeline.method is not None and not 0 <= times.latency < math.inf:
         raise UsageError(f"latency={times.latency:g}: a time is 0 or more")
-    layout = chosen_layout(pipeline, times, network, cluster)
-    prices = prices_of(times, network, layout, cluster)
+    layout, prices = chosen_layout(pipeline, times, network, cluster)
     timeline = prices.simulate(layout)
     facts = facts_of(layout, timeline, prices)
     write_files(layout, timeline, prices, output)
@@ -263,17 +262,19 @@ def simulate(
 
 def chosen_layout(
     pipeline: SimulatedPipeline, times: Times, network: SimulatedNetwork, cluster: str | None
-) -> MethodLayout:
-    """The schedule; "async" and "local" stand for the first at a loss by the times that are simulated."""
+) -> tuple[MethodLayout, ActionPrices]:
+    """The schedule, and what it takes; "async" and "local" stand for the first at a loss by the times simulated."""
     from stretto.methods.advice import advised
     from stretto.methods.table import is_advised
 
     if not is_advised(pipeline.method):
-        return pipeline.layout()
+        layout = pipeline.layout()
+        return layout, prices_of(times, network, layout, cluster)
+    known: dict[str, ActionPrices] = {}  # a network is prepared once for each method that is tried
 
     def seconds(chosen: "Method") -> float:
         layout = pipeline.layout(str(chosen))
-        prices = prices_of(times, network, layout, cluster)
+        prices = known[str(layout.method)] = prices_of(times, network, layout, cluster)
         turn, _ = prices.steady(layout)
         return turn.value if prices.batch_size is not None else turn.value / layout.schedule.per_turn
 
@@ -281,7 +282,8 @@ def chosen_layout(
         optimizer, whole = ("adamw", False) if network.model is None else network.traits(pipeline.layout("backprop"))
         return advised(word, optimizer, stages, whole=whole, seconds=seconds)
 
-    return pipeline.layout(advised_by=advised_by)
+    layout = pipeline.layout(advised_by=advised_by)
+    return layout, known.get(str(layout.method)) or prices_of(times, network, layout, cluster)
 
 
 def prices_of(times: Times, network: SimulatedNetwork, layout: MethodLayout, cluster: str | None) -> ActionPrices:

@@ -200,7 +200,7 @@ def advised(
     """The method that "async" or "local" stands for under an optimizer of the table, on so many stages.
 
     That is the studied method which reaches a loss first by simulated time, if its interval lies wholly below plain
-    training's; of several whose intervals meet, one that needs least memory; else plain training: 1f1b, or backprop
+    training's; of several whose intervals meet, the cheapest one (`soonest`); else plain training: 1f1b, or backprop
     where minibatches stay `whole`, as they do in a Trainer where stages have batch norms, by which each piece would be
     normalised by itself. "plain-sgd" is SGD without momentum, by which no method can predict weights. `seconds` tells
     the time of a minibatch under a method, that of equal stages with free messages unless given. Options are added to
@@ -290,9 +290,9 @@ def idle_chunks(chosen: Method, share: float) -> str | None:
     Stages take turns, in a chunk or in all, where minibatches stay whole: with more than two of them that is more than
     half the time.
     """
-    if chosen.advice is None or "microbatches" in chosen.options or chosen.plan(chosen.advice.stages)[0].per_turn > 1:
+    if chosen.advice is None or share <= HALF + RESOLUTION or "microbatches" in chosen.options:
         return None
-    if share <= HALF + RESOLUTION:
+    if chosen.plan(chosen.advice.stages)[0].per_turn > 1:
         return None
     within = " within a chunk" if chosen.name == "chunked" else ""
     return (

@@ -58,15 +58,6 @@ class Finding:
         """The ratio of steps; infinite where a seed never came to the loss."""
         return math.inf if self.ratio is None else self.ratio
 
-    def as_soon_as(self, other: "Finding") -> bool:
-        """Whether the intervals of the ratios have points in common, so that neither is known to take fewer steps."""
-        ends = [math.inf if each.high is None else each.high for each in (self, other)]
-        return self.low <= ends[1] and other.low <= ends[0]
-
-    def as_low_as(self, other: "Finding") -> bool:
-        """Whether the intervals of the last losses have points in common, so that neither is known to be lower."""
-        return self.gap_low <= other.gap_high and other.gap_low <= self.gap_high
-
     @property
     def spread(self) -> str:
         """The ratio with its interval, or what it is above."""
